@@ -1,0 +1,70 @@
+"""bench/compare's judgement, without starting anything.  Run: python3 -m unittest discover bench"""
+
+import unittest
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+loader = SourceFileLoader("compare", str(Path(__file__).parent / "compare"))
+compare = module_from_spec(spec_from_loader("compare", loader))
+loader.exec_module(compare)
+
+
+def result(step_ms=100.0, peak=(700.0, 720.0), before=(600.0, 600.0), losses=(7.0, 6.9), norms=(1.0, 1.1)):
+    return {
+        "tokens_per_s": 1e6 / step_ms,
+        "step_ms_median": step_ms,
+        "cpu_ms_per_step_per_rank": [80.0, 120.0],
+        "peak_rss_mb_per_rank": list(peak),
+        "rss_mb_before_model_per_rank": list(before),
+        "comm_bytes_per_step_per_rank": {"sent": [10, 12], "received": [12, 10]},
+        "losses": list(losses),
+        "grad_norms": list(norms),
+    }
+
+
+def judged(*rounds):
+    args = compare.parse_args(["--rounds", str(len(rounds))])
+    return compare.report(args, [dict(zip(("theirs", "ours", "bare"), r)) for r in rounds])
+
+
+class Judgement(unittest.TestCase):
+    def test_the_result_is_found_behind_a_rank_prefix_and_before_later_noise(self):
+        text = '[rank0]: {"losses": [1]}\n[rank1]: goodbye\n{not json}\n'
+        self.assertEqual(compare.result_line(text), {"losses": [1]})
+        self.assertIsNone(compare.result_line("nothing here\n"))
+
+    def test_ratios_are_taken_within_a_round_and_the_median_is_reported(self):
+        slow, fast = result(200.0), result(100.0)
+        r = judged((slow, fast, fast), (fast, fast, fast), (slow, slow, slow))
+        self.assertEqual([one["ratio_throughput"] for one in r["per_round"]], [2.0, 1.0, 1.0])
+        self.assertEqual((r["ratio_throughput"], r["verdict"]), (1.0, "ok"))
+
+    def test_memory_is_what_training_added_on_the_worst_rank(self):
+        lean = result(peak=(150.0, 160.0), before=(100.0, 100.0))
+        self.assertEqual(judged((result(), lean, result()))["ratio_peak_memory"], 0.5)
+
+    def test_cpu_time_is_that_of_all_ranks(self):
+        self.assertAlmostEqual(judged((result(), result()))["cpu_seconds_per_step"]["ours"], 0.2)
+
+    def test_a_strategy_without_bare_has_no_ratio_to_it(self):
+        self.assertIsNone(judged((result(), result()))["ratio_to_bare"])
+
+    def test_verdicts(self):
+        self.assertEqual([compare.verdict(x) for x in (1.0, 0.999, 0.97, 0.969)], ["ok", "close", "close", "miss"])
+
+    def test_a_wrong_gradient_scale_is_seen_though_losses_agree(self):
+        r = judged((result(), result(norms=(2.0, 2.2))))
+        self.assertEqual((r["max_loss_difference"], r["agrees"]), (0.0, False))
+        self.assertAlmostEqual(r["max_grad_norm_difference"], 1.0)
+
+    def test_nan_is_not_agreement(self):
+        self.assertFalse(judged((result(), result(losses=(7.0, float("nan")))))["agrees"])
+
+    def test_a_missing_step_is_not_agreement(self):
+        with self.assertRaisesRegex(compare.RunFailed, "losses: ours has 1 steps, theirs 2"):
+            judged((result(), result(losses=(7.0,))))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,46 @@
+//! `trainyard dry-run`: one rank of a job of any size, without memory for it.
+
+use clap::Args;
+
+use super::ConfigFile;
+use crate::engine;
+use crate::failure::Failure;
+
+/// Run one step of one rank on tensors without data and a group without peers
+///
+/// It is the code that trains, so what it counts is what happens: parameters, peak bytes by kind,
+/// collectives with their bytes, FLOPs. A model for 1024 ranks fits on a laptop.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R] [--json] [--SECTION.KEY VALUE]...",
+    after_help = "Example:\n  \
+    trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json"
+)]
+pub struct DryRun {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// How many ranks the job would have
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    world: u64,
+    /// Which of them to run
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    rank: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl DryRun {
+    /// Checks the arguments and becomes the engine.
+    pub fn execute(self, overrides: &[String]) -> Failure {
+        let (rank, world) = (self.rank, self.world);
+        if rank >= world {
+            return Failure::usage(format!("--rank {rank} is not in a world of {world}"))
+                .hint(format!("ranks count from 0 to {}", world - 1));
+        }
+        self.config
+            .check(overrides)
+            .err()
+            .unwrap_or_else(engine::hand_over)
+    }
+}

@@ -1,0 +1,60 @@
+//! The commands, one per file.
+
+mod bench;
+mod dry_run;
+mod run;
+mod torchrun;
+mod trace;
+mod train;
+mod verify;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use trainyard_config::Config;
+
+use crate::failure::Failure;
+
+/// What can be asked for.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Run(Box<run::Run>),
+    Train(train::Train),
+    DryRun(dry_run::DryRun),
+    Verify(verify::Verify),
+    Trace(trace::Trace),
+    Bench(bench::Bench),
+}
+
+impl Command {
+    /// Does it, with the config's keys changed as the overrides say.
+    pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
+        match self {
+            Command::Run(run) => run.execute(),
+            Command::Train(train) => Err(train.execute(overrides)),
+            Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
+            Command::Verify(verify) => Err(verify.execute(overrides)),
+            Command::Trace(trace) => trace.execute(),
+            Command::Bench(bench) => Err(bench.execute()),
+        }
+    }
+}
+
+/// A config file.
+#[derive(Debug, Args)]
+struct ConfigFile {
+    /// The config file; every key can be changed as in `--training.steps 100`
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+}
+
+impl ConfigFile {
+    /// Refuses a bad config here, in milliseconds, rather than in every rank's engine.
+    fn check(&self, overrides: &[String]) -> Result<(), Failure> {
+        match Config::load(&self.config, overrides) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failure::new(error)),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `trainyard run`: torchrun's job, on one machine.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use trainyard_elastic::{How, LaunchError, Outcome, launch};
+
+use super::torchrun::Torchrun;
+use crate::failure::Failure;
+
+/// Start N ranks of a program, watch them, and end them together
+///
+/// Takes torchrun's options and gives the ranks torchrun's environment, so programs written for
+/// torchrun run unchanged. Every line of output carries its rank. The first rank that fails ends
+/// the others and is named first; its exit code (128 plus the signal, if killed) becomes this
+/// program's.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
+    trainyard run --nproc-per-node auto train.py --lr 3e-4")]
+pub struct Run {
+    #[command(flatten)]
+    torchrun: Torchrun,
+}
+
+impl Run {
+    /// Runs the job to its end.
+    pub fn execute(self) -> Result<ExitCode, Failure> {
+        let job = self.torchrun.job()?;
+        let outcome = launch(&job).map_err(refusal)?;
+        let Some(report) = outcome.report() else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        let failure = Failure::new(report).with_code(outcome.exit_code());
+        Err(match hint(&outcome, job.output.log_dir.is_some()) {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        })
+    }
+}
+
+fn refusal(error: LaunchError) -> Failure {
+    let hint = match &error {
+        LaunchError::ProgramNotFound { .. } => "write `-- PROGRAM ARGS` after the options",
+        LaunchError::Log { .. } => "choose another --log-dir",
+        LaunchError::Port { .. } => "choose another --master-addr, or name a --master-port",
+        _ => return Failure::new(error),
+    };
+    Failure::new(error).hint(hint)
+}
+
+/// Where to look next, given how the first rank failed.
+fn hint(outcome: &Outcome, has_logs: bool) -> Option<&'static str> {
+    const SIGKILL: i32 = 9;
+    let first = outcome.ends.get(outcome.first_failure?)?;
+    match first.how {
+        How::Killed(SIGKILL) => {
+            Some("a SIGKILL that nobody sent is often the kernel's when memory is out: see dmesg")
+        }
+        _ if !has_logs => Some("--log-dir FOLDER keeps every rank's whole output in files"),
+        _ => None,
+    }
+}

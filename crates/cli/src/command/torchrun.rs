@@ -1,0 +1,355 @@
+//! torchrun's options, in both spellings, and the job they mean.
+//!
+//! What makes no difference on one machine is accepted and has no effect; what would make one and
+//! is not there yet is refused by name.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use trainyard_elastic::{Console, Job};
+
+use crate::failure::Failure;
+
+/// torchrun's options.
+#[derive(Debug, Args)]
+pub struct Torchrun {
+    /// How many ranks: a number, `cpu`, `gpu`, or `auto` (GPUs if there are any, else cores)
+    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1")]
+    nproc_per_node: String,
+    /// One machine, with a free port for the ranks to meet at (this is the default)
+    #[arg(long)]
+    standalone: bool,
+    /// How many machines: only 1 for now
+    #[arg(long, value_name = "1", default_value = "1")]
+    nnodes: String,
+    /// Which machine this is: only 0 for now
+    #[arg(long, alias = "node_rank", value_name = "0", default_value_t = 0)]
+    node_rank: usize,
+    /// How often to start again after a failure: only 0 for now
+    #[arg(long, alias = "max_restarts", value_name = "0", default_value_t = 0)]
+    max_restarts: usize,
+    /// Where the ranks meet
+    #[arg(
+        long,
+        alias = "master_addr",
+        value_name = "HOST",
+        default_value = "127.0.0.1"
+    )]
+    master_addr: String,
+    /// The port they meet at; a free one when not given
+    #[arg(long, alias = "master_port", value_name = "PORT")]
+    master_port: Option<u16>,
+    /// How machines find each other: c10d or static (no difference on one machine)
+    #[arg(
+        long,
+        alias = "rdzv_backend",
+        value_name = "BACKEND",
+        default_value = "static"
+    )]
+    rdzv_backend: String,
+    /// Where machines find each other; with `static` also where the ranks meet
+    #[arg(
+        long,
+        alias = "rdzv_endpoint",
+        value_name = "HOST:PORT",
+        default_value = ""
+    )]
+    rdzv_endpoint: String,
+    /// The name of the job; a new one when not given
+    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    rdzv_id: Option<String>,
+    /// Accepted for torchrun's sake; no effect on one machine
+    #[arg(long, alias = "rdzv_conf", value_name = "K=V,..")]
+    rdzv_conf: Option<String>,
+    /// Accepted for torchrun's sake; a rank's end is noticed at once
+    #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
+    monitor_interval: Option<f64>,
+    /// Accepted for torchrun's sake; ranks are always new processes
+    #[arg(long, alias = "start_method", value_name = "METHOD")]
+    start_method: Option<String>,
+    /// The role of the ranks (ROLE_NAME)
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    role: String,
+    /// Keep output in FOLDER/ID/attempt_0/RANK/{stdout,stderr}.log too
+    #[arg(long, alias = "log_dir", value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
+    /// Which streams go to files only: 0 (none) or 3 (both; needs --log-dir)
+    #[arg(short, long, value_name = "0|3", default_value = "0")]
+    redirects: String,
+    /// Accepted for torchrun's sake; with --log-dir output goes to console and files
+    #[arg(short, long, value_name = "0..3")]
+    tee: Option<String>,
+    /// Show only these ranks on the console, such as `0,1`
+    #[arg(
+        long,
+        alias = "local_ranks_filter",
+        value_name = "RANKS",
+        value_delimiter = ','
+    )]
+    local_ranks_filter: Option<Vec<usize>>,
+    /// Seconds between telling ranks to end and SIGKILL
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        value_name = "SECONDS",
+        default_value_t = 2
+    )]
+    shutdown_timeout: u64,
+    /// PROGRAM is the name of a Python module, as in `python -m`
+    #[arg(short, long)]
+    module: bool,
+    /// Run PROGRAM as it is even if its name ends in .py
+    #[arg(long, alias = "no_python", conflicts_with = "module")]
+    no_python: bool,
+    /// The program and its arguments; one that ends in .py is run with `python3 -u`
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    program: Vec<OsString>,
+}
+
+impl Torchrun {
+    /// The job that the options mean.
+    pub fn job(&self) -> Result<Job, Failure> {
+        self.refuse_what_is_missing()?;
+        let mut command = self.command();
+        let mut job = Job::new(command.remove(0), nproc(&self.nproc_per_node)?).args(command);
+        (job.master_addr, job.master_port) = self.master()?;
+        job.run_id = self.rdzv_id.clone().unwrap_or_else(new_run_id);
+        job.role = self.role.clone();
+        job.grace = Duration::from_secs(self.shutdown_timeout);
+        job.output.console_ranks = self.local_ranks_filter.clone();
+        let attempt = |folder: &PathBuf| folder.join(&job.run_id).join("attempt_0");
+        job.output.log_dir = self.log_dir.as_ref().map(attempt);
+        if self.redirects == "3" {
+            job.output.console = Console::Silent;
+        }
+        Ok(job)
+    }
+
+    fn refuse_what_is_missing(&self) -> Result<(), Failure> {
+        let refuse = |option: &str, value: &str, hint: &str| {
+            let message = format!("{option} {value} is not supported yet");
+            Err(Failure::usage(message).hint(hint))
+        };
+        if !matches!(self.nnodes.as_str(), "1" | "1:1") {
+            return refuse("--nnodes", &self.nnodes, "use one machine: --nnodes 1");
+        }
+        if self.node_rank != 0 {
+            let rank = self.node_rank.to_string();
+            return refuse("--node-rank", &rank, "use one machine: --node-rank 0");
+        }
+        if self.max_restarts != 0 {
+            let restarts = self.max_restarts.to_string();
+            let hint = "start the job again by hand: --max-restarts 0";
+            return refuse("--max-restarts", &restarts, hint);
+        }
+        if !matches!(self.rdzv_backend.as_str(), "c10d" | "static") {
+            let hint = "on one machine leave it out, or use c10d or static";
+            return refuse("--rdzv-backend", &self.rdzv_backend, hint);
+        }
+        match (self.redirects.as_str(), &self.log_dir) {
+            ("0", _) | ("3", Some(_)) => Ok(()),
+            ("3", None) => Err(Failure::usage("--redirects 3 needs a folder for the files")
+                .hint("add --log-dir FOLDER")),
+            _ => refuse("--redirects", &self.redirects, "use 0 or 3"),
+        }
+    }
+
+    /// What a rank executes.
+    fn command(&self) -> Vec<OsString> {
+        let is_script = self
+            .program
+            .first()
+            .is_some_and(|program| Path::new(program).extension().is_some_and(|e| e == "py"));
+        let python: &[&str] = match (self.module, is_script && !self.no_python) {
+            (true, _) => &["python3", "-u", "-m"],
+            (false, true) => &["python3", "-u"],
+            (false, false) => &[],
+        };
+        let python = python.iter().map(OsString::from);
+        python.chain(self.program.iter().cloned()).collect()
+    }
+
+    /// The address and port at which ranks meet; `--standalone` means a free port here.
+    fn master(&self) -> Result<(String, Option<u16>), Failure> {
+        if self.standalone {
+            return Ok(("127.0.0.1".to_owned(), None));
+        }
+        let given = (self.master_addr.clone(), self.master_port);
+        if self.rdzv_backend != "static" || self.rdzv_endpoint.is_empty() {
+            return Ok(given);
+        }
+        let endpoint = self.rdzv_endpoint.as_str();
+        let Some((host, port)) = endpoint.rsplit_once(':') else {
+            return Ok((endpoint.to_owned(), self.master_port));
+        };
+        match port.parse::<u16>() {
+            Ok(port) => Ok((host.to_owned(), Some(port).filter(|port| *port != 0))),
+            Err(_) => Err(Failure::usage(format!(
+                "--rdzv-endpoint {endpoint}: `{port}` is no port"
+            ))
+            .hint("write HOST:PORT")),
+        }
+    }
+}
+
+/// The number of ranks that a word means on this machine.
+fn nproc(word: &str) -> Result<usize, Failure> {
+    let cores = || thread::available_parallelism().map_or(1, usize::from);
+    let gpus = num_gpus();
+    match word {
+        "cpu" => Ok(cores()),
+        "auto" if gpus == 0 => Ok(cores()),
+        "auto" => Ok(gpus),
+        "gpu" if gpus == 0 => Err(Failure::usage("--nproc-per-node gpu: there is no GPU here")
+            .hint("use a number, `cpu` or `auto`")),
+        "gpu" => Ok(gpus),
+        number => match number.parse() {
+            Ok(nproc) if nproc > 0 => Ok(nproc),
+            _ => Err(
+                Failure::usage(format!("--nproc-per-node {number} is no number of ranks"))
+                    .hint("use a number from 1, `cpu`, `gpu` or `auto`"),
+            ),
+        },
+    }
+}
+
+/// The kernel's own count; asking CUDA would mean loading it.
+fn num_gpus() -> usize {
+    let is_gpu = |name: &str| {
+        name.strip_prefix("nvidia")
+            .is_some_and(|number| number.parse::<usize>().is_ok())
+    };
+    let devices = fs::read_dir("/dev").into_iter().flatten().flatten();
+    devices
+        .filter(|device| device.file_name().to_str().is_some_and(is_gpu))
+        .count()
+}
+
+/// A name that no other job of this machine has.
+fn new_run_id() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = now.map_or(0, |now| now.as_secs());
+    format!("{seconds}-{}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        torchrun: Torchrun,
+    }
+
+    fn job(line: &str) -> Result<Job, String> {
+        let words = ["run"].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        cli.torchrun.job().map_err(|failure| failure.to_string())
+    }
+
+    fn command(line: &str) -> Vec<String> {
+        let job = job(line).unwrap();
+        let words = [job.program.into_os_string()].into_iter().chain(job.args);
+        words.map(|word| word.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn both_spellings_mean_the_same() {
+        let dashes = job(
+            "--standalone --nproc-per-node 3 --max-restarts 0 --rdzv-id x --log-dir /l \
+             --local-ranks-filter 0,2 --shutdown-timeout 7 --role trainer p",
+        );
+        let underscores = job(
+            "--standalone --nproc_per_node=3 --max_restarts=0 --rdzv_id=x --log_dir=/l \
+             --local_ranks_filter=0,2 --shutdown_timeout=7 --role=trainer p",
+        );
+        let (dashes, underscores) = (dashes.unwrap(), underscores.unwrap());
+        assert_eq!(format!("{dashes:?}"), format!("{underscores:?}"));
+        assert_eq!((dashes.nproc, dashes.role.as_str()), (3, "trainer"));
+        assert_eq!(dashes.output.log_dir, Some("/l/x/attempt_0".into()));
+        assert_eq!(dashes.output.console_ranks, Some(vec![0, 2]));
+        assert_eq!(dashes.grace, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn the_programs_own_options_are_left_alone() {
+        let expected = ["train", "--nproc-per-node", "5", "-m", "--", "-x"];
+        let line = "--nproc-per-node 2 -- train --nproc-per-node 5 -m -- -x";
+        assert_eq!(command(line), expected);
+        assert_eq!(command("train --lr 3e-4"), ["train", "--lr", "3e-4"]);
+    }
+
+    #[test]
+    fn python_runs_what_is_python() {
+        assert_eq!(command("a.py --b"), ["python3", "-u", "a.py", "--b"]);
+        assert_eq!(
+            command("-m pkg.mod x"),
+            ["python3", "-u", "-m", "pkg.mod", "x"]
+        );
+        assert_eq!(command("--no-python a.py"), ["a.py"]);
+        assert_eq!(command("./a.sh"), ["./a.sh"]);
+    }
+
+    #[test]
+    fn ranks_meet_where_they_are_told() {
+        let meet = |line: &str| job(line).map(|job| (job.master_addr, job.master_port));
+        let local = "127.0.0.1".to_owned();
+        assert_eq!(meet("p"), Ok((local.clone(), None)));
+        assert_eq!(meet("--master-port 5 p"), Ok((local.clone(), Some(5))));
+        assert_eq!(meet("--rdzv-endpoint h:6 p"), Ok(("h".into(), Some(6))));
+        assert_eq!(meet("--rdzv-endpoint h:0 p"), Ok(("h".into(), None)));
+        let c10d = "--rdzv-backend c10d --rdzv-endpoint h:6 p";
+        assert_eq!(meet(c10d), Ok((local.clone(), None)));
+        assert_eq!(
+            meet("--standalone --rdzv-endpoint h:6 p"),
+            Ok((local, None))
+        );
+        assert!(meet("--rdzv-endpoint h:x p").is_err());
+    }
+
+    #[test]
+    fn what_is_not_there_yet_is_refused_by_name() {
+        for line in [
+            "--nnodes 2 p",
+            "--nnodes 1:4 p",
+            "--node-rank 1 p",
+            "--max-restarts 3 p",
+            "--rdzv-backend etcd p",
+            "--redirects 1 --log-dir l p",
+        ] {
+            let error = job(line).unwrap_err();
+            let option = line.split_whitespace().next().unwrap();
+            assert!(error.contains(option), "{line}: {error}");
+            assert!(error.contains("not supported yet"), "{line}: {error}");
+            assert!(error.contains("\nhint: "), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_ranks_is_a_number_or_a_word() {
+        assert_eq!(job("--nproc-per-node 4 p").unwrap().nproc, 4);
+        assert!(job("--nproc-per-node cpu p").unwrap().nproc >= 1);
+        assert!(job("--nproc-per-node auto p").unwrap().nproc >= 1);
+        assert!(job("--nproc-per-node 0 p").is_err());
+        assert!(job("--nproc-per-node many p").is_err());
+        assert!(job("--nproc-per-node 2").is_err());
+    }
+
+    #[test]
+    fn redirected_output_stays_off_the_console() {
+        let job = job("-r 3 --log-dir l p").unwrap();
+        assert_eq!(job.output.console, Console::Silent);
+        assert!(
+            super::tests::job("-r 3 p")
+                .unwrap_err()
+                .contains("--log-dir")
+        );
+    }
+}

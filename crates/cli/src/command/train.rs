@@ -1,0 +1,33 @@
+//! `trainyard train`: one rank of a training job.
+
+use clap::Args;
+
+use super::ConfigFile;
+use crate::engine;
+use crate::failure::Failure;
+
+/// Train the model that a config file describes
+///
+/// Alone this is one rank. `trainyard run` starts several, which find each other through
+/// torchrun's environment variables.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "trainyard train CONFIG.toml [--SECTION.KEY VALUE]...",
+    after_help = "Examples:\n  \
+    trainyard train configs/llama-tiny.toml --training.steps 100\n  \
+    trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml"
+)]
+pub struct Train {
+    #[command(flatten)]
+    config: ConfigFile,
+}
+
+impl Train {
+    /// Checks the config and becomes the engine.
+    pub fn execute(self, overrides: &[String]) -> Failure {
+        self.config
+            .check(overrides)
+            .err()
+            .unwrap_or_else(engine::hand_over)
+    }
+}

@@ -1,0 +1,68 @@
+//! `trainyard`: the front door.
+//!
+//! It starts in milliseconds and holds no libtorch. What it can do alone (start ranks, check a
+//! config, read a trace) it does; what needs tensors it hands to `trainyard-engine` beside it.
+
+mod command;
+mod engine;
+mod failure;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::command::Command;
+
+/// Trains one model on many machines.
+#[derive(Debug, Parser)]
+#[command(
+    name = "trainyard",
+    version,
+    after_help = "Example:\n  \
+        trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = trainyard_elastic::worker::intercept() {
+        return code;
+    }
+    let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
+    match Cli::parse_from(args).command.execute(&overrides) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.code()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        fn check(command: &clap::Command) {
+            let name = command.get_name();
+            if command.has_subcommands() {
+                command.get_subcommands().for_each(check);
+            } else {
+                let help = command.get_after_help().map(ToString::to_string);
+                let help = help.unwrap_or_default();
+                assert!(help.contains("trainyard"), "no example in `{name} --help`");
+            }
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,188 @@
+//! `trainyard run` as its users meet it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use tempfile::TempDir;
+
+fn trainyard(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainyard"));
+    command.args(args);
+    command
+}
+
+/// Runs `nproc` shells, told apart by `$RANK`.
+fn run(nproc: &str, script: &str) -> Output {
+    let args = ["run", "--standalone", "--nproc-per-node", nproc];
+    trainyard(&args)
+        .args(["--", "sh", "-c", script])
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn lines_carry_their_rank() {
+    let output = run("2", "echo $RANK of $WORLD_SIZE; echo problem >&2");
+    assert_eq!(output.status.code(), Some(0));
+    let mut lines: Vec<&str> = text(&output.stdout).lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[rank0]: 0 of 2", "[rank1]: 1 of 2"]);
+    assert!(text(&output.stderr).contains("[rank1]: problem\n"));
+}
+
+#[test]
+fn the_first_failure_is_named_first_and_gives_its_code() {
+    let script = "if [ $RANK = 1 ]; then echo no data >&2; exit 3; fi; exec sleep 1000";
+    let output = run("2", script);
+    assert_eq!(output.status.code(), Some(3));
+    let report = text(&output.stderr);
+    let first = report.find("error: rank 1 (pid ").expect(report);
+    let other = report.find("\n  rank 0 (pid ").expect(report);
+    assert!(first < other, "{report}");
+    assert!(report.contains("exited with code 3"), "{report}");
+    assert!(report.contains("| no data"), "{report}");
+    assert!(report.contains("\nhint: "), "{report}");
+}
+
+#[test]
+fn a_killed_rank_is_named_within_five_seconds() {
+    let start = Instant::now();
+    let output = run(
+        "4",
+        "if [ $RANK = 2 ]; then kill -9 $$; fi; exec sleep 1000",
+    );
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(output.status.code(), Some(128 + 9));
+    let report = text(&output.stderr);
+    assert!(report.starts_with("error: rank 2 (pid "), "{report}");
+    assert!(report.contains("was killed by SIGKILL"), "{report}");
+}
+
+/// The processes, zombies aside, with this variable in their environment.
+fn processes_with(variable: &str) -> usize {
+    let is_marked = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == variable.as_bytes())
+    };
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(is_marked)
+        .count()
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_process() {
+    let mark = format!("killed-{}", std::process::id());
+    let script = "sleep 1000 & echo ready; wait";
+    let mut launcher = trainyard(&["run", "--nproc-per-node=2", "sh", "-c", script])
+        .env("MARK", &mark)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    assert_eq!(lines.take(2).map_while(Result::ok).count(), 2);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while processes_with(&format!("MARK={mark}")) > 0 {
+        assert!(Instant::now() < deadline, "processes are left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn python_scripts_run_with_their_arguments() {
+    let folder = TempDir::new().unwrap();
+    let script = folder.path().join("hello.py");
+    fs::write(
+        &script,
+        "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n",
+    )
+    .unwrap();
+    let output = trainyard(&["run", "--nproc_per_node", "1"])
+        .arg(&script)
+        .args(["--lr", "3"])
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "[rank0]: 0 ['--lr', '3']\n");
+}
+
+#[test]
+fn logs_are_kept_where_torchrun_keeps_them() {
+    let folder = TempDir::new().unwrap();
+    let output = trainyard(&["run", "--nproc-per-node=2", "--rdzv-id=job", "-r", "3"])
+        .arg("--log-dir")
+        .arg(folder.path())
+        .args(["--", "sh", "-c", "echo from $RANK"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stdout), "");
+    let log = folder.path().join("job/attempt_0/1/stdout.log");
+    assert_eq!(fs::read_to_string(log).unwrap(), "from 1\n");
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let output = trainyard(&["run", "--", "no-such-program"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.starts_with("error: program `no-such-program` not found"));
+    assert!(message.contains("\nhint: "));
+
+    let output = trainyard(&["run", "--nnodes", "2", "--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with("error: --nnodes 2 is not supported yet\nhint: "));
+
+    let output = trainyard(&["run", "--nproc-per-nod", "2", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("'--nproc-per-node'"));
+}
+
+#[test]
+fn libtorch_is_not_loaded() {
+    let program = env!("CARGO_BIN_EXE_trainyard");
+    let linked = Command::new("ldd").arg(program).output().unwrap();
+    assert!(linked.status.success());
+    assert!(!text(&linked.stdout).contains("torch"));
+
+    // The launcher is the parent of its ranks.
+    let maps = run("1", "cat /proc/$PPID/maps");
+    let maps = text(&maps.stdout);
+    assert!(maps.contains("/trainyard"), "{maps}");
+    assert!(!maps.contains("libtorch"), "{maps}");
+    assert!(!maps.contains("libc10"), "{maps}");
+}
+
+#[test]
+fn workers_start_within_50_ms() {
+    let start_to_worker = || {
+        let start = SystemTime::now();
+        let output = run("2", "date +%s%N");
+        let since_epoch = start.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let nanoseconds = |line: &str| {
+            let time = line.rsplit(' ').next().unwrap();
+            Duration::from_nanos(time.parse().unwrap()).saturating_sub(since_epoch)
+        };
+        text(&output.stdout).lines().map(nanoseconds).max().unwrap()
+    };
+    // The best of five: the machine may be busy with something else.
+    let best = (0..5).map(|_| start_to_worker()).min().unwrap();
+    println!("both workers ran {best:?} after the start of trainyard");
+    assert!(best < Duration::from_millis(50), "{best:?}");
+}

@@ -1,0 +1,238 @@
+//! Settings that contradict each other across sections.
+
+use crate::{Config, ConfigError, Dataset, Dtype, GradientCompression, LlamaConfig, ModelSpec};
+
+impl Config {
+    /// The type in which gradients travel between ranks, compression included.
+    pub fn reduce_dtype(&self) -> Dtype {
+        match self.parallelism.gradient_compression {
+            GradientCompression::Bf16 => Dtype::Bfloat16,
+            GradientCompression::None => {
+                let asked = self.training.mixed_precision_reduce;
+                asked.unwrap_or(self.training.dtype)
+            }
+        }
+    }
+
+    /// Refuses settings that cannot all be meant, as loading does. For configs built in code.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.training.check()?;
+        self.parallelism.check()?;
+        self.parallelism.check_degrees()?;
+        self.optimizer.check()?;
+        self.lr_scheduler.check()?;
+        self.checkpoint.check()?;
+        self.activation_checkpoint.check()?;
+        self.metrics.check()?;
+        self.profiling.check()?;
+        self.validation.check()?;
+        self.comm.check()?;
+
+        let model = self.model.resolve()?;
+        if let ModelSpec::Llama(shape) = &model {
+            self.check_length(shape)?;
+        }
+        self.check_datasets(&model)?;
+        self.check_batch()?;
+        self.check_schedule()?;
+        self.check_compression()
+    }
+
+    fn check_length(&self, shape: &LlamaConfig) -> Result<(), ConfigError> {
+        let (length, longest) = (self.training.seq_len, shape.max_position_embeddings);
+        if length <= longest {
+            return Ok(());
+        }
+        Err(ConfigError::contradiction(
+            format!(
+                "training.seq_len = {length} exceeds model.max_position_embeddings = {longest}"
+            ),
+            format!("the nearest valid choice is training.seq_len = {longest}"),
+        ))
+    }
+
+    fn check_datasets(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        check_dataset(model, "training.dataset", self.training.dataset)?;
+        let Some(dataset) = self.validation.dataset else {
+            return Ok(());
+        };
+        check_dataset(model, "validation.dataset", dataset)?;
+        let same = dataset == self.training.dataset;
+        if dataset == Dataset::Synthetic || self.validation.dataset_path.is_some() || same {
+            return Ok(());
+        }
+        Err(ConfigError::contradiction(
+            "validation.dataset is read from disk, but validation.dataset_path is absent",
+            "set validation.dataset_path",
+        ))
+    }
+
+    /// What can be said before the number of ranks is known.
+    fn check_batch(&self) -> Result<(), ConfigError> {
+        self.batching(1).map(drop)
+    }
+
+    fn check_schedule(&self) -> Result<(), ConfigError> {
+        let (warmup, steps) = (self.lr_scheduler.warmup_steps, self.training.steps);
+        if warmup > steps {
+            return Err(ConfigError::contradiction(
+                format!("lr_scheduler.warmup_steps = {warmup} exceeds training.steps = {steps}"),
+                format!("the nearest valid choice is lr_scheduler.warmup_steps = {steps}"),
+            ));
+        }
+        let ratio = self.lr_scheduler.decay_ratio.unwrap_or(0.0);
+        let left = (steps - warmup) as f64 / steps as f64;
+        if ratio > left {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "lr_scheduler.decay_ratio = {ratio} of training.steps = {steps} begins before \
+                     lr_scheduler.warmup_steps = {warmup} are over"
+                ),
+                format!("the nearest valid choice is lr_scheduler.decay_ratio = {left}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_compression(&self) -> Result<(), ConfigError> {
+        if self.parallelism.gradient_compression == GradientCompression::None {
+            return Ok(());
+        }
+        let asked = self.training.mixed_precision_reduce;
+        let asked = asked.filter(|&dtype| dtype != Dtype::Bfloat16);
+        if let Some(dtype) = asked {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.gradient_compression = \"bf16\" sends what \
+                     training.mixed_precision_reduce = {:?} forbids",
+                    dtype.name()
+                ),
+                "remove one of them",
+            ));
+        }
+        if self.training.dtype == Dtype::Float64 {
+            return Err(ConfigError::contradiction(
+                "parallelism.gradient_compression = \"bf16\" loses what training.dtype = \
+                 \"float64\" was chosen for",
+                "use parallelism.gradient_compression = \"none\"",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_dataset(model: &ModelSpec, key: &str, dataset: Dataset) -> Result<(), ConfigError> {
+    match (model, dataset) {
+        (ModelSpec::Llama(_), Dataset::Mnist) => Err(ConfigError::contradiction(
+            format!("model.name = \"llama\" reads tokens, but {key} = \"mnist\" has images"),
+            format!("use {key} = \"synthetic\" or \"tokens\""),
+        )),
+        (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
+            format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
+            format!("use {key} = \"synthetic\" or \"mnist\""),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        Config::parse(text, &[]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn contradictions_name_both_sides_and_a_way_out() {
+        for (text, conflict, remedy) in [
+            (
+                "training.seq_len = 4096",
+                "max_position_embeddings = 2048",
+                "seq_len = 2048",
+            ),
+            (
+                "training.steps = 5\nlr_scheduler.warmup_steps = 6",
+                "training.steps = 5",
+                "warmup_steps = 5",
+            ),
+            (
+                "training.steps = 10\nlr_scheduler.warmup_steps = 5\nlr_scheduler.decay_ratio = 0.9",
+                "decay_ratio = 0.9",
+                "decay_ratio = 0.5",
+            ),
+            (
+                "training.local_batch_size = 4\ntraining.global_batch_size = 6",
+                "not a multiple",
+                "global_batch_size = 8",
+            ),
+            (
+                "model.num_key_value_heads = 3",
+                "num_attention_heads = 4",
+                "num_key_value_heads = 2",
+            ),
+            (
+                "training.dtype = \"float64\"\ntraining.mixed_precision_param = \"bfloat16\"",
+                "cannot be mixed",
+                "remove training.mixed_precision_param",
+            ),
+            (
+                "model.name = \"cnn\"\nmodel.vocab_size = 3",
+                "one shape",
+                "remove them",
+            ),
+            (
+                "training.dataset = \"mnist\"\ntraining.dataset_path = \"x\"",
+                "has images",
+                "\"tokens\"",
+            ),
+            (
+                "training.dataset = \"tokens\"",
+                "dataset_path is absent",
+                "set training.dataset_path",
+            ),
+            (
+                "lr_scheduler.decay_type = \"constant\"\nlr_scheduler.decay_ratio = 0.1",
+                "never falls",
+                "remove decay_ratio",
+            ),
+            (
+                "training.mixed_precision_reduce = \"float32\"\nparallelism.gradient_compression = \"bf16\"",
+                "forbids",
+                "remove one",
+            ),
+            (
+                "activation_checkpoint.mode = \"full\"",
+                "not built yet",
+                "\"none\"",
+            ),
+            ("optimizer.lr = nan", "optimizer.lr = NaN", "finite number"),
+            ("optimizer.lr = -1", "optimizer.lr = -1", "choice is 0"),
+            ("optimizer.lr = inf", "finite", "finite number"),
+            (
+                "training.local_batch_size = 0",
+                "local_batch_size = 0",
+                "1 or more",
+            ),
+        ] {
+            let message = refusal(text);
+            assert!(message.contains(conflict), "{text}: {message}");
+            assert!(message.contains(remedy), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn gradients_travel_in_the_type_asked_for() {
+        let dtype = |text| Config::parse(text, &[]).unwrap().reduce_dtype();
+        assert_eq!(dtype(""), Dtype::Float32);
+        assert_eq!(dtype("training.dtype = \"float64\""), Dtype::Float64);
+        assert_eq!(
+            dtype("training.mixed_precision_reduce = \"bfloat16\""),
+            Dtype::Bfloat16
+        );
+        assert_eq!(
+            dtype("parallelism.gradient_compression = \"bf16\""),
+            Dtype::Bfloat16
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! From parallel degrees and a number of ranks to a mesh.
+//!
+//! Each degree is the size of one mesh axis. One of the two data-parallel degrees may be -1: it
+//! takes the ranks that the others leave.
+
+use trainyard_mesh::{Axis, Mesh};
+
+use crate::{Config, ConfigError, ParallelismSection};
+
+/// The value that means "all ranks that the other degrees leave".
+const REST: i64 = -1;
+
+impl Config {
+    /// The mesh of `world_size` ranks that the degrees describe.
+    pub fn mesh(&self, world_size: usize) -> Result<Mesh, ConfigError> {
+        self.parallelism.check_degrees()?;
+        let sizes = self.parallelism.sizes(world_size)?;
+        for &(axis, size) in &sizes {
+            if axis != Axis::DpReplicate && size > 1 {
+                return Err(not_built(key_of(axis), size as i64));
+            }
+        }
+        Ok(Mesh::new(&sizes)?)
+    }
+}
+
+impl ParallelismSection {
+    fn degrees(&self) -> [(Axis, i64); 5] {
+        [
+            (Axis::Pp, self.pipeline_parallel_degree),
+            (Axis::DpReplicate, self.data_parallel_replicate_degree),
+            (Axis::DpShard, self.data_parallel_shard_degree),
+            (Axis::Cp, self.context_parallel_degree),
+            (Axis::Tp, self.tensor_parallel_degree),
+        ]
+    }
+
+    /// Refuses degrees that fit no number of ranks, and those this version cannot do.
+    pub(crate) fn check_degrees(&self) -> Result<(), ConfigError> {
+        let expert = ("expert_parallel_degree", self.expert_parallel_degree);
+        let keys = self.degrees().map(|(axis, degree)| (key_of(axis), degree));
+        for (key, degree) in keys.into_iter().chain([expert]) {
+            let may_take_rest = key.starts_with("data_parallel");
+            if degree < 1 && !(may_take_rest && degree == REST) {
+                return Err(ConfigError::contradiction(
+                    format!("parallelism.{key} = {degree} is no number of ranks"),
+                    match may_take_rest {
+                        true => "use -1 for all remaining ranks, or 1 and more",
+                        false => "use 1 or more",
+                    },
+                ));
+            }
+            if degree > 1 && key != key_of(Axis::DpReplicate) {
+                return Err(not_built(key, degree));
+            }
+        }
+        if [
+            self.data_parallel_replicate_degree,
+            self.data_parallel_shard_degree,
+        ] == [REST, REST]
+        {
+            return Err(ConfigError::contradiction(
+                "parallelism.data_parallel_replicate_degree and data_parallel_shard_degree are \
+                 both -1, but only one can take all remaining ranks",
+                "set one of them to 1",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The size of every axis, with the rest filled in. Expects checked degrees.
+    fn sizes(&self, world_size: usize) -> Result<[(Axis, usize); 5], ConfigError> {
+        let degrees = self.degrees();
+        let fixed = degrees
+            .iter()
+            .filter(|(_, degree)| *degree != REST)
+            .try_fold(1usize, |product, (_, degree)| {
+                product.checked_mul(usize::try_from(*degree).ok()?)
+            })
+            .filter(|&product| product > 0);
+        let takes_rest = degrees.iter().any(|(_, degree)| *degree == REST);
+        let fits = fixed.is_some_and(|fixed| match takes_rest {
+            true => world_size > 0 && world_size.is_multiple_of(fixed),
+            false => world_size == fixed,
+        });
+        match fixed {
+            Some(fixed) if fits => Ok(degrees.map(|(axis, degree)| {
+                let size = usize::try_from(degree).unwrap_or(world_size / fixed);
+                (axis, size)
+            })),
+            _ => Err(misfit(fixed, takes_rest, world_size)),
+        }
+    }
+}
+
+fn key_of(axis: Axis) -> &'static str {
+    match axis {
+        Axis::Pp => "pipeline_parallel_degree",
+        Axis::DpReplicate => "data_parallel_replicate_degree",
+        Axis::DpShard => "data_parallel_shard_degree",
+        Axis::Cp => "context_parallel_degree",
+        Axis::Tp => "tensor_parallel_degree",
+    }
+}
+
+fn not_built(key: &str, degree: i64) -> ConfigError {
+    ConfigError::not_built(
+        format!("parallelism.{key} = {degree}"),
+        "data_parallel_replicate_degree",
+    )
+}
+
+fn misfit(fixed: Option<usize>, takes_rest: bool, world_size: usize) -> ConfigError {
+    let Some(fixed) = fixed else {
+        return ConfigError::contradiction(
+            "the degrees of [parallelism] multiply to more ranks than can be counted",
+            "use smaller degrees",
+        );
+    };
+    let nearest = match takes_rest {
+        true => fixed * (world_size / fixed).max(1),
+        false => fixed,
+    };
+    let relation = if takes_rest {
+        "a multiple of"
+    } else {
+        "exactly"
+    };
+    ConfigError::contradiction(
+        format!(
+            "the degrees of [parallelism] need {relation} {fixed} ranks, but there are {world_size}"
+        ),
+        format!("start {nearest} ranks, or use parallelism.data_parallel_replicate_degree = -1"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn replicate(degree: i64) -> Config {
+        let mut config = Config::default();
+        config.parallelism.data_parallel_replicate_degree = degree;
+        config
+    }
+
+    #[test]
+    fn by_default_all_ranks_are_replicas() {
+        for world in [1, 2, 3, 16_384] {
+            let mesh = Config::default().mesh(world).unwrap();
+            assert_eq!(mesh.size(Axis::DpReplicate), world);
+            assert_eq!(mesh.world_size(), world);
+        }
+    }
+
+    #[test]
+    fn fixed_degrees_must_match_the_ranks() {
+        assert!(replicate(4).mesh(4).is_ok());
+        let message = replicate(4).mesh(6).unwrap_err().to_string();
+        assert!(
+            message.contains("exactly 4 ranks, but there are 6"),
+            "{message}"
+        );
+        assert!(message.contains("start 4 ranks"), "{message}");
+    }
+
+    #[test]
+    fn what_is_not_built_says_so() {
+        let text = "[parallelism]\ntensor_parallel_degree = 2";
+        assert_eq!(
+            Config::parse(text, &[]).unwrap_err().to_string(),
+            "parallelism.tensor_parallel_degree = 2: not built yet in this version; \
+             use data_parallel_replicate_degree"
+        );
+        let mut config = replicate(1);
+        config.parallelism.data_parallel_shard_degree = -1;
+        assert!(config.mesh(1).is_ok());
+        let message = config.mesh(8).unwrap_err().to_string();
+        assert!(message.starts_with("parallelism.data_parallel_shard_degree = 8: not built"));
+    }
+
+    #[test]
+    fn only_one_degree_takes_the_rest() {
+        let mut config = replicate(-1);
+        config.parallelism.data_parallel_shard_degree = -1;
+        let message = config.mesh(2).unwrap_err().to_string();
+        assert!(message.contains("only one can take"), "{message}");
+        config.parallelism.data_parallel_shard_degree = 1;
+        config.parallelism.tensor_parallel_degree = -1;
+        assert!(config.mesh(2).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn sizes_multiply_to_the_world(degrees in prop::array::uniform4(1i64..5), rest in 1usize..9) {
+            let [pp, shard, cp, tp] = degrees;
+            let section = ParallelismSection {
+                pipeline_parallel_degree: pp,
+                data_parallel_shard_degree: shard,
+                context_parallel_degree: cp,
+                tensor_parallel_degree: tp,
+                ..ParallelismSection::default()
+            };
+            let world = (pp * shard * cp * tp) as usize * rest;
+            let sizes = section.sizes(world).unwrap();
+            prop_assert_eq!(sizes.iter().map(|(_, size)| size).product::<usize>(), world);
+        }
+
+        #[test]
+        fn never_panics(degrees in prop::array::uniform6(any::<i64>()), world: usize) {
+            let mut config = Config::default();
+            config.parallelism = ParallelismSection {
+                pipeline_parallel_degree: degrees[0],
+                data_parallel_replicate_degree: degrees[1],
+                data_parallel_shard_degree: degrees[2],
+                context_parallel_degree: degrees[3],
+                tensor_parallel_degree: degrees[4],
+                expert_parallel_degree: degrees[5],
+                ..config.parallelism
+            };
+            let _ = config.parallelism.sizes(world);
+            let _ = config.mesh(world);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The shape of a Llama decoder: published ones, what a shape must satisfy, and its size.
+
+use crate::{ConfigError, Flavor};
+
+/// The shape of a Llama decoder, under the names of Hugging Face's `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Number of different tokens.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key/value heads.
+    pub num_key_value_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Base of the rotary embedding.
+    pub rope_theta: f64,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: f64,
+    /// Whether the output head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Longest sequence the model accepts.
+    pub max_position_embeddings: usize,
+}
+
+impl LlamaConfig {
+    /// A published or built-in shape.
+    pub fn of(flavor: Flavor) -> LlamaConfig {
+        // vocabulary, hidden, MLP, layers, heads, key/value heads, theta, longest sequence
+        let (vocab, hidden, mlp, layers, heads, kv_heads, theta, longest) = match flavor {
+            Flavor::Tiny => (1024, 128, 384, 4, 4, 2, 1e4, 2048),
+            Flavor::Small => (4096, 512, 1408, 8, 8, 4, 1e4, 2048),
+            Flavor::Llama3_8b => (128_256, 4096, 14_336, 32, 32, 8, 5e5, 8192),
+            Flavor::Llama3_70b => (128_256, 8192, 28_672, 80, 64, 8, 5e5, 8192),
+            Flavor::Llama3_405b => (128_256, 16_384, 53_248, 126, 128, 8, 5e5, 131_072),
+        };
+        LlamaConfig {
+            vocab_size: vocab,
+            hidden_size: hidden,
+            intermediate_size: mlp,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim: hidden / heads,
+            rope_theta: theta,
+            rms_norm_eps: 1e-5,
+            tie_word_embeddings: false,
+            max_position_embeddings: longest,
+        }
+    }
+
+    /// Width of all query heads together.
+    pub fn query_width(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Width of all key heads together, which is that of all value heads.
+    pub fn key_value_width(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    /// The number of parameters, in closed form.
+    pub fn num_parameters(&self) -> u64 {
+        let hidden = self.hidden_size as u64;
+        let embedding = self.vocab_size as u64 * hidden;
+        let attention = 2 * hidden * (self.query_width() + self.key_value_width()) as u64;
+        let mlp = 3 * hidden * self.intermediate_size as u64;
+        let norms = 2 * hidden;
+        let head = if self.tie_word_embeddings {
+            0
+        } else {
+            embedding
+        };
+        let blocks = self.num_hidden_layers as u64 * (attention + mlp + norms);
+        embedding + blocks + hidden + head
+    }
+
+    /// Refuses shapes that no decoder can have.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.check_limits()?;
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let nearest = nearest_divisor(heads, kv_heads);
+            return Err(ConfigError::contradiction(
+                format!(
+                    "model.num_attention_heads = {heads} cannot be shared evenly by \
+                     model.num_key_value_heads = {kv_heads}"
+                ),
+                format!("the nearest valid choice is model.num_key_value_heads = {nearest}"),
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            let (odd, even) = (self.head_dim, self.head_dim + 1);
+            return Err(ConfigError::contradiction(
+                format!("model.head_dim = {odd} is odd, but rotary embedding turns pairs"),
+                format!("the nearest valid choice is model.head_dim = {even}"),
+            ));
+        }
+        check_positive("model.rope_theta", self.rope_theta)?;
+        check_positive("model.rms_norm_eps", self.rms_norm_eps)
+    }
+
+    /// Within these limits no size computed from a shape overflows; beyond them it is a slip.
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        const WIDTH: usize = 1 << 24;
+        const LAYERS: usize = 1 << 12;
+        let query_width = self.num_attention_heads.saturating_mul(self.head_dim);
+        for (key, value, limit) in [
+            ("vocab_size", self.vocab_size, WIDTH),
+            ("hidden_size", self.hidden_size, WIDTH),
+            ("intermediate_size", self.intermediate_size, WIDTH),
+            ("num_hidden_layers", self.num_hidden_layers, LAYERS),
+            ("num_attention_heads", self.num_attention_heads, WIDTH),
+            ("num_key_value_heads", self.num_key_value_heads, WIDTH),
+            ("head_dim", self.head_dim, WIDTH),
+            (
+                "max_position_embeddings",
+                self.max_position_embeddings,
+                usize::MAX,
+            ),
+            ("num_attention_heads x head_dim", query_width, WIDTH),
+        ] {
+            if value == 0 || value > limit {
+                return Err(ConfigError::contradiction(
+                    format!("model.{key} = {value} is out of range"),
+                    format!("use 1 to {limit}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_positive(key: &str, value: f64) -> Result<(), ConfigError> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(ConfigError::contradiction(
+        format!("{key} = {value} must be a positive number"),
+        format!("remove {key} to use the flavor's"),
+    ))
+}
+
+/// The divisor of `number` nearest to `wanted`, the smaller of two equally near.
+pub(crate) fn nearest_divisor(number: usize, wanted: usize) -> usize {
+    let wanted = wanted.min(number);
+    (0..=number)
+        .flat_map(|distance| [wanted.saturating_sub(distance), wanted + distance])
+        .find(|&candidate| candidate > 0 && number.is_multiple_of(candidate))
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn published_sizes() {
+        let size = |flavor| LlamaConfig::of(flavor).num_parameters();
+        assert_eq!(size(Flavor::Tiny), 1_049_728);
+        assert_eq!(size(Flavor::Small), 27_795_968);
+        assert_eq!(size(Flavor::Llama3_8b), 8_030_261_248);
+        assert_eq!(size(Flavor::Llama3_70b), 70_553_706_496);
+        assert_eq!(size(Flavor::Llama3_405b), 405_853_388_800);
+    }
+
+    #[test]
+    fn a_tied_head_costs_nothing() {
+        let mut shape = LlamaConfig::of(Flavor::Small);
+        let untied = shape.num_parameters();
+        shape.tie_word_embeddings = true;
+        assert_eq!(untied - shape.num_parameters(), 4096 * 512);
+    }
+
+    proptest! {
+        #[test]
+        fn the_nearest_divisor_divides(number in 1usize..500, wanted in 0usize..600) {
+            let found = nearest_divisor(number, wanted);
+            prop_assert_eq!(number % found, 0);
+            for other in (1..=number).filter(|d| number % d == 0) {
+                prop_assert!(found.abs_diff(wanted) <= other.abs_diff(wanted));
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! From text to a config that is known to be consistent.
+//!
+//! Keys are checked against the schema while their lines are still known; then overrides are laid
+//! over them, the whole becomes a [`Config`], and its settings are checked against each other.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use toml::de::DeTable;
+use toml::{Table, Value};
+
+use crate::schema::Schema;
+use crate::suggest::{hint_for_key, hint_for_section};
+use crate::{Config, ConfigError, Place, overrides};
+
+impl Config {
+    /// Reads a config file, lays overrides such as `--training.steps 100` over it, and checks it.
+    pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Config, ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        read(&text, &path.display().to_string(), overrides)
+    }
+
+    /// The same for text that comes from no file.
+    pub fn parse(text: &str, overrides: &[String]) -> Result<Config, ConfigError> {
+        read(text, "config", overrides)
+    }
+
+    /// The config as TOML, defaults included; [`Config::parse`] reads it back.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        Ok(toml::to_string_pretty(self)?)
+    }
+}
+
+fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigError> {
+    let schema = Schema::get();
+    let mut document = Document::parse(text, file)?;
+    document.check(schema)?;
+    for (key, value) in overrides::parse(schema, arguments)? {
+        document.set(&key, value);
+    }
+    let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
+        place: Place::File {
+            file: file.to_owned(),
+            line: None,
+        },
+        message: error.message().to_owned(),
+    })?;
+    config.check()?;
+    Ok(config)
+}
+
+/// A parsed file that still knows on which line each key stands.
+struct Document<'a> {
+    file: &'a str,
+    table: Table,
+    lines: HashMap<String, usize>,
+}
+
+impl<'a> Document<'a> {
+    fn parse(text: &str, file: &'a str) -> Result<Self, ConfigError> {
+        let refuse = |error: toml::de::Error| ConfigError::Syntax {
+            place: Place::File {
+                file: file.to_owned(),
+                line: error.span().map(|span| line_of(text, span.start)),
+            },
+            message: error.message().to_owned(),
+        };
+        Ok(Document {
+            file,
+            table: text.parse().map_err(refuse)?,
+            lines: lines_of_keys(text, DeTable::parse(text).map_err(refuse)?.get_ref()),
+        })
+    }
+
+    fn place(&self, key: &str) -> Place {
+        Place::File {
+            file: self.file.to_owned(),
+            line: self.lines.get(key).copied(),
+        }
+    }
+
+    /// Refuses sections and keys that nobody reads, and values that their keys cannot take.
+    fn check(&self, schema: &Schema) -> Result<(), ConfigError> {
+        for (section, content) in &self.table {
+            match content {
+                Value::Table(keys) if schema.sections().any(|known| known == section) => {
+                    for (key, value) in keys {
+                        self.check_key(schema, &format!("{section}.{key}"), value)?;
+                    }
+                }
+                Value::Table(_) => {
+                    return Err(ConfigError::UnknownSection {
+                        place: self.place(section),
+                        section: section.clone(),
+                        hint: hint_for_section(schema, section),
+                    });
+                }
+                _ => self.check_key(schema, section, content)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn check_key(&self, schema: &Schema, key: &str, value: &Value) -> Result<(), ConfigError> {
+        let Some(kind) = schema.kind(key) else {
+            return Err(ConfigError::UnknownKey {
+                place: self.place(key),
+                key: key.to_owned(),
+                hint: hint_for_key(schema, key),
+            });
+        };
+        if kind.accepts(value) {
+            return Ok(());
+        }
+        Err(ConfigError::Value {
+            place: self.place(key),
+            key: key.to_owned(),
+            expected: kind.describe(value.as_str().unwrap_or_default()),
+            found: value.to_string(),
+        })
+    }
+
+    /// Writes an override; its key is known to the schema, so it has a section.
+    fn set(&mut self, key: &str, value: Value) {
+        let Some((section, key)) = key.split_once('.') else {
+            return;
+        };
+        let section = self
+            .table
+            .entry(section)
+            .or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(keys) = section {
+            keys.insert(key.to_owned(), value);
+        }
+    }
+}
+
+/// The line of every section and key, by its dotted name.
+fn lines_of_keys(text: &str, table: &DeTable<'_>) -> HashMap<String, usize> {
+    let mut lines = HashMap::new();
+    for (section, content) in table {
+        let name = section.get_ref().to_string();
+        for (key, _) in content.get_ref().as_table().into_iter().flatten() {
+            let line = line_of(text, key.span().start);
+            lines.insert(format!("{name}.{}", key.get_ref()), line);
+        }
+        lines.insert(name, line_of(text, section.span().start));
+    }
+    lines
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.bytes().take(offset);
+    1 + before.filter(|&byte| byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        Config::parse(text, &[]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_empty_config_is_the_default() {
+        assert_eq!(Config::parse("", &[]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_line_and_suggestion() {
+        assert_eq!(
+            refusal("[training]\nseq_len = 64\nstep = 3\n"),
+            "config:3: unknown key training.step: did you mean training.steps?"
+        );
+        assert_eq!(
+            refusal("steps = 3"),
+            "config:1: unknown key steps: did you mean training.steps?"
+        );
+        assert_eq!(
+            refusal("\n[trainig]\nsteps = 3"),
+            "config:2: unknown section [trainig]: did you mean [training]?"
+        );
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_are_refused_with_the_right_one() {
+        assert_eq!(
+            refusal("[training]\nsteps = \"3\""),
+            "config:2: training.steps expects an integer that is not negative, not \"3\""
+        );
+        assert_eq!(
+            refusal("[training]\nsteps = -3"),
+            "config:2: training.steps expects an integer that is not negative, not -3"
+        );
+        assert_eq!(
+            refusal("optimizer.name = \"Adam\""),
+            "config:1: optimizer.name expects one of \"AdamW\", \"SGD\", \"LAMB\", \"LARS\" \
+             (did you mean \"AdamW\"?), not \"Adam\""
+        );
+        assert!(refusal("training = 3").starts_with("config:1: unknown key training"));
+        assert!(refusal("[[training]]\nsteps = 3").contains("unknown key training"));
+    }
+
+    #[test]
+    fn bad_toml_is_refused_with_its_line() {
+        let message = refusal("[training]\nsteps = = 3");
+        assert!(message.starts_with("config:2: not valid TOML"), "{message}");
+    }
+
+    #[test]
+    fn an_integer_serves_as_a_float() {
+        let config = Config::parse("[training]\nmax_norm = 2", &[]).unwrap();
+        assert_eq!(config.training.max_norm, 2.0);
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut config = Config::default();
+        config.training.global_batch_size = Some(32);
+        config.model.rope_theta = Some(1e6);
+        let text = config.to_toml().unwrap();
+        assert_eq!(Config::parse(&text, &[]).unwrap(), config);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let message = Config::load("nowhere.toml", &[]).unwrap_err().to_string();
+        assert!(message.starts_with("cannot read the config nowhere.toml"));
+    }
+}

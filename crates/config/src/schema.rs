@@ -1,0 +1,266 @@
+//! The keys a config may have, read off the types themselves.
+//!
+//! Suggestions and overrides need to know every key and what it takes. Rather than keep a list
+//! beside the structs, we deserialise a [`Config`] from a source that holds no data but notes what
+//! it is asked for: asked for a struct, it offers every field; asked for a number, it notes that a
+//! number belongs at this path. So the schema cannot drift from the structs.
+
+use std::sync::LazyLock;
+
+use serde::de::value::Error;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
+use toml::Value;
+
+use crate::Config;
+use crate::suggest::nearest;
+
+/// What a key takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Bool,
+    /// An integer that cannot be negative.
+    Count,
+    Integer,
+    Float,
+    Text,
+    OneOf(&'static [&'static str]),
+}
+
+impl Kind {
+    /// Whether a value is of this kind. TOML's integers serve as floats too.
+    pub fn accepts(self, value: &Value) -> bool {
+        match (self, value) {
+            (Kind::Bool, Value::Boolean(_)) => true,
+            (Kind::Count, Value::Integer(number)) => *number >= 0,
+            (Kind::Integer, Value::Integer(_)) => true,
+            (Kind::Float, Value::Float(_) | Value::Integer(_)) => true,
+            (Kind::Text, Value::String(_)) => true,
+            (Kind::OneOf(choices), Value::String(text)) => choices.contains(&text.as_str()),
+            _ => false,
+        }
+    }
+
+    /// Reads a value from the command line; `None` if it does not fit.
+    pub fn read(self, text: &str) -> Option<Value> {
+        let value = match self {
+            Kind::Bool => Value::Boolean(text.parse().ok()?),
+            Kind::Count | Kind::Integer => Value::Integer(text.replace('_', "").parse().ok()?),
+            Kind::Float => Value::Float(text.replace('_', "").parse().ok()?),
+            Kind::Text | Kind::OneOf(_) => Value::String(text.to_owned()),
+        };
+        self.accepts(&value).then_some(value)
+    }
+
+    /// What a message says the key takes; `given` picks the nearest choice.
+    pub fn describe(self, given: &str) -> String {
+        match self {
+            Kind::Bool => "true or false".into(),
+            Kind::Count => "an integer that is not negative".into(),
+            Kind::Integer => "an integer".into(),
+            Kind::Float => "a number".into(),
+            Kind::Text => "a string".into(),
+            Kind::OneOf(choices) => {
+                let quoted: Vec<_> = choices.iter().map(|c| format!("{c:?}")).collect();
+                let list = format!("one of {}", quoted.join(", "));
+                match nearest(given, choices.iter().copied()) {
+                    Some(choice) => format!("{list} (did you mean {choice:?}?)"),
+                    None => list,
+                }
+            }
+        }
+    }
+}
+
+/// Every key with what it takes, in the order of the structs.
+#[derive(Debug, Default)]
+pub struct Schema {
+    keys: Vec<(String, Kind)>,
+}
+
+impl Schema {
+    /// The schema of [`Config`].
+    pub fn get() -> &'static Schema {
+        static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::probe::<Config>().0);
+        &SCHEMA
+    }
+
+    /// What a key such as `training.steps` takes.
+    pub fn kind(&self, key: &str) -> Option<Kind> {
+        let found = self.keys.iter().find(|(known, _)| known == key);
+        found.map(|(_, kind)| *kind)
+    }
+
+    /// All keys with their sections.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.keys.iter().map(|(key, _)| key.as_str())
+    }
+
+    /// The sections' names.
+    pub fn sections(&self) -> impl Iterator<Item = &str> {
+        let mut last = "";
+        self.keys()
+            .filter_map(|key| key.split_once('.'))
+            .map(|(section, _)| section)
+            .filter(move |section| std::mem::replace(&mut last, section) != *section)
+    }
+
+    fn probe<T: for<'de> Deserialize<'de>>() -> (Schema, Result<(), Error>) {
+        let mut schema = Schema::default();
+        let outcome = T::deserialize(Probe {
+            path: String::new(),
+            schema: &mut schema,
+        });
+        (schema, outcome.map(drop))
+    }
+}
+
+/// A source of data that has none: it notes at which path which kind is asked for.
+struct Probe<'a> {
+    path: String,
+    schema: &'a mut Schema,
+}
+
+impl Probe<'_> {
+    fn note(self, kind: Kind) {
+        self.schema.keys.push((self.path, kind));
+    }
+}
+
+macro_rules! note {
+    ($($method:ident: $kind:expr => $visit:ident($value:expr);)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+            self.note($kind);
+            visitor.$visit($value)
+        }
+    )*};
+}
+
+impl<'de> Deserializer<'de> for Probe<'_> {
+    type Error = Error;
+
+    note! {
+        deserialize_bool: Kind::Bool => visit_bool(false);
+        deserialize_u64: Kind::Count => visit_u64(0);
+        deserialize_i64: Kind::Integer => visit_i64(0);
+        deserialize_f64: Kind::Float => visit_f64(0.0);
+        deserialize_string: Kind::Text => visit_str("");
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.note(Kind::OneOf(variants));
+        let first = variants.first().copied().unwrap_or_default();
+        visitor.visit_enum(first.into_deserializer())
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor.visit_map(Fields {
+            fields,
+            path: self.path,
+            schema: self.schema,
+        })
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Error> {
+        Err(Error::custom(format!(
+            "{}: a type that config keys do not have",
+            self.path
+        )))
+    }
+
+    forward_to_deserialize_any! {
+        i8 i16 i32 i128 u8 u16 u32 u128 f32 char str bytes byte_buf unit unit_struct
+        newtype_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+/// Offers every field of a struct, and probes each.
+struct Fields<'a> {
+    fields: &'static [&'static str],
+    path: String,
+    schema: &'a mut Schema,
+}
+
+impl<'de> MapAccess<'de> for Fields<'_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Error> {
+        match self.fields.first() {
+            Some(&field) => seed.deserialize(field.into_deserializer()).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let Some((field, rest)) = self.fields.split_first() else {
+            return Err(Error::custom("a value without a key"));
+        };
+        self.fields = rest;
+        let path = match self.path.as_str() {
+            "" => (*field).to_owned(),
+            path => format!("{path}.{field}"),
+        };
+        seed.deserialize(Probe {
+            path,
+            schema: self.schema,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_in_the_config_can_be_probed() {
+        let (_, outcome) = Schema::probe::<Config>();
+        outcome.unwrap();
+    }
+
+    #[test]
+    fn finds_kinds_of_plain_optional_and_enum_keys() {
+        let schema = Schema::get();
+        assert_eq!(schema.kind("training.steps"), Some(Kind::Count));
+        assert_eq!(schema.kind("training.global_batch_size"), Some(Kind::Count));
+        assert_eq!(
+            schema.kind("parallelism.tensor_parallel_degree"),
+            Some(Kind::Integer)
+        );
+        assert_eq!(schema.kind("optimizer.lr"), Some(Kind::Float));
+        assert_eq!(schema.kind("model.initial_weights"), Some(Kind::Text));
+        assert_eq!(
+            schema.kind("optimizer.name"),
+            Some(Kind::OneOf(&["AdamW", "SGD", "LAMB", "LARS"]))
+        );
+        assert_eq!(schema.kind("training.step"), None);
+        assert_eq!(schema.sections().count(), 13);
+    }
+
+    #[test]
+    fn every_default_is_of_its_own_kind() {
+        let defaults = toml::Table::try_from(Config::default()).unwrap();
+        for (section, keys) in &defaults {
+            for (key, value) in keys.as_table().unwrap() {
+                let kind = Schema::get().kind(&format!("{section}.{key}")).unwrap();
+                assert!(kind.accepts(value), "{section}.{key}");
+            }
+        }
+    }
+}

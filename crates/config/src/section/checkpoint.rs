@@ -1,0 +1,45 @@
+//! `[checkpoint]`: saving and resuming.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::at_least_one;
+use crate::ConfigError;
+
+/// `[checkpoint]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CheckpointSection {
+    /// Whether anything is saved or resumed.
+    pub enable: bool,
+    /// Folder for checkpoints, under `job.dump_folder`.
+    pub folder: PathBuf,
+    /// Steps between two checkpoints.
+    pub interval: u64,
+    /// How many checkpoints are kept; 0 keeps all.
+    pub keep_latest_k: usize,
+    /// A checkpoint to start from when the folder has none.
+    pub initial_load_path: Option<PathBuf>,
+    /// Whether to go on from the newest checkpoint in the folder.
+    pub resume: bool,
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        CheckpointSection {
+            enable: false,
+            folder: "checkpoint".into(),
+            interval: 500,
+            keep_latest_k: 10,
+            initial_load_path: None,
+            resume: true,
+        }
+    }
+}
+
+impl CheckpointSection {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        at_least_one("checkpoint.interval", self.interval)
+    }
+}

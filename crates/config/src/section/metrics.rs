@@ -1,0 +1,45 @@
+//! `[metrics]`: what is reported while training.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::at_least_one;
+use crate::ConfigError;
+
+/// `[metrics]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsSection {
+    /// Steps between two log lines.
+    pub log_freq: u64,
+    /// Whether TensorBoard files are written.
+    pub enable_tensorboard: bool,
+    /// Folder for TensorBoard files, under `job.dump_folder`.
+    pub save_tb_folder: PathBuf,
+    /// Whether metrics are written as JSON lines.
+    pub enable_jsonl: bool,
+    /// Whether log lines go without colour.
+    pub disable_color_printing: bool,
+    /// Whether a terminal shows a progress bar.
+    pub progress: bool,
+}
+
+impl Default for MetricsSection {
+    fn default() -> Self {
+        MetricsSection {
+            log_freq: 10,
+            enable_tensorboard: false,
+            save_tb_folder: "tb".into(),
+            enable_jsonl: false,
+            disable_color_printing: false,
+            progress: true,
+        }
+    }
+}
+
+impl MetricsSection {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        at_least_one("metrics.log_freq", self.log_freq)
+    }
+}

@@ -1,0 +1,59 @@
+//! The sections of the config file, one file each: keys, defaults, and what each may hold by itself.
+
+mod activation_checkpoint;
+mod checkpoint;
+mod comm;
+mod debug;
+mod job;
+mod lr_scheduler;
+mod metrics;
+mod model;
+mod optimizer;
+mod parallelism;
+mod profiling;
+mod training;
+mod validation;
+
+pub use activation_checkpoint::{ActivationCheckpointMode, ActivationCheckpointSection};
+pub use checkpoint::CheckpointSection;
+pub use comm::{Backend, CommSection};
+pub use debug::DebugSection;
+pub use job::JobSection;
+pub use lr_scheduler::{DecayType, LrSchedulerSection};
+pub use metrics::MetricsSection;
+pub use model::{Flavor, ModelName, ModelSection};
+pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
+pub use parallelism::{GradientCompression, ParallelismSection};
+pub use profiling::ProfilingSection;
+pub use training::{Dataset, Dtype, TrainingSection};
+pub use validation::ValidationSection;
+
+use crate::ConfigError;
+
+/// Refuses a count that must be at least one.
+fn at_least_one(key: &str, value: u64) -> Result<(), ConfigError> {
+    if value >= 1 {
+        return Ok(());
+    }
+    Err(ConfigError::contradiction(
+        format!("{key} = 0 leaves nothing to do"),
+        format!("use {key} = 1 or more"),
+    ))
+}
+
+/// Refuses a number outside `low..=high`, infinities and not-a-number among them.
+fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), ConfigError> {
+    if value.is_finite() && (low..=high).contains(&value) {
+        return Ok(());
+    }
+    let range = match high.is_finite() {
+        true => format!("between {low} and {high}"),
+        false => format!("finite and at least {low}"),
+    };
+    let remedy = match value.is_finite() {
+        true => format!("the nearest valid choice is {}", value.clamp(low, high)),
+        false => "choose a finite number".into(),
+    };
+    let conflict = format!("{key} = {value} must be {range}");
+    Err(ConfigError::contradiction(conflict, remedy))
+}

@@ -1,0 +1,74 @@
+//! `[model]`: which model, and its shape.
+//!
+//! A flavor gives a complete shape; the keys with Hugging Face names change parts of it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The family of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ModelName {
+    /// Llama decoder.
+    #[default]
+    #[serde(rename = "llama")]
+    Llama,
+    /// Two convolutions and two linear layers, for 28 x 28 images.
+    #[serde(rename = "cnn")]
+    Cnn,
+}
+
+/// A complete published or built-in shape of the Llama decoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Flavor {
+    /// 1.05 M parameters.
+    #[default]
+    #[serde(rename = "tiny")]
+    Tiny,
+    /// 27.8 M parameters.
+    #[serde(rename = "small")]
+    Small,
+    /// 8.03 B parameters.
+    #[serde(rename = "llama3-8b")]
+    Llama3_8b,
+    /// 70.6 B parameters.
+    #[serde(rename = "llama3-70b")]
+    Llama3_70b,
+    /// 405.9 B parameters.
+    #[serde(rename = "llama3-405b")]
+    Llama3_405b,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSection {
+    /// The family.
+    pub name: ModelName,
+    /// The shape to start from; `tiny` if absent. Llama only.
+    pub flavor: Option<Flavor>,
+    /// Number of different tokens.
+    pub vocab_size: Option<usize>,
+    /// Width of the residual stream.
+    pub hidden_size: Option<usize>,
+    /// Width inside the MLP.
+    pub intermediate_size: Option<usize>,
+    /// Number of blocks.
+    pub num_hidden_layers: Option<usize>,
+    /// Number of query heads.
+    pub num_attention_heads: Option<usize>,
+    /// Number of key/value heads; divides the query heads.
+    pub num_key_value_heads: Option<usize>,
+    /// Width of one head; `hidden_size / num_attention_heads` if absent.
+    pub head_dim: Option<usize>,
+    /// Base of the rotary embedding.
+    pub rope_theta: Option<f64>,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: Option<f64>,
+    /// Whether the output head is the embedding.
+    pub tie_word_embeddings: Option<bool>,
+    /// Longest sequence the model accepts.
+    pub max_position_embeddings: Option<usize>,
+    /// A safetensors file to start from, instead of weights made from the seed.
+    pub initial_weights: Option<PathBuf>,
+}

@@ -1,0 +1,93 @@
+//! `[optimizer]`: the optimiser and its numbers.
+
+use serde::{Deserialize, Serialize};
+
+use super::within;
+use crate::ConfigError;
+
+/// The update rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerName {
+    /// Adam with decoupled weight decay.
+    #[default]
+    AdamW,
+    /// Stochastic gradient descent with momentum.
+    #[serde(rename = "SGD")]
+    Sgd,
+    /// AdamW with a trust ratio per parameter, for large batches.
+    #[serde(rename = "LAMB")]
+    Lamb,
+    /// SGD with a trust ratio per parameter, for large batches.
+    #[serde(rename = "LARS")]
+    Lars,
+}
+
+/// Which kernels carry the update out. All compute the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerImplementation {
+    /// One kernel for all parameters.
+    #[default]
+    #[serde(rename = "fused")]
+    Fused,
+    /// One kernel per operation for all parameters.
+    #[serde(rename = "foreach")]
+    Foreach,
+    /// Operation by operation, parameter by parameter.
+    #[serde(rename = "for-loop")]
+    ForLoop,
+}
+
+/// `[optimizer]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerSection {
+    /// The update rule.
+    pub name: OptimizerName,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of the first moment (AdamW, LAMB).
+    pub beta1: f64,
+    /// Decay of the second moment (AdamW, LAMB).
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Momentum (SGD, LARS).
+    pub momentum: f64,
+    /// Which kernels carry the update out.
+    pub implementation: OptimizerImplementation,
+}
+
+impl Default for OptimizerSection {
+    fn default() -> Self {
+        OptimizerSection {
+            name: OptimizerName::AdamW,
+            lr: 3e-4,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            momentum: 0.9,
+            implementation: OptimizerImplementation::Fused,
+        }
+    }
+}
+
+impl OptimizerSection {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        // A decay of exactly 1 never forgets, and bias correction would divide by zero.
+        let below_one = 1.0 - f64::EPSILON;
+        within("optimizer.lr", self.lr, 0.0, f64::INFINITY)?;
+        within("optimizer.beta1", self.beta1, 0.0, below_one)?;
+        within("optimizer.beta2", self.beta2, 0.0, below_one)?;
+        within("optimizer.eps", self.eps, 0.0, f64::INFINITY)?;
+        within("optimizer.momentum", self.momentum, 0.0, below_one)?;
+        within(
+            "optimizer.weight_decay",
+            self.weight_decay,
+            0.0,
+            f64::INFINITY,
+        )
+    }
+}

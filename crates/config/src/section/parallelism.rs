@@ -1,0 +1,78 @@
+//! `[parallelism]`: how the work is split over ranks.
+
+use serde::{Deserialize, Serialize};
+
+use super::within;
+use crate::ConfigError;
+
+/// What is done to gradients before they travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GradientCompression {
+    /// Sent as they are.
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// Rounded to `bfloat16` for the journey.
+    #[serde(rename = "bf16")]
+    Bf16,
+}
+
+/// `[parallelism]`. A degree of -1 takes all ranks that the others leave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelismSection {
+    /// Copies of the model that see different data.
+    pub data_parallel_replicate_degree: i64,
+    /// Ranks over which the state of one copy is sharded.
+    pub data_parallel_shard_degree: i64,
+    /// Ranks that share every matrix.
+    pub tensor_parallel_degree: i64,
+    /// Ranks that share the layers.
+    pub pipeline_parallel_degree: i64,
+    /// Ranks that share a sequence.
+    pub context_parallel_degree: i64,
+    /// Ranks that share the experts.
+    pub expert_parallel_degree: i64,
+    /// Megabytes (2^20 bytes) of gradients that are reduced together.
+    pub bucket_cap_mb: f64,
+    /// The same for the first bucket to be ready, small so that reduction starts early.
+    pub first_bucket_mb: f64,
+    /// Whether reduction starts while backward goes on.
+    pub overlap: bool,
+    /// What is done to gradients before they travel.
+    pub gradient_compression: GradientCompression,
+    /// Whether a step may leave parameters without a gradient.
+    pub find_unused_parameters: bool,
+}
+
+impl Default for ParallelismSection {
+    fn default() -> Self {
+        ParallelismSection {
+            data_parallel_replicate_degree: -1,
+            data_parallel_shard_degree: 1,
+            tensor_parallel_degree: 1,
+            pipeline_parallel_degree: 1,
+            context_parallel_degree: 1,
+            expert_parallel_degree: 1,
+            bucket_cap_mb: 25.0,
+            first_bucket_mb: 1.0,
+            overlap: true,
+            gradient_compression: GradientCompression::None,
+            find_unused_parameters: false,
+        }
+    }
+}
+
+impl ParallelismSection {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        // A bucket holds at least one parameter, so any cap above zero has a meaning.
+        let smallest = 1.0 / 1024.0;
+        for (key, value) in [
+            ("parallelism.bucket_cap_mb", self.bucket_cap_mb),
+            ("parallelism.first_bucket_mb", self.first_bucket_mb),
+        ] {
+            within(key, value, smallest, 1024.0 * 1024.0)?;
+        }
+        Ok(())
+    }
+}

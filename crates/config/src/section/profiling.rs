@@ -1,0 +1,54 @@
+//! `[profiling]`: traces and memory records.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::at_least_one;
+use crate::ConfigError;
+
+/// `[profiling]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProfilingSection {
+    /// Whether traces are written.
+    pub enable_profiling: bool,
+    /// Folder for traces, under `job.dump_folder`.
+    pub save_traces_folder: PathBuf,
+    /// A trace is written every so many steps.
+    pub profile_freq: u64,
+    /// How many steps one trace covers, the last ones before it is written.
+    pub profiler_active: u64,
+    /// Whether the memory of each traced step is written too.
+    pub enable_memory_snapshot: bool,
+    /// Folder for memory records, under `job.dump_folder`.
+    pub save_memory_snapshot_folder: PathBuf,
+}
+
+impl Default for ProfilingSection {
+    fn default() -> Self {
+        ProfilingSection {
+            enable_profiling: false,
+            save_traces_folder: "profile_traces".into(),
+            profile_freq: 10,
+            profiler_active: 1,
+            enable_memory_snapshot: false,
+            save_memory_snapshot_folder: "memory_snapshot".into(),
+        }
+    }
+}
+
+impl ProfilingSection {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        at_least_one("profiling.profile_freq", self.profile_freq)?;
+        at_least_one("profiling.profiler_active", self.profiler_active)?;
+        if self.profiler_active <= self.profile_freq {
+            return Ok(());
+        }
+        let (active, freq) = (self.profiler_active, self.profile_freq);
+        Err(ConfigError::contradiction(
+            format!("profiling.profiler_active = {active} exceeds profiling.profile_freq = {freq}"),
+            format!("use profiling.profiler_active = {freq} or less"),
+        ))
+    }
+}

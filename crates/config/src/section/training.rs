@@ -1,0 +1,162 @@
+//! `[training]`: data, batch, length and number types of the run.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{at_least_one, within};
+use crate::ConfigError;
+
+/// Where samples come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dataset {
+    /// Made from the seed; endless, and learnable.
+    #[default]
+    #[serde(rename = "synthetic")]
+    Synthetic,
+    /// A folder with MNIST's IDX files.
+    #[serde(rename = "mnist")]
+    Mnist,
+    /// A token file.
+    #[serde(rename = "tokens")]
+    Tokens,
+}
+
+/// A number type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dtype {
+    /// 32 bits.
+    #[default]
+    #[serde(rename = "float32")]
+    Float32,
+    /// 64 bits.
+    #[serde(rename = "float64")]
+    Float64,
+    /// 16 bits with the range of `float32`.
+    #[serde(rename = "bfloat16")]
+    Bfloat16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::Bfloat16 => 2,
+            Dtype::Float32 => 4,
+            Dtype::Float64 => 8,
+        }
+    }
+
+    /// The name used in config files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::Bfloat16 => "bfloat16",
+            Dtype::Float32 => "float32",
+            Dtype::Float64 => "float64",
+        }
+    }
+}
+
+/// `[training]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainingSection {
+    /// Where samples come from.
+    pub dataset: Dataset,
+    /// The file or folder of the dataset, if it has one.
+    pub dataset_path: Option<PathBuf>,
+    /// Samples that one rank computes at once.
+    pub local_batch_size: usize,
+    /// Samples of one optimiser step over all ranks; `local_batch_size` times the data-parallel
+    /// degree if absent. If it is larger, each rank accumulates gradients.
+    pub global_batch_size: Option<usize>,
+    /// Tokens in one sample.
+    pub seq_len: usize,
+    /// Gradients are scaled down to this norm; 0 turns clipping off.
+    pub max_norm: f64,
+    /// Optimiser steps.
+    pub steps: u64,
+    /// The type in which weights and optimiser state are held.
+    pub dtype: Dtype,
+    /// The type in which layers compute; `dtype` if absent.
+    pub mixed_precision_param: Option<Dtype>,
+    /// The type in which gradients travel between ranks; `dtype` if absent.
+    pub mixed_precision_reduce: Option<Dtype>,
+}
+
+impl Default for TrainingSection {
+    fn default() -> Self {
+        TrainingSection {
+            dataset: Dataset::Synthetic,
+            dataset_path: None,
+            local_batch_size: 8,
+            global_batch_size: None,
+            seq_len: 2048,
+            max_norm: 1.0,
+            steps: 10_000,
+            dtype: Dtype::Float32,
+            mixed_precision_param: None,
+            mixed_precision_reduce: None,
+        }
+    }
+}
+
+impl TrainingSection {
+    /// The type in which layers compute.
+    pub fn compute_dtype(&self) -> Dtype {
+        self.mixed_precision_param.unwrap_or(self.dtype)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        at_least_one("training.local_batch_size", self.local_batch_size as u64)?;
+        at_least_one("training.seq_len", self.seq_len as u64)?;
+        at_least_one("training.steps", self.steps)?;
+        if let Some(global) = self.global_batch_size {
+            at_least_one("training.global_batch_size", global as u64)?;
+        }
+        within("training.max_norm", self.max_norm, 0.0, f64::INFINITY)?;
+        self.check_dataset_path()?;
+        let mixed = [
+            ("mixed_precision_param", self.mixed_precision_param),
+            ("mixed_precision_reduce", self.mixed_precision_reduce),
+        ];
+        mixed
+            .iter()
+            .try_for_each(|&(key, dtype)| self.check_mixed(key, dtype))
+    }
+
+    fn check_dataset_path(&self) -> Result<(), ConfigError> {
+        let needs_path = self.dataset != Dataset::Synthetic;
+        match (needs_path, &self.dataset_path) {
+            (true, None) => Err(ConfigError::contradiction(
+                "training.dataset is read from disk, but training.dataset_path is absent",
+                "set training.dataset_path, or use training.dataset = \"synthetic\"",
+            )),
+            (false, Some(path)) => Err(ConfigError::contradiction(
+                format!(
+                    "training.dataset = \"synthetic\" reads no file, but training.dataset_path = {path:?}"
+                ),
+                "remove the path, or use training.dataset = \"tokens\" or \"mnist\"",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Mixed precision narrows: computing in a type wider than the weights gains nothing, and
+    /// narrowing `float64` would lose what it was chosen for.
+    fn check_mixed(&self, key: &str, mixed: Option<Dtype>) -> Result<(), ConfigError> {
+        let Some(mixed) = mixed else { return Ok(()) };
+        let allowed =
+            mixed == self.dtype || (self.dtype == Dtype::Float32 && mixed == Dtype::Bfloat16);
+        if allowed {
+            return Ok(());
+        }
+        let (held, asked) = (self.dtype.name(), mixed.name());
+        Err(ConfigError::contradiction(
+            format!(
+                "training.dtype = \"{held}\" cannot be mixed with training.{key} = \"{asked}\""
+            ),
+            format!("remove training.{key}, or use training.dtype = \"float32\" with \"bfloat16\""),
+        ))
+    }
+}

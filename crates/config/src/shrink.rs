@@ -1,0 +1,172 @@
+//! A small copy of a big config, to verify on one machine what will run on thousands.
+//!
+//! Sizes go down, structure stays: query heads per key/value head, MLP width per hidden width, a
+//! tied head, number types, degrees, accumulation. Nothing is read from or written to disk.
+
+use crate::{
+    Backend, CheckpointSection, Config, Dataset, Flavor, LlamaConfig, ModelSection, ModelSpec,
+    ProfilingSection, ValidationSection,
+};
+
+/// The most micro-batches a step keeps; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
+const MICROBATCHES: usize = 12;
+/// Half and double of it are even too, as rotary embedding needs.
+const HEAD_DIM: usize = 8;
+
+impl Config {
+    /// A copy of this config that runs in seconds on a few CPU ranks.
+    pub fn shrink(&self) -> Config {
+        let mut small = self.clone();
+        let training = &mut small.training;
+        let microbatches = training
+            .global_batch_size
+            .map(|global| global.div_ceil(training.local_batch_size.max(1)));
+        training.local_batch_size = training.local_batch_size.min(2);
+        training.global_batch_size =
+            microbatches.map(|number| training.local_batch_size * number.min(MICROBATCHES));
+        training.seq_len = training.seq_len.min(64);
+        training.steps = training.steps.min(5);
+        training.dataset = Dataset::Synthetic;
+        training.dataset_path = None;
+
+        let steps = small.training.steps;
+        small.lr_scheduler.warmup_steps = match small.lr_scheduler.decay_ratio {
+            // Rounding could let a shortened warm-up reach into the decay.
+            Some(_) => 0,
+            None => small.lr_scheduler.warmup_steps.min(steps),
+        };
+        small.model = self.shrunk_model();
+        small.checkpoint = CheckpointSection::default();
+        small.profiling = ProfilingSection::default();
+        small.validation = ValidationSection::default();
+        small.comm.backend = Backend::Gloo;
+        small
+    }
+
+    /// A config whose model cannot be resolved keeps it, for [`Config::check`] to refuse.
+    fn shrunk_model(&self) -> ModelSection {
+        match self.model.resolve() {
+            Ok(ModelSpec::Llama(shape)) => section_of(&shrink_llama(&shape)),
+            Ok(ModelSpec::Cnn) | Err(_) => ModelSection {
+                initial_weights: None,
+                ..self.model.clone()
+            },
+        }
+    }
+}
+
+fn shrink_llama(shape: &LlamaConfig) -> LlamaConfig {
+    let queries_per_key = shape.num_attention_heads / shape.num_key_value_heads;
+    let num_key_value_heads = shape.num_key_value_heads.min(2);
+    let num_attention_heads = num_key_value_heads * queries_per_key.min(16);
+    let hidden_size = num_attention_heads * HEAD_DIM;
+    // Heads wider or narrower together than the stream stay so.
+    let head_dim = match shape.query_width().cmp(&shape.hidden_size) {
+        std::cmp::Ordering::Less => HEAD_DIM / 2,
+        std::cmp::Ordering::Equal => HEAD_DIM,
+        std::cmp::Ordering::Greater => HEAD_DIM * 2,
+    };
+    let mlp = hidden_size * shape.intermediate_size / shape.hidden_size;
+    LlamaConfig {
+        vocab_size: shape.vocab_size.min(512),
+        hidden_size,
+        intermediate_size: mlp.clamp(8, 4 * hidden_size).next_multiple_of(8),
+        num_hidden_layers: shape.num_hidden_layers.min(4),
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+        max_position_embeddings: shape.max_position_embeddings.min(64),
+        ..shape.clone()
+    }
+}
+
+/// The keys that say a shape in full.
+fn section_of(shape: &LlamaConfig) -> ModelSection {
+    ModelSection {
+        flavor: Some(Flavor::Tiny),
+        vocab_size: Some(shape.vocab_size),
+        hidden_size: Some(shape.hidden_size),
+        intermediate_size: Some(shape.intermediate_size),
+        num_hidden_layers: Some(shape.num_hidden_layers),
+        num_attention_heads: Some(shape.num_attention_heads),
+        num_key_value_heads: Some(shape.num_key_value_heads),
+        head_dim: Some(shape.head_dim),
+        rope_theta: Some(shape.rope_theta),
+        rms_norm_eps: Some(shape.rms_norm_eps),
+        tie_word_embeddings: Some(shape.tie_word_embeddings),
+        max_position_embeddings: Some(shape.max_position_embeddings),
+        ..ModelSection::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn llama(config: &Config) -> LlamaConfig {
+        match config.model.resolve().unwrap() {
+            ModelSpec::Llama(shape) => shape,
+            ModelSpec::Cnn => panic!("not a Llama"),
+        }
+    }
+
+    #[test]
+    fn a_70b_model_keeps_its_structure() {
+        let text = "[model]\nflavor = \"llama3-70b\"\n[training]\nlocal_batch_size = 1\n\
+                    global_batch_size = 1024\nseq_len = 8192\n[lr_scheduler]\nwarmup_steps = 2000";
+        let big = Config::parse(text, &[]).unwrap();
+        let small = big.shrink();
+        small.check().unwrap();
+        let (before, after) = (llama(&big), llama(&small));
+        assert!(
+            after.num_parameters() < 4_000_000,
+            "{}",
+            after.num_parameters()
+        );
+        assert_eq!(after.num_attention_heads / after.num_key_value_heads, 8);
+        assert_eq!(after.query_width(), after.hidden_size);
+        assert_eq!(
+            after.intermediate_size * before.hidden_size,
+            before.intermediate_size * after.hidden_size
+        );
+        assert_eq!(after.rope_theta, before.rope_theta);
+        assert_eq!(small.training.global_batch_size, Some(12));
+        for ranks in [1, 2, 3, 4] {
+            small.batching(ranks).unwrap();
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_shrunk_config_is_valid_and_small(
+            kv_heads in 1usize..20,
+            queries in 1usize..40,
+            hidden in 1usize..9000,
+            mlp in 1usize..90_000,
+            half_head in 1usize..200,
+            layers in 1usize..200,
+            local in 1usize..9,
+            times in prop::option::of(1usize..5000),
+            steps in 1u64..9000,
+            decay in prop::option::of(0.0..1.0),
+        ) {
+            let mut big = Config::default();
+            big.model.num_key_value_heads = Some(kv_heads);
+            big.model.num_attention_heads = Some(kv_heads * queries);
+            big.model.hidden_size = Some(hidden);
+            big.model.intermediate_size = Some(mlp);
+            big.model.head_dim = Some(2 * half_head);
+            big.model.num_hidden_layers = Some(layers);
+            big.training.local_batch_size = local;
+            big.training.global_batch_size = times.map(|times| times * local);
+            big.training.steps = steps;
+            big.lr_scheduler.decay_ratio = decay;
+            big.check().unwrap();
+            let small = big.shrink();
+            small.check().unwrap();
+            prop_assert!(llama(&small).num_parameters() < 10_000_000);
+        }
+    }
+}

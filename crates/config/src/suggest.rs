@@ -1,0 +1,83 @@
+//! What the writer probably meant.
+
+use strsim::normalized_damerau_levenshtein;
+
+use crate::schema::Schema;
+
+/// Below this likeness a suggestion confuses more than it helps.
+const LIKENESS: f64 = 0.5;
+
+/// The candidate most like `word`, if any is like it at all.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    candidates
+        .map(|candidate| {
+            let likeness = normalized_damerau_levenshtein(&word, &candidate.to_lowercase());
+            (candidate, likeness)
+        })
+        .filter(|(_, likeness)| *likeness >= LIKENESS)
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .map(|(candidate, _)| candidate)
+}
+
+/// What to say about an unknown key: the same name in another section, the nearest key, or the
+/// keys there are.
+pub fn hint_for_key(schema: &Schema, key: &str) -> String {
+    let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
+    let elsewhere = schema
+        .keys()
+        .find(|known| known.rsplit_once('.').is_some_and(|(_, name)| name == leaf));
+    if let Some(known) = elsewhere.or_else(|| nearest(key, schema.keys())) {
+        return format!("did you mean {known}?");
+    }
+    let siblings: Vec<_> = schema
+        .keys()
+        .filter_map(|known| known.split_once('.'))
+        .filter(|(known, _)| *known == section)
+        .map(|(_, name)| name)
+        .collect();
+    match siblings.is_empty() {
+        true => hint_for_section(schema, section),
+        false => format!("[{section}] has the keys {}", siblings.join(", ")),
+    }
+}
+
+/// What to say about an unknown section: the nearest, or all.
+pub fn hint_for_section(schema: &Schema, section: &str) -> String {
+    match nearest(section, schema.sections()) {
+        Some(known) => format!("did you mean [{known}]?"),
+        None => {
+            let all: Vec<_> = schema.sections().collect();
+            format!("the sections are {}", all.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_key() {
+        let hint = |key| hint_for_key(Schema::get(), key);
+        assert_eq!(hint("training.step"), "did you mean training.steps?");
+        assert_eq!(
+            hint("training.batch_size"),
+            "did you mean training.local_batch_size?"
+        );
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_section_finds_its_section() {
+        let hint = hint_for_key(Schema::get(), "training.seed");
+        assert_eq!(hint, "did you mean debug.seed?");
+    }
+
+    #[test]
+    fn nonsense_gets_the_list() {
+        let hint = hint_for_key(Schema::get(), "debug.qqqqqqqqqqqqqqqqqqqq");
+        assert_eq!(hint, "[debug] has the keys seed, deterministic");
+        let hint = hint_for_section(Schema::get(), "zzzz");
+        assert!(hint.starts_with("the sections are job, model,"), "{hint}");
+    }
+}

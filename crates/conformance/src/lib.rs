@@ -1,0 +1,1 @@
+//! Every strategy against one rank. Tests only.

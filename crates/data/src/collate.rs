@@ -1,0 +1,131 @@
+//! Samples stacked into the tensors a model reads.
+
+use tch::{Device, Tensor};
+
+use crate::DataError;
+use crate::source::{IMAGE_SIDE, Sample};
+
+/// What one rank computes at once.
+#[derive(Debug)]
+pub struct Batch {
+    /// Tokens as int64 `[batch, seq]`, or images as float32 `[batch, 1, 28, 28]`.
+    pub inputs: Tensor,
+    /// Tokens as int64 `[batch, seq]`, or labels as int64 `[batch]`.
+    pub targets: Tensor,
+    /// How many targets there are: what a summed loss is divided by.
+    pub num_targets: i64,
+}
+
+/// Stacks samples of one kind and one size.
+pub fn collate(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
+    match samples.first() {
+        Some(Sample::Tokens { inputs, .. }) => collate_tokens(samples, inputs.len(), device),
+        Some(Sample::Image { .. }) => collate_images(samples, device),
+        None => Err(DataError::Collate("there are none".into())),
+    }
+}
+
+fn collate_tokens(samples: &[Sample], length: usize, device: Device) -> Result<Batch, DataError> {
+    let mut all_inputs = Vec::with_capacity(samples.len() * length);
+    let mut all_targets = Vec::with_capacity(samples.len() * length);
+    for sample in samples {
+        let Sample::Tokens { inputs, targets } = sample else {
+            return Err(DataError::Collate("an image among tokens".into()));
+        };
+        if inputs.len() != length || targets.len() != length {
+            return Err(DataError::Collate(format!(
+                "{} inputs and {} targets among sequences of {length}",
+                inputs.len(),
+                targets.len()
+            )));
+        }
+        all_inputs.extend_from_slice(inputs);
+        all_targets.extend_from_slice(targets);
+    }
+    let shape = [samples.len() as i64, length as i64];
+    Ok(Batch {
+        inputs: tensor(&all_inputs, &shape, device)?,
+        targets: tensor(&all_targets, &shape, device)?,
+        num_targets: all_targets.len() as i64,
+    })
+}
+
+fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
+    const SIZE: usize = IMAGE_SIDE * IMAGE_SIDE;
+    let mut all_pixels = Vec::with_capacity(samples.len() * SIZE);
+    let mut labels = Vec::with_capacity(samples.len());
+    for sample in samples {
+        let Sample::Image { pixels, label } = sample else {
+            return Err(DataError::Collate("tokens among images".into()));
+        };
+        if pixels.len() != SIZE {
+            return Err(DataError::Collate(format!(
+                "an image of {} pixels among images of {SIZE}",
+                pixels.len()
+            )));
+        }
+        all_pixels.extend_from_slice(pixels);
+        labels.push(*label);
+    }
+    let (batch, side) = (samples.len() as i64, IMAGE_SIDE as i64);
+    Ok(Batch {
+        inputs: tensor(&all_pixels, &[batch, 1, side, side], device)?,
+        targets: tensor(&labels, &[batch], device)?,
+        num_targets: batch,
+    })
+}
+
+fn tensor<T: tch::kind::Element>(
+    values: &[T],
+    shape: &[i64],
+    device: Device,
+) -> Result<Tensor, DataError> {
+    let flat = Tensor::f_from_slice(values)?;
+    Ok(flat.f_view(shape)?.f_to_device(device)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+    use crate::{Source, SyntheticImages, SyntheticTokens};
+
+    fn samples(source: &dyn Source, number: u64) -> Vec<Sample> {
+        (0..number).map(|i| source.sample(i).unwrap()).collect()
+    }
+
+    #[test]
+    fn tokens_stack_in_order() {
+        let source = SyntheticTokens::new(8, 1024, 1).unwrap();
+        let batch = collate(&samples(&source, 3), Device::Cpu).unwrap();
+        assert_eq!(batch.inputs.size(), [3, 8]);
+        assert_eq!((batch.inputs.kind(), batch.num_targets), (Kind::Int64, 24));
+        let row = Vec::<i64>::try_from(batch.inputs.get(0)).unwrap();
+        assert_eq!(row, [828, 248, 223, 98, 497, 444, 179, 902]);
+        assert_eq!(batch.targets.int64_value(&[0, 7]), 421);
+    }
+
+    #[test]
+    fn images_stack_with_their_labels() {
+        let batch = collate(&samples(&SyntheticImages::new(7), 2), Device::Cpu).unwrap();
+        assert_eq!(batch.inputs.size(), [2, 1, 28, 28]);
+        assert_eq!(
+            (batch.inputs.kind(), batch.targets.kind()),
+            (Kind::Float, Kind::Int64)
+        );
+        assert_eq!((batch.targets.size(), batch.num_targets), (vec![2], 2));
+    }
+
+    #[test]
+    fn what_does_not_stack_is_refused() {
+        let tokens = samples(&SyntheticTokens::new(8, 16, 1).unwrap(), 1);
+        let longer = samples(&SyntheticTokens::new(9, 16, 1).unwrap(), 1);
+        let images = samples(&SyntheticImages::new(1), 1);
+        let refusal = |samples: &[Sample]| collate(samples, Device::Cpu).unwrap_err().to_string();
+        assert!(refusal(&[]).ends_with("there are none"));
+        assert!(refusal(&[tokens.clone(), longer].concat()).contains("9 inputs"));
+        assert!(refusal(&[tokens.clone(), images.clone()].concat()).contains("image among"));
+        assert!(refusal(&[images, tokens].concat()).contains("tokens among"));
+    }
+}

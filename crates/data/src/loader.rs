@@ -1,0 +1,318 @@
+//! Batches made in threads, ahead of the loop that reads them.
+//!
+//! Micro-batches are numbered in the order they are needed, and thread t of n makes number t,
+//! t + n, t + 2n and so on, each into a channel of its own that holds a few. The reader takes from
+//! the channels in turn. So the order is fixed, the threads share nothing, and when the reader
+//! goes away the channels close and the threads end.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use tch::Device;
+
+use crate::{Batch, DataError, Order, Sample, Sampler, Source, collate};
+
+/// How a [`Loader`] works, apart from what it loads.
+#[derive(Clone, Copy, Debug)]
+pub struct LoaderOptions {
+    /// Threads that make batches.
+    pub num_threads: usize,
+    /// Batches that each thread makes ahead.
+    pub prefetch: usize,
+    /// Where batches are put.
+    pub device: Device,
+    /// In which order a finite source is read.
+    pub order: Order,
+    /// The step to begin with.
+    pub first_step: u64,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        LoaderOptions {
+            num_threads: 1,
+            prefetch: 2,
+            device: Device::Cpu,
+            order: Order::Sequential,
+            first_step: 0,
+        }
+    }
+}
+
+/// The micro-batches of one rank, in order and without end. It stops after the first error.
+pub struct Loader {
+    channels: Vec<Receiver<Result<Batch, DataError>>>,
+    threads: Vec<JoinHandle<()>>,
+    next: usize,
+}
+
+impl Loader {
+    /// Starts making the batches of `rank`.
+    pub fn new(
+        source: Arc<dyn Source>,
+        sampler: Sampler,
+        rank: usize,
+        options: LoaderOptions,
+    ) -> Result<Loader, DataError> {
+        if source.is_empty() {
+            return Err(DataError::Setting("the dataset has no samples".into()));
+        }
+        let plan = Plan {
+            source,
+            sampler,
+            rank: rank as u64,
+            order: options.order,
+            device: options.device,
+            first_step: options.first_step,
+        };
+        plan.positions(0)?; // a rank that does not exist is refused here, not in a thread
+        let num_threads = options.num_threads.max(1);
+        let mut loader = Loader {
+            channels: Vec::with_capacity(num_threads),
+            threads: Vec::with_capacity(num_threads),
+            next: 0,
+        };
+        for thread in 0..num_threads {
+            let (sender, receiver) = sync_channel(options.prefetch.max(1));
+            let plan = plan.clone();
+            let work = move || plan.feed(&sender, thread as u64, num_threads as u64);
+            let handle = std::thread::Builder::new()
+                .name(format!("loader-{thread}"))
+                .spawn(work)
+                .map_err(|error| {
+                    DataError::Setting(format!("cannot start loading thread {thread}: {error}"))
+                })?;
+            loader.channels.push(receiver);
+            loader.threads.push(handle);
+        }
+        Ok(loader)
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let channel = self.channels.get(self.next)?;
+        let batch = channel.recv().unwrap_or(Err(DataError::WorkerLost));
+        self.next = (self.next + 1) % self.channels.len();
+        if batch.is_err() {
+            self.channels.clear();
+        }
+        Some(batch)
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // Closed channels are what ends the threads, so they must go first.
+        self.channels.clear();
+        for thread in self.threads.drain(..) {
+            // A panic was already reported to the reader as `WorkerLost`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What every thread knows: which batch has which number.
+#[derive(Clone)]
+struct Plan {
+    source: Arc<dyn Source>,
+    sampler: Sampler,
+    rank: u64,
+    order: Order,
+    device: Device,
+    first_step: u64,
+}
+
+impl Plan {
+    /// Makes every `stride`th batch from number `start` on, until nobody listens or one fails.
+    fn feed(&self, sender: &SyncSender<Result<Batch, DataError>>, start: u64, stride: u64) {
+        let mut number = start;
+        loop {
+            let batch = self.batch(number);
+            let failed = batch.is_err();
+            if sender.send(batch).is_err() || failed {
+                return;
+            }
+            number += stride;
+        }
+    }
+
+    fn batch(&self, number: u64) -> Result<Batch, DataError> {
+        let samples: Result<Vec<_>, _> = self
+            .positions(number)?
+            .map(|position| self.sample(position))
+            .collect();
+        collate(&samples?, self.device)
+    }
+
+    fn positions(&self, number: u64) -> Result<std::ops::Range<u64>, DataError> {
+        let microbatches = self.sampler.num_microbatches();
+        let step = self.first_step.saturating_add(number / microbatches);
+        self.sampler
+            .positions(step, number % microbatches, self.rank)
+    }
+
+    fn sample(&self, position: u64) -> Result<Sample, DataError> {
+        let len = self.source.len();
+        let index = self.order.locate(position, len);
+        let index = index.ok_or(DataError::OutOfRange {
+            index: position,
+            len: 0,
+        })?;
+        self.source.sample(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Sequences that say which sample they are, and break where told to.
+    #[derive(Default)]
+    struct Counting {
+        len: Option<u64>,
+        fails_at: Option<u64>,
+        panics_at: Option<u64>,
+        made: AtomicU64,
+    }
+
+    impl Source for Counting {
+        fn len(&self) -> Option<u64> {
+            self.len
+        }
+
+        fn sample(&self, index: u64) -> Result<Sample, DataError> {
+            self.made.fetch_add(1, Ordering::Relaxed);
+            assert_ne!(Some(index), self.panics_at, "told to");
+            match self.fails_at == Some(index) {
+                true => Err(DataError::OutOfRange { index, len: index }),
+                false => Ok(Sample::from_sequence(&[index as i64, 0])),
+            }
+        }
+    }
+
+    fn loader(source: Counting, sampler: Sampler, rank: usize, options: LoaderOptions) -> Loader {
+        Loader::new(Arc::new(source), sampler, rank, options).unwrap()
+    }
+
+    fn inputs(batch: Result<Batch, DataError>) -> Vec<i64> {
+        let inputs = batch.unwrap().inputs.flatten(0, -1);
+        Vec::try_from(inputs).unwrap()
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_one_order() {
+        let sampler = Sampler::new(12, 2, 3).unwrap();
+        for num_threads in [1, 2, 5] {
+            let options = LoaderOptions {
+                num_threads,
+                first_step: 4,
+                ..LoaderOptions::default()
+            };
+            let loader = loader(Counting::default(), sampler, 1, options);
+            let seen: Vec<_> = loader.take(9).map(inputs).collect();
+            let expected: Vec<_> = (0..9u64)
+                .map(|n| sampler.positions(4 + n / 3, n % 3, 1).unwrap())
+                .map(|positions| positions.map(|p| p as i64).collect::<Vec<_>>())
+                .collect();
+            assert_eq!(seen, expected);
+        }
+    }
+
+    #[test]
+    fn the_samples_of_a_step_do_not_depend_on_the_number_of_ranks() {
+        let step = |ranks: usize, microbatches: usize| {
+            let sampler = Sampler::new(24, ranks, microbatches).unwrap();
+            let options = LoaderOptions {
+                order: Order::Shuffled { seed: 3 },
+                first_step: 7,
+                ..LoaderOptions::default()
+            };
+            let source = || Counting {
+                len: Some(50),
+                ..Counting::default()
+            };
+            (0..ranks)
+                .flat_map(|rank| loader(source(), sampler, rank, options).take(microbatches))
+                .flat_map(inputs)
+                .collect::<Vec<_>>()
+        };
+        let reference = step(1, 1);
+        for (ranks, microbatches) in [(1, 4), (2, 1), (3, 2), (4, 3), (8, 1)] {
+            assert_eq!(step(ranks, microbatches), reference);
+        }
+    }
+
+    #[test]
+    fn errors_reach_the_reader_in_their_place() {
+        let source = Counting {
+            fails_at: Some(5),
+            ..Counting::default()
+        };
+        let options = LoaderOptions {
+            num_threads: 3,
+            ..LoaderOptions::default()
+        };
+        let mut loader = loader(source, Sampler::new(1, 1, 1).unwrap(), 0, options);
+        for expected in 0..5 {
+            assert_eq!(inputs(loader.next().unwrap()), [expected]);
+        }
+        let error = loader.next().unwrap().unwrap_err();
+        assert!(matches!(error, DataError::OutOfRange { index: 5, .. }));
+        assert!(loader.next().is_none());
+    }
+
+    #[test]
+    fn a_panic_in_a_source_is_an_error_here() {
+        let source = Counting {
+            panics_at: Some(1),
+            ..Counting::default()
+        };
+        let sampler = Sampler::new(1, 1, 1).unwrap();
+        let mut loader = loader(source, sampler, 0, LoaderOptions::default());
+        assert!(loader.next().unwrap().is_ok());
+        let error = loader.next().unwrap().unwrap_err();
+        assert!(matches!(error, DataError::WorkerLost));
+        assert!(loader.next().is_none());
+    }
+
+    #[test]
+    fn dropping_ends_the_threads_and_prefetch_is_bounded() {
+        let source = Arc::new(Counting::default());
+        let options = LoaderOptions {
+            num_threads: 2,
+            prefetch: 3,
+            ..LoaderOptions::default()
+        };
+        let sampler = Sampler::new(1, 1, 1).unwrap();
+        let mut loader = Loader::new(source.clone(), sampler, 0, options).unwrap();
+        loader.next().unwrap().unwrap();
+        drop(loader);
+        assert_eq!(
+            Arc::strong_count(&source),
+            1,
+            "a thread still holds the source"
+        );
+        // One read, three waiting in each channel, and one in the hands of each thread, twice.
+        assert!(source.made.load(Ordering::Relaxed) <= 1 + 2 * (3 + 2));
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_refused_at_once() {
+        let sampler = Sampler::new(2, 2, 1).unwrap();
+        let refuse = |source: Counting, rank| {
+            Loader::new(Arc::new(source), sampler, rank, LoaderOptions::default()).is_err()
+        };
+        assert!(refuse(Counting::default(), 2));
+        let empty = Counting {
+            len: Some(0),
+            ..Counting::default()
+        };
+        assert!(refuse(empty, 0));
+    }
+}

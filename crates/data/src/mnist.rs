@@ -1,0 +1,205 @@
+//! MNIST's IDX files: handwritten digits.
+//!
+//! Two files, one of images and one of labels. Each begins with a magic number that says what it
+//! holds, and big-endian sizes; the rest is one byte per pixel or label. Both fit in memory.
+
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+use crate::source::{IMAGE_SIDE, Sample, Source, check_index};
+
+const IMAGES: u32 = 0x0000_0803;
+const LABELS: u32 = 0x0000_0801;
+const PIXELS: usize = IMAGE_SIDE * IMAGE_SIDE;
+
+/// Which half of MNIST.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// 60,000 digits to learn from.
+    Train,
+    /// 10,000 digits to be judged by.
+    Test,
+}
+
+/// Digits in memory.
+#[derive(Debug)]
+pub struct Mnist {
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
+}
+
+impl Mnist {
+    /// Reads one half from a folder with MNIST's files under their own names.
+    pub fn open(folder: impl AsRef<Path>, split: Split) -> Result<Mnist, DataError> {
+        let prefix = match split {
+            Split::Train => "train",
+            Split::Test => "t10k",
+        };
+        let file = |rest: &str| folder.as_ref().join(format!("{prefix}-{rest}"));
+        let images = file("images-idx3-ubyte");
+        let labels = file("labels-idx1-ubyte");
+        let pixels = read_idx(&images, IMAGES, &[IMAGE_SIDE, IMAGE_SIDE])?;
+        let digits = read_idx(&labels, LABELS, &[])?;
+        let number = pixels.len() / PIXELS;
+        if number != digits.len() {
+            let reason = format!("{} labels for {number} images", digits.len());
+            return Err(DataError::format(&labels, reason));
+        }
+        if let Some(position) = digits.iter().position(|&digit| digit > 9) {
+            let reason = format!("label {position} is {}, not a digit", digits[position]);
+            return Err(DataError::format(&labels, reason));
+        }
+        Ok(Mnist {
+            pixels,
+            labels: digits,
+        })
+    }
+}
+
+impl Source for Mnist {
+    fn len(&self) -> Option<u64> {
+        Some(self.labels.len() as u64)
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        check_index(index, self.labels.len() as u64)?;
+        let index = index as usize;
+        let pixels = &self.pixels[index * PIXELS..][..PIXELS];
+        Ok(Sample::Image {
+            pixels: pixels.iter().map(|&grey| f32::from(grey) / 255.0).collect(),
+            label: i64::from(self.labels[index]),
+        })
+    }
+}
+
+/// The content of an IDX file whose entries have the given dimensions.
+fn read_idx(path: &Path, magic: u32, dims: &[usize]) -> Result<Vec<u8>, DataError> {
+    let mut bytes = std::fs::read(path).map_err(|error| explain_missing(path, error))?;
+    let content = check_idx(&bytes, magic, dims).map_err(|why| DataError::format(path, why))?;
+    Ok(bytes.split_off(content))
+}
+
+/// A missing file is often there in its packed form.
+fn explain_missing(path: &Path, error: std::io::Error) -> DataError {
+    let mut packed = path.as_os_str().to_owned();
+    packed.push(".gz");
+    let packed = PathBuf::from(packed);
+    match packed.exists() {
+        true => DataError::format(&packed, "unpack it first: gunzip this file"),
+        false => DataError::io(path, error),
+    }
+}
+
+/// Where the content begins, if the header tells the truth.
+fn check_idx(bytes: &[u8], magic: u32, dims: &[usize]) -> Result<usize, String> {
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return Err("packed with gzip: rename it to end in .gz and gunzip it".into());
+    }
+    let field = |number: usize| {
+        let bytes = bytes.get(4 * number..)?.first_chunk()?;
+        Some(u32::from_be_bytes(*bytes))
+    };
+    let found = field(0).ok_or("too short for an IDX file")?;
+    if found != magic {
+        return Err(format!(
+            "begins with {found:#010x}, but {magic:#010x} was expected"
+        ));
+    }
+    let number = field(1).ok_or("the header is cut off")? as usize;
+    for (position, &dim) in dims.iter().enumerate() {
+        let found = field(2 + position).ok_or("the header is cut off")? as usize;
+        if found != dim {
+            return Err(format!(
+                "dimension {position} is {found}, but {dim} was expected"
+            ));
+        }
+    }
+    let header = 4 * (2 + dims.len());
+    let content = bytes.len() - header;
+    let expected = number.saturating_mul(dims.iter().product());
+    match content == expected {
+        true => Ok(header),
+        false => Err(format!(
+            "{number} entries need {expected} bytes, but {content} follow the header"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn idx(magic: u32, sizes: &[u32], content: &[u8]) -> Vec<u8> {
+        let header = [magic]
+            .into_iter()
+            .chain(sizes.iter().copied())
+            .flat_map(u32::to_be_bytes);
+        header.chain(content.iter().copied()).collect()
+    }
+
+    fn images(number: u32) -> Vec<u8> {
+        let content: Vec<_> = (0..number as usize * PIXELS).map(|i| i as u8).collect();
+        idx(IMAGES, &[number, 28, 28], &content)
+    }
+
+    fn open(images: &[u8], labels: &[u8]) -> Result<Mnist, DataError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("t10k-images-idx3-ubyte"), images).unwrap();
+        std::fs::write(folder.path().join("t10k-labels-idx1-ubyte"), labels).unwrap();
+        Mnist::open(folder.path(), Split::Test)
+    }
+
+    #[test]
+    fn reads_what_was_written() {
+        let mnist = open(&images(3), &idx(LABELS, &[3], &[7, 0, 9])).unwrap();
+        assert_eq!(mnist.len(), Some(3));
+        let Sample::Image { pixels, label } = mnist.sample(2).unwrap() else {
+            panic!("not an image")
+        };
+        assert_eq!((pixels.len(), label), (PIXELS, 9));
+        assert_eq!(pixels[1], ((2 * PIXELS + 1) % 256) as f32 / 255.0);
+        assert!(matches!(
+            mnist.sample(3),
+            Err(DataError::OutOfRange { index: 3, len: 3 })
+        ));
+    }
+
+    #[test]
+    fn lies_and_slips_are_refused() {
+        let labels = idx(LABELS, &[3], &[7, 0, 9]);
+        let refusal = |a: &[u8], b: &[u8]| open(a, b).unwrap_err().to_string();
+        assert!(refusal(&labels, &labels).contains("0x00000801, but 0x00000803"));
+        assert!(refusal(&images(2), &labels).contains("3 labels for 2 images"));
+        assert!(refusal(&images(3), &idx(LABELS, &[3], &[1, 10, 2])).contains("label 1 is 10"));
+        assert!(refusal(&images(3)[..900], &labels).contains("need 2352 bytes"));
+        assert!(refusal(&idx(IMAGES, &[1, 28, 27], &[]), &labels).contains("dimension 1 is 27"));
+        assert!(refusal(&[0x1f, 0x8b, 8, 0], &labels).contains("gunzip"));
+        assert!(refusal(&[0, 0], &labels).contains("too short"));
+    }
+
+    #[test]
+    fn a_packed_file_beside_the_missing_one_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(
+            folder.path().join("train-images-idx3-ubyte.gz"),
+            [0x1f, 0x8b],
+        )
+        .unwrap();
+        let message = Mnist::open(folder.path(), Split::Train)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("unpack it first"), "{message}");
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(mut bytes: Vec<u8>, lead in 0usize..3) {
+            let prefix = idx(IMAGES, &[1, 28], &[]);
+            bytes.splice(0..0, prefix[..4 * lead].iter().copied());
+            let _ = check_idx(&bytes, IMAGES, &[28, 28]);
+            let _ = check_idx(&bytes, LABELS, &[]);
+        }
+    }
+}

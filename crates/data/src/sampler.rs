@@ -1,0 +1,141 @@
+//! Which samples a rank computes in a micro-batch of a step.
+//!
+//! The global batch of a step is a run of consecutive positions. Ranks take consecutive parts of
+//! it, micro-batches consecutive parts of those. So the samples of a step, and their order, are
+//! the same on any number of ranks.
+
+use std::ops::Range;
+
+use crate::DataError;
+
+/// Divides every step's positions over ranks and micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampler {
+    local: u64,
+    num_ranks: u64,
+    num_microbatches: u64,
+    first: u64,
+}
+
+impl Sampler {
+    /// Steps of `global_batch` samples, divided over `num_ranks` data-parallel ranks with
+    /// `num_microbatches` each.
+    pub fn new(
+        global_batch: usize,
+        num_ranks: usize,
+        num_microbatches: usize,
+    ) -> Result<Sampler, DataError> {
+        let parts = num_ranks.checked_mul(num_microbatches).unwrap_or_default();
+        if parts == 0 || global_batch == 0 || !global_batch.is_multiple_of(parts) {
+            return Err(DataError::Setting(format!(
+                "a global batch of {global_batch} cannot be divided evenly over {num_ranks} ranks \
+                 with {num_microbatches} micro-batches each: use a multiple of {}",
+                parts.max(1)
+            )));
+        }
+        Ok(Sampler {
+            local: (global_batch / parts) as u64,
+            num_ranks: num_ranks as u64,
+            num_microbatches: num_microbatches as u64,
+            first: 0,
+        })
+    }
+
+    /// The same with step 0 at position `first`: for a run that goes on after so many samples,
+    /// perhaps with another batch.
+    pub fn starting_at(self, first: u64) -> Sampler {
+        Sampler { first, ..self }
+    }
+
+    /// Samples of one micro-batch on one rank.
+    pub fn local_batch(&self) -> u64 {
+        self.local
+    }
+
+    /// Samples of one step over all ranks.
+    pub fn global_batch(&self) -> u64 {
+        self.local * self.num_ranks * self.num_microbatches
+    }
+
+    /// Micro-batches of one step on one rank.
+    pub fn num_microbatches(&self) -> u64 {
+        self.num_microbatches
+    }
+
+    /// The positions that `rank` computes in micro-batch `microbatch` of `step`.
+    pub fn positions(
+        &self,
+        step: u64,
+        microbatch: u64,
+        rank: u64,
+    ) -> Result<Range<u64>, DataError> {
+        if microbatch >= self.num_microbatches || rank >= self.num_ranks {
+            return Err(DataError::Setting(format!(
+                "there is no micro-batch {microbatch} on rank {rank}: there are {} micro-batches \
+                 and {} ranks",
+                self.num_microbatches, self.num_ranks
+            )));
+        }
+        let within = (rank * self.num_microbatches + microbatch) * self.local;
+        let start = step
+            .checked_mul(self.global_batch())
+            .and_then(|start| start.checked_add(self.first)?.checked_add(within));
+        match start.and_then(|start| Some(start..start.checked_add(self.local)?)) {
+            Some(positions) => Ok(positions),
+            None => Err(DataError::Setting(format!(
+                "step {step} of {} samples lies beyond what can be counted",
+                self.global_batch()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ranks_and_microbatches_together_are_the_global_batch_in_order(
+            local in 1usize..6,
+            ranks in 1usize..9,
+            microbatches in 1usize..5,
+            step in 0u64..1000,
+            first in 0u64..1000,
+        ) {
+            let batch = local * ranks * microbatches;
+            let sampler = Sampler::new(batch, ranks, microbatches).unwrap().starting_at(first);
+            let all: Vec<_> = (0..ranks as u64)
+                .flat_map(|rank| (0..microbatches as u64).map(move |m| (rank, m)))
+                .flat_map(|(rank, m)| sampler.positions(step, m, rank).unwrap())
+                .collect();
+            let start = first + step * batch as u64;
+            prop_assert_eq!(all, (start..start + batch as u64).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn never_panics(
+            batch in 1usize..,
+            parts in (1usize..9, 1usize..9),
+            step: u64,
+            place in (0u64..9, 0u64..9),
+            first: u64,
+        ) {
+            if let Ok(sampler) = Sampler::new(batch, parts.0, parts.1) {
+                let _ = sampler.starting_at(first).positions(step, place.0, place.1);
+            }
+        }
+    }
+
+    #[test]
+    fn uneven_divisions_are_refused() {
+        let message = Sampler::new(10, 2, 2).unwrap_err().to_string();
+        assert!(message.ends_with("use a multiple of 4"), "{message}");
+        assert!(Sampler::new(0, 1, 1).is_err());
+        assert!(Sampler::new(8, 0, 1).is_err());
+        assert!(Sampler::new(8, usize::MAX, 2).is_err());
+        assert!(Sampler::new(8, 2, 1).unwrap().positions(0, 0, 2).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+//! Samples made from the seed: endless, equal on every machine, and cheap.
+//!
+//! A generator is started for each sample from its number and the seed, so any sample can be had
+//! without the ones before it. Tokens follow a rule that a model can learn three times out of four;
+//! images are noise. All arithmetic wraps modulo 2^64.
+
+use crate::source::{IMAGE_SIDE, Sample, Source};
+use crate::{DataError, order::mix};
+
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+const NUM_CLASSES: u64 = 10;
+
+/// Knuth's MMIX generator, started far apart for different samples.
+struct Generator(u64);
+
+impl Generator {
+    fn of(index: u64, seed: u64) -> Generator {
+        let position = index.wrapping_add(1).wrapping_mul(GOLDEN);
+        Generator(mix(position.wrapping_add(seed)))
+    }
+
+    fn next(&mut self) -> u64 {
+        let scaled = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = scaled.wrapping_add(1_442_695_040_888_963_407);
+        self.0
+    }
+}
+
+/// Sequences in which each token follows from the last, one in four at random.
+#[derive(Clone, Debug)]
+pub struct SyntheticTokens {
+    seq_len: usize,
+    vocab_size: u64,
+    seed: u64,
+}
+
+impl SyntheticTokens {
+    /// Sequences of `seq_len` tokens below `vocab_size`.
+    pub fn new(seq_len: usize, vocab_size: usize, seed: u64) -> Result<Self, DataError> {
+        if seq_len == 0 || vocab_size == 0 {
+            return Err(DataError::Setting(format!(
+                "synthetic tokens need at least one token and one position, not a vocabulary of \
+                 {vocab_size} and a length of {seq_len}"
+            )));
+        }
+        Ok(SyntheticTokens {
+            seq_len,
+            vocab_size: vocab_size as u64,
+            seed,
+        })
+    }
+
+    fn sequence(&self, index: u64) -> Vec<i64> {
+        let mut generator = Generator::of(index, self.seed);
+        let mut last = None;
+        let mut next = || {
+            let random = generator.next() >> 33;
+            let token = match last {
+                Some(token) if !random.is_multiple_of(4) => {
+                    5u64.wrapping_mul(token).wrapping_add(7)
+                }
+                _ => random >> 2,
+            } % self.vocab_size;
+            last = Some(token);
+            token as i64
+        };
+        (0..=self.seq_len).map(|_| next()).collect()
+    }
+}
+
+impl Source for SyntheticTokens {
+    fn len(&self) -> Option<u64> {
+        None
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        Ok(Sample::from_sequence(&self.sequence(index)))
+    }
+}
+
+/// Images of noise with random labels: for speed and correctness, not for learning.
+#[derive(Clone, Debug)]
+pub struct SyntheticImages {
+    seed: u64,
+}
+
+impl SyntheticImages {
+    /// Images that depend on `seed` and their number.
+    pub fn new(seed: u64) -> Self {
+        SyntheticImages { seed }
+    }
+}
+
+impl Source for SyntheticImages {
+    fn len(&self) -> Option<u64> {
+        None
+    }
+
+    fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        let mut generator = Generator::of(index, self.seed);
+        // 24 random bits are exactly what a float32 below 1 can hold.
+        let mut pixel = || (generator.next() >> 40) as f32 / (1u32 << 24) as f32;
+        let pixels = (0..IMAGE_SIDE * IMAGE_SIDE).map(|_| pixel()).collect();
+        let label = ((generator.next() >> 33) % NUM_CLASSES) as i64;
+        Ok(Sample::Image { pixels, label })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checksum(values: impl IntoIterator<Item = u64>) -> u64 {
+        values
+            .into_iter()
+            .fold(0xCBF2_9CE4_8422_2325, |hash, value| {
+                (hash ^ value).wrapping_mul(0x0100_0000_01B3)
+            })
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_pytorch_peers() {
+        let source = SyntheticTokens::new(8, 1024, 1).unwrap();
+        let expected = [828, 248, 223, 98, 497, 444, 179, 902, 421];
+        assert_eq!(source.sequence(0), expected);
+        let Sample::Tokens { inputs, targets } = source.sample(0).unwrap() else {
+            panic!("not tokens")
+        };
+        assert_eq!(
+            (inputs.as_slice(), targets.as_slice()),
+            (&expected[..8], &expected[1..])
+        );
+
+        let source = SyntheticTokens::new(256, 4096, 7).unwrap();
+        let tokens = (0..24).flat_map(|index| source.sequence(index));
+        assert_eq!(checksum(tokens.map(|t| t as u64)), 0x26e1_ed2d_fda3_f122);
+    }
+
+    #[test]
+    fn images_are_those_of_the_pytorch_peers() {
+        let source = SyntheticImages::new(7);
+        let values = (0..4).flat_map(|index| match source.sample(index).unwrap() {
+            Sample::Image { pixels, label } => {
+                let bits = pixels.into_iter().map(|pixel| u64::from(pixel.to_bits()));
+                bits.chain([label as u64]).collect::<Vec<_>>()
+            }
+            Sample::Tokens { .. } => panic!("not an image"),
+        });
+        assert_eq!(checksum(values), 0x117d_1d39_105d_d913);
+    }
+
+    #[test]
+    fn the_last_index_is_as_good_as_the_first() {
+        let source = SyntheticTokens::new(3, 10, u64::MAX).unwrap();
+        assert_eq!(source.sequence(u64::MAX).len(), 4);
+    }
+
+    #[test]
+    fn an_empty_vocabulary_is_refused() {
+        assert!(SyntheticTokens::new(8, 0, 1).is_err());
+        assert!(SyntheticTokens::new(0, 8, 1).is_err());
+    }
+}

@@ -1,0 +1,219 @@
+//! The way of the ranks' output: from their pipes to the console and the log files.
+//!
+//! One thread per stream reads the pipes of all ranks, so a rank is never held up by a slow
+//! neighbour's line, and the thread that watches the ranks is never held up by a slow console.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::line::{Lines, Tail, prefix};
+use crate::{Console, LaunchError, Output};
+
+/// Reads at most this much at once.
+const CHUNK: usize = 64 * 1024;
+
+/// How often a pipe is read again after the end of its rank, for what was still in it. A process
+/// that escaped and goes on writing must not hold the launcher for ever.
+const LAST_READS: usize = 64;
+
+/// Which of the two streams.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Stream {
+    fn file_name(self) -> &'static str {
+        match self {
+            Stream::Stdout => "stdout.log",
+            Stream::Stderr => "stderr.log",
+        }
+    }
+
+    fn is_coloured(self, no_color: Option<&OsStr>) -> bool {
+        let is_terminal = match self {
+            Stream::Stdout => io::stdout().is_terminal(),
+            Stream::Stderr => io::stderr().is_terminal(),
+        };
+        is_terminal && no_color.is_none_or(OsStr::is_empty)
+    }
+
+    fn write(self, bytes: &[u8]) -> io::Result<()> {
+        fn all(mut console: impl Write, bytes: &[u8]) -> io::Result<()> {
+            console.write_all(bytes)?;
+            console.flush()
+        }
+        match self {
+            Stream::Stdout => all(io::stdout().lock(), bytes),
+            Stream::Stderr => all(io::stderr().lock(), bytes),
+        }
+    }
+}
+
+/// One stream of one rank.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pipe: Option<File>,
+    lines: Lines,
+    tail: Tail,
+    log: Option<(PathBuf, File)>,
+    /// What stands before a line on the console; `None` keeps the rank off it.
+    prefix: Option<String>,
+}
+
+impl Source {
+    /// Prepares the way of one stream of `rank`.
+    pub(crate) fn new(
+        rank: usize,
+        stream: Stream,
+        pipe: OwnedFd,
+        output: &Output,
+    ) -> Result<Source, LaunchError> {
+        let no_color = std::env::var_os("NO_COLOR");
+        let is_shown = output
+            .console_ranks
+            .as_ref()
+            .is_none_or(|ranks| ranks.contains(&rank));
+        let prefix = match output.console {
+            Console::Prefixed => Some(prefix(rank, stream.is_coloured(no_color.as_deref()))),
+            Console::Plain => Some(String::new()),
+            Console::Silent => None,
+        };
+        Ok(Source {
+            pipe: Some(pipe.into()),
+            lines: Lines::default(),
+            tail: Tail::default(),
+            log: open_log(rank, stream, output)?,
+            prefix: prefix.filter(|_| is_shown),
+        })
+    }
+
+    /// Reads once; what is for the console is added to `console`.
+    fn read(&mut self, chunk: &mut [u8], console: &mut Vec<u8>) {
+        let Some(pipe) = &mut self.pipe else { return };
+        match pipe.read(chunk) {
+            Ok(0) => self.close(console),
+            Ok(length) => self.take(&chunk[..length], console),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => self.close(console),
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], console: &mut Vec<u8>) {
+        if let Some((path, log)) = &mut self.log
+            && let Err(error) = log.write_all(bytes)
+        {
+            eprintln!("warning: the log {} ends here: {error}", path.display());
+            self.log = None;
+        }
+        let (tail, prefix) = (&mut self.tail, self.prefix.as_deref());
+        self.lines
+            .push(bytes, |line| show(line, prefix, tail, console));
+    }
+
+    fn close(&mut self, console: &mut Vec<u8>) {
+        self.pipe = None;
+        let (tail, prefix) = (&mut self.tail, self.prefix.as_deref());
+        self.lines.finish(|line| show(line, prefix, tail, console));
+    }
+}
+
+fn show(line: &[u8], prefix: Option<&str>, tail: &mut Tail, console: &mut Vec<u8>) {
+    tail.push(line);
+    if let Some(prefix) = prefix {
+        console.extend_from_slice(prefix.as_bytes());
+        console.extend_from_slice(line);
+    }
+}
+
+fn open_log(
+    rank: usize,
+    stream: Stream,
+    output: &Output,
+) -> Result<Option<(PathBuf, File)>, LaunchError> {
+    let Some(log_dir) = &output.log_dir else {
+        return Ok(None);
+    };
+    let folder = log_dir.join(rank.to_string());
+    let path = folder.join(stream.file_name());
+    match fs::create_dir_all(&folder).and_then(|()| File::create(&path)) {
+        Ok(file) => Ok(Some((path, file))),
+        Err(source) => Err(LaunchError::Log { path, source }),
+    }
+}
+
+/// Carries the output of all ranks until every pipe has ended, or until the other end of `stop`
+/// is closed; gives the last lines of every rank.
+pub(crate) fn pump(
+    stream: Stream,
+    mut sources: Vec<Source>,
+    stop: BorrowedFd<'_>,
+) -> Vec<Vec<String>> {
+    let mut chunk = vec![0; CHUNK];
+    let mut console = Vec::new();
+    let mut num_last_reads = 0;
+    while sources.iter().any(|source| source.pipe.is_some()) && num_last_reads < LAST_READS {
+        let is_stopping = num_last_reads > 0;
+        let Ok((ready, stopped)) = wait(&sources, stop, is_stopping) else {
+            break;
+        };
+        if stopped {
+            num_last_reads += 1;
+        }
+        if is_stopping && ready.is_empty() {
+            break;
+        }
+        for index in ready {
+            sources[index].read(&mut chunk, &mut console);
+        }
+        print(stream, &mut console);
+    }
+    for source in &mut sources {
+        source.close(&mut console);
+    }
+    print(stream, &mut console);
+    let tails = sources.into_iter().map(|source| source.tail.into_lines());
+    tails.collect()
+}
+
+/// A console that is gone (`| head`) does not end the job: its lines are dropped.
+fn print(stream: Stream, console: &mut Vec<u8>) {
+    if !console.is_empty() {
+        let _ = stream.write(console);
+        console.clear();
+    }
+}
+
+/// Which pipes have something to read, and whether to stop; does not wait when already stopping.
+fn wait(
+    sources: &[Source],
+    stop: BorrowedFd<'_>,
+    is_stopping: bool,
+) -> io::Result<(Vec<usize>, bool)> {
+    let open: Vec<(usize, &File)> = sources
+        .iter()
+        .enumerate()
+        .filter_map(|(index, source)| Some((index, source.pipe.as_ref()?)))
+        .collect();
+    let mut fds: Vec<PollFd<'_>> = open
+        .iter()
+        .map(|(_, pipe)| PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN))
+        .chain([PollFd::from_borrowed_fd(stop, PollFlags::IN)])
+        .collect();
+    let at_once = Timespec::default();
+    rustix::io::retry_on_intr(|| poll(&mut fds, is_stopping.then_some(&at_once)))?;
+    let ready = open
+        .iter()
+        .zip(&fds)
+        .filter(|(_, fd)| !fd.revents().is_empty())
+        .map(|((index, _), _)| *index)
+        .collect();
+    let stopped = fds.last().is_some_and(|fd| !fd.revents().is_empty());
+    Ok((ready, stopped))
+}

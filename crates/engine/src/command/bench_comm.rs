@@ -1,0 +1,308 @@
+//! `trainyard bench comm`: the table nccl-tests users know, for every collective.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+use trainyard_elastic::Console;
+use trainyard_mesh::{Axis, Mesh};
+use trainyard_torch::{Backend, Group, Message, ReduceOp, Rendezvous, Result as TorchResult};
+use trainyard_trace::{Ledger, Purpose};
+
+use crate::error::{EngineError, Result};
+use crate::measure::quantile;
+use crate::ranks::{join_mesh, run_locally};
+
+/// What is measured, and how much of it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Range {
+    /// Collectives, separated by commas; all by default.
+    #[arg(long, value_delimiter = ',')]
+    ops: Vec<Op>,
+    /// Smallest size in bytes.
+    #[arg(long, default_value_t = 4 << 10)]
+    min_bytes: usize,
+    /// Largest size in bytes.
+    #[arg(long, default_value_t = 64 << 20)]
+    max_bytes: usize,
+    /// Each size is this many times the one before.
+    #[arg(long, default_value_t = 4)]
+    factor: usize,
+    /// Seconds to spend on each size.
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `bench comm`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Number of ranks to start here.
+    #[arg(long, default_value_t = 2)]
+    nproc: usize,
+    #[command(flatten)]
+    range: Range,
+}
+
+/// Arguments of one rank.
+#[derive(Debug, clap::Args)]
+pub struct RankArguments {
+    #[command(flatten)]
+    range: Range,
+}
+
+/// A collective to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    SendRecv,
+    Barrier,
+}
+
+const ALL: [Op; 10] = [
+    Op::AllReduce,
+    Op::AllGather,
+    Op::ReduceScatter,
+    Op::AllToAll,
+    Op::Broadcast,
+    Op::Reduce,
+    Op::Gather,
+    Op::Scatter,
+    Op::SendRecv,
+    Op::Barrier,
+];
+
+/// Starts the ranks; rank 0 prints.
+pub fn execute(arguments: Arguments) -> Result<ExitCode> {
+    if arguments.nproc < 2 {
+        return Err(EngineError::Rank(
+            "bench comm needs --nproc 2 or more".to_owned(),
+        ));
+    }
+    let range = &arguments.range;
+    let mut args: Vec<OsString> = vec!["bench-comm-rank".into()];
+    if !range.ops.is_empty() {
+        let names = range.ops.iter().filter_map(|op| {
+            clap::ValueEnum::to_possible_value(op).map(|value| value.get_name().to_owned())
+        });
+        args.extend(["--ops".into(), names.collect::<Vec<_>>().join(",").into()]);
+    }
+    for (flag, value) in [
+        ("--min-bytes", range.min_bytes.to_string()),
+        ("--max-bytes", range.max_bytes.to_string()),
+        ("--factor", range.factor.to_string()),
+        ("--seconds", range.seconds.to_string()),
+    ] {
+        args.extend([flag.into(), value.into()]);
+    }
+    if range.json {
+        args.push("--json".into());
+    }
+    run_locally(arguments.nproc, &args, Console::Plain)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One line of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    op: Op,
+    world: usize,
+    bytes: usize,
+    count: usize,
+    time_us: f64,
+    algbw_gbps: f64,
+    busbw_gbps: f64,
+    repeats: usize,
+}
+
+/// Measures on this rank; rank 0 prints.
+pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
+    let at = Rendezvous::from_env(Duration::from_secs(60))?;
+    let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
+    let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
+    let group = world.everyone()?;
+    let range = arguments.range;
+    let ops = if range.ops.is_empty() {
+        ALL.to_vec()
+    } else {
+        range.ops.clone()
+    };
+    if at.rank == 0 && !range.json {
+        println!(
+            "# {} ranks, gloo, float32; sizes and bus bandwidth as nccl-tests define them",
+            at.world_size
+        );
+        println!(
+            "{:<15} {:>11} {:>11} {:>11} {:>12} {:>12}",
+            "collective", "size (B)", "count", "time (us)", "algbw (GB/s)", "busbw (GB/s)"
+        );
+    }
+    for op in ops {
+        let mut bytes = range.min_bytes.max(4 * at.world_size);
+        loop {
+            let row = measure(op, bytes, &group, range.seconds)?;
+            if at.rank == 0 {
+                print(&row, range.json);
+            }
+            bytes *= range.factor.max(2);
+            if bytes > range.max_bytes || op == Op::Barrier {
+                break;
+            }
+        }
+    }
+    group.barrier()?.wait()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(row: &Row, json: bool) {
+    if json {
+        println!("{}", serde_json::to_string(row).unwrap_or_default());
+        return;
+    }
+    let name = serde_json::to_value(row.op).unwrap_or_default();
+    println!(
+        "{:<15} {:>11} {:>11} {:>11.1} {:>12.3} {:>12.3}",
+        name.as_str().unwrap_or_default(),
+        row.bytes,
+        row.count,
+        row.time_us,
+        row.algbw_gbps,
+        row.busbw_gbps
+    );
+}
+
+/// Times of the slowest rank.
+fn measure(op: Op, bytes: usize, group: &Group, seconds: f64) -> Result<Row> {
+    let case = Case::new(op, bytes, group);
+    for _ in 0..3 {
+        case.call(group)?;
+    }
+    let start = Instant::now();
+    case.call(group)?;
+    let guess = slowest(group, &[start.elapsed().as_secs_f64()])?[0];
+    let repeats = ((seconds / guess.max(1e-6)) as usize).clamp(5, 1000);
+    group.barrier()?.wait()?;
+    let mut times = Vec::with_capacity(repeats);
+    for _ in 0..repeats {
+        let start = Instant::now();
+        case.call(group)?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    // A ping and a pong are two messages.
+    let messages = if op == Op::SendRecv { 2.0 } else { 1.0 };
+    let median = quantile(&slowest(group, &times)?, 0.5) / messages;
+    let algbw = if op == Op::Barrier {
+        0.0
+    } else {
+        bytes as f64 / median / 1e9
+    };
+    Ok(Row {
+        op,
+        world: group.size(),
+        bytes: if op == Op::Barrier { 0 } else { bytes },
+        count: bytes / 4,
+        time_us: median * 1e6,
+        algbw_gbps: algbw,
+        busbw_gbps: algbw * bus_factor(op, group.size() as f64),
+        repeats,
+    })
+}
+
+/// What each link carries in an optimal algorithm, over the size.
+fn bus_factor(op: Op, ranks: f64) -> f64 {
+    match op {
+        Op::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+        Op::AllGather | Op::ReduceScatter | Op::AllToAll | Op::Gather | Op::Scatter => {
+            (ranks - 1.0) / ranks
+        }
+        Op::Broadcast | Op::Reduce | Op::SendRecv => 1.0,
+        Op::Barrier => 0.0,
+    }
+}
+
+fn slowest(group: &Group, times: &[f64]) -> Result<Vec<f64>> {
+    let all = Tensor::from_slice(times);
+    group
+        .all_reduce(&all, ReduceOp::Max, Purpose::Control)?
+        .wait()?;
+    Ok(Vec::<f64>::try_from(&all)?)
+}
+
+/// Buffers of one measurement. `whole` has the size; `part` one rank's share of it.
+struct Case {
+    op: Op,
+    whole: Tensor,
+    other: Tensor,
+    part: Tensor,
+    parts: Vec<Tensor>,
+    splits: Vec<i64>,
+}
+
+impl Case {
+    fn new(op: Op, bytes: usize, group: &Group) -> Case {
+        let ranks = group.size() as i64;
+        let share = (bytes / 4) as i64 / ranks;
+        let zeros = |n: i64| Tensor::zeros([n], (Kind::Float, Device::Cpu));
+        Case {
+            op,
+            whole: zeros(share * ranks),
+            other: zeros(share * ranks),
+            part: zeros(share),
+            parts: (0..ranks).map(|_| zeros(share)).collect(),
+            splits: vec![share; ranks as usize],
+        }
+    }
+
+    fn call(&self, group: &Group) -> TorchResult<()> {
+        const WHY: Purpose = Purpose::Control;
+        let at_root: &[Tensor] = if group.index() == 0 { &self.parts } else { &[] };
+        match self.op {
+            Op::AllReduce => group.all_reduce(&self.whole, ReduceOp::Sum, WHY)?.wait(),
+            Op::AllGather => group.all_gather(&self.whole, &self.part, WHY)?.wait(),
+            Op::ReduceScatter => group
+                .reduce_scatter(&self.part, &self.whole, ReduceOp::Sum, WHY)?
+                .wait(),
+            Op::AllToAll => group
+                .all_to_all(&self.other, &self.whole, &self.splits, &self.splits, WHY)?
+                .wait(),
+            Op::Broadcast => group.broadcast(&self.whole, 0, WHY)?.wait(),
+            Op::Reduce => group.reduce(&self.whole, 0, ReduceOp::Sum, WHY)?.wait(),
+            Op::Gather => group.gather(at_root, &self.part, 0, WHY)?.wait(),
+            Op::Scatter => group.scatter(&self.part, at_root, 0, WHY)?.wait(),
+            Op::SendRecv => self.ping_pong(group),
+            Op::Barrier => group.barrier()?.wait(),
+        }
+    }
+
+    fn ping_pong(&self, group: &Group) -> TorchResult<()> {
+        const WHY: Purpose = Purpose::Control;
+        let there = |peer| {
+            group
+                .batch(&[Message::Send(&self.whole, peer)], 0, WHY)?
+                .wait()
+        };
+        let back = |peer| {
+            group
+                .batch(&[Message::Recv(&self.whole, peer)], 0, WHY)?
+                .wait()
+        };
+        match group.index() {
+            0 => there(1).and_then(|()| back(1)),
+            1 => back(0).and_then(|()| there(0)),
+            _ => Ok(()),
+        }
+    }
+}

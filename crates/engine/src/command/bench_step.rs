@@ -1,0 +1,310 @@
+//! `bench-step`: trains a preset as the PyTorch peers do and prints the same JSON line.
+//!
+//! It is the trainer of `trainyard train` with the peers' settings; only the loop around it measures.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+use trainyard_config::Config;
+use trainyard_data::{Batch, Sampler, Source, collate};
+use trainyard_nn::Place;
+use trainyard_torch::{Backend, Group, Rendezvous, memory};
+use trainyard_trace::{Ledger, Purpose};
+use trainyard_train::{Trainer, build};
+
+use crate::error::Result;
+use crate::measure::{cpu_seconds, peak_resident_bytes, quantile, resident_bytes};
+use crate::ranks::join_mesh;
+
+/// Arguments of `bench-step`, named as the peers'.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Model and batch.
+    #[arg(long, value_parser = ["tiny", "small", "cnn"])]
+    preset: String,
+    /// How the work is divided; `bare` is one rank's work without communication.
+    #[arg(long, value_parser = ["single", "bare", "ddp"], default_value = "ddp")]
+    strategy: String,
+    /// Number types.
+    #[arg(long, value_parser = ["fp32", "bf16"], default_value = "fp32")]
+    dtype: String,
+    /// Timed steps.
+    #[arg(long, default_value_t = 20)]
+    steps: usize,
+    /// Untimed steps before them; they train too.
+    #[arg(long, default_value_t = 3)]
+    warmup: usize,
+    /// Micro-batches per step.
+    #[arg(long, default_value_t = 1)]
+    micro_batches: usize,
+    /// Threads per rank.
+    #[arg(long, default_value_t = 1)]
+    threads: i32,
+    /// Seed of weights and data.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Megabytes per bucket.
+    #[arg(long, default_value_t = 25.0)]
+    bucket_mb: f64,
+    /// Reduce only after backward.
+    #[arg(long)]
+    no_overlap: bool,
+    /// Count allocations (costs a little).
+    #[arg(long)]
+    observe_memory: bool,
+    /// Write a trace of all steps into this folder.
+    #[arg(long)]
+    trace: Option<std::path::PathBuf>,
+}
+
+/// The fields of the peers' line that are read by `bench/compare`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(rename = "impl")]
+    implementation: &'static str,
+    version: &'static str,
+    strategy: &'a str,
+    preset: &'a str,
+    world: usize,
+    processes: usize,
+    threads: i32,
+    dtype: &'a str,
+    batch: usize,
+    micro_batches: usize,
+    warmup: usize,
+    steps: usize,
+    losses: Vec<f64>,
+    grad_norms: Vec<f64>,
+    tokens_per_s: f64,
+    step_ms_median: f64,
+    step_ms_p10: f64,
+    cpu_ms_per_step_per_rank: Vec<f64>,
+    peak_rss_mb_per_rank: Vec<f64>,
+    rss_mb_before_model_per_rank: Vec<f64>,
+    comm_bytes_per_step_per_rank: Wire,
+    peak_allocated_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Wire {
+    sent: Vec<f64>,
+    received: Vec<f64>,
+}
+
+/// Trains and prints the line on rank 0.
+pub fn execute(arguments: Arguments) -> Result<ExitCode> {
+    tch::set_num_threads(arguments.threads);
+    if arguments.observe_memory {
+        memory::observe();
+    }
+    let at = Rendezvous::from_env(Duration::from_secs(300))?;
+    let is_bare = arguments.strategy == "bare";
+    let mut config = preset(&arguments)?;
+    config.training.local_batch_size =
+        config.training.global_batch_size.unwrap_or(1) / at.world_size / arguments.micro_batches;
+    let ledger = match arguments.trace {
+        Some(_) => Ledger::recording(at.rank),
+        None => Ledger::new(at.rank),
+    };
+    let world = join_mesh(config.mesh(at.world_size)?, Backend::Gloo, &at, |_| ledger)?;
+    let everyone = world.everyone()?;
+    let rss_before = resident_bytes();
+
+    let sampler = Sampler::new(
+        config.training.global_batch_size.unwrap_or(1),
+        at.world_size,
+        arguments.micro_batches,
+    )?;
+    let source = build::source(&config, false)?;
+    let num_steps = arguments.warmup + arguments.steps;
+    let batches = (0..num_steps)
+        .map(|step| step_batches(&*source, &sampler, step as u64, at.rank))
+        .collect::<Result<Vec<_>>>()?;
+    let alone = trainyard_torch::World::alone(Ledger::new(at.rank))?;
+    if is_bare {
+        config.training.global_batch_size =
+            config.training.global_batch_size.map(|b| b / at.world_size);
+    }
+    let mut trainer = Trainer::new(&config, if is_bare { &alone } else { &world }, Place::Cpu)?;
+
+    let mut measured = Measured::default();
+    for (step, microbatches) in batches.iter().enumerate() {
+        if step == arguments.warmup {
+            everyone.barrier()?.wait()?;
+            measured.begin(trainer.data_group());
+        }
+        let start = Instant::now();
+        let outcome = trainer.step(microbatches)?;
+        measured.losses.push(f64::try_from(&outcome.loss_part)?);
+        measured.norms.push(f64::try_from(&outcome.grad_norm)?);
+        measured.seconds.push(start.elapsed().as_secs_f64());
+    }
+    let cpu_ms = 1e3 * (cpu_seconds() - measured.cpu_before) / arguments.steps as f64;
+    everyone.barrier()?.wait()?;
+    let wire = trainer.data_group().wire_bytes();
+    let per_step = |after: u64, before: u64| (after - before) as f64 / arguments.steps as f64;
+    let mine = [
+        cpu_ms,
+        peak_resident_bytes() as f64 / f64::from(1 << 20),
+        rss_before as f64 / f64::from(1 << 20),
+        per_step(wire.sent, measured.wire_before.sent),
+        per_step(wire.received, measured.wire_before.received),
+    ];
+    let facts = gather(&everyone, &mine)?;
+    let losses = gather(&everyone, &measured.losses)?;
+    let times = gather(&everyone, &measured.seconds[arguments.warmup..])?;
+    if let Some(folder) = &arguments.trace {
+        write_trace(folder, &world)?;
+    }
+    if at.rank != 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    // Ranks that work together are as fast as the slowest; bare ones do not wait for each other.
+    let step_ms: Vec<f64> = (0..arguments.steps)
+        .map(|step| {
+            let of_ranks = times.iter().map(|t| 1e3 * t[step]);
+            match is_bare {
+                true => of_ranks.sum::<f64>() / times.len() as f64,
+                false => of_ranks.fold(0.0, f64::max),
+            }
+        })
+        .collect();
+    let median = quantile(&step_ms, 0.5);
+    let column = |index: usize| facts.iter().map(|f| f[index]).collect::<Vec<f64>>();
+    let global_batch = sampler.global_batch() as usize;
+    let samples = match arguments.preset.as_str() {
+        "cnn" => global_batch,
+        _ => global_batch * config.training.seq_len,
+    };
+    let line = Line {
+        implementation: "trainyard",
+        version: env!("CARGO_PKG_VERSION"),
+        strategy: &arguments.strategy,
+        preset: &arguments.preset,
+        world: at.world_size,
+        processes: at.world_size,
+        threads: arguments.threads,
+        dtype: &arguments.dtype,
+        batch: global_batch,
+        micro_batches: arguments.micro_batches,
+        warmup: arguments.warmup,
+        steps: arguments.steps,
+        losses: (0..num_steps)
+            .map(|s| losses.iter().map(|l| l[s]).sum())
+            .collect(),
+        grad_norms: measured.norms,
+        tokens_per_s: samples as f64 / median * 1e3,
+        step_ms_median: median,
+        step_ms_p10: quantile(&step_ms, 0.1),
+        cpu_ms_per_step_per_rank: column(0),
+        peak_rss_mb_per_rank: column(1),
+        rss_mb_before_model_per_rank: column(2),
+        comm_bytes_per_step_per_rank: Wire {
+            sent: column(3),
+            received: column(4),
+        },
+        peak_allocated_bytes: match arguments.observe_memory {
+            true => Some(memory::report()?.peak),
+            false => None,
+        },
+    };
+    println!("{}", serde_json::to_string(&line).unwrap_or_default());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is read off while stepping.
+#[derive(Default)]
+struct Measured {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    seconds: Vec<f64>,
+    cpu_before: f64,
+    wire_before: trainyard_torch::WireBytes,
+}
+
+impl Measured {
+    fn begin(&mut self, group: &Group) {
+        self.cpu_before = cpu_seconds();
+        self.wire_before = group.wire_bytes();
+        memory::reset_peak();
+    }
+}
+
+/// The peers' settings as a config.
+fn preset(arguments: &Arguments) -> Result<Config> {
+    let is_cnn = arguments.preset == "cnn";
+    let model = match is_cnn {
+        true => "name = \"cnn\"".to_owned(),
+        false => format!("name = \"llama\"\nflavor = \"{}\"", arguments.preset),
+    };
+    let (batch, seq_len) = match arguments.preset.as_str() {
+        "cnn" => (64, 1),
+        "tiny" => (8, 128),
+        _ => (8, 256),
+    };
+    let precision = match arguments.dtype.as_str() {
+        "bf16" => "mixed_precision_param = \"bfloat16\"\nmixed_precision_reduce = \"float32\"",
+        _ => "",
+    };
+    let text = format!(
+        "[model]\n{model}\n[training]\nlocal_batch_size = 1\nglobal_batch_size = {batch}\n\
+         seq_len = {seq_len}\nmax_norm = 1.0\nsteps = {}\n{precision}\n\
+         [parallelism]\nbucket_cap_mb = {:?}\noverlap = {}\n\
+         [optimizer]\nlr = 3e-4\nbeta1 = 0.9\nbeta2 = 0.95\neps = 1e-8\nweight_decay = 0.1\n\
+         [debug]\nseed = {}\n",
+        arguments.warmup + arguments.steps,
+        arguments.bucket_mb,
+        !arguments.no_overlap,
+        arguments.seed,
+    );
+    Ok(Config::parse(&text, &[])?)
+}
+
+fn step_batches(
+    source: &dyn Source,
+    sampler: &Sampler,
+    step: u64,
+    rank: usize,
+) -> Result<Vec<Batch>> {
+    (0..sampler.num_microbatches())
+        .map(|microbatch| {
+            let samples = sampler
+                .positions(step, microbatch, rank as u64)?
+                .map(|index| source.sample(index))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok(collate(&samples, Device::Cpu)?)
+        })
+        .collect()
+}
+
+/// Every rank's list, on every rank.
+fn gather(group: &Group, values: &[f64]) -> Result<Vec<Vec<f64>>> {
+    let mine = Tensor::from_slice(values);
+    let length = values.len() as i64;
+    let all = Tensor::zeros([group.size() as i64 * length], (Kind::Double, Device::Cpu));
+    group.all_gather(&all, &mine, Purpose::Control)?.wait()?;
+    let flat = Vec::<f64>::try_from(&all)?;
+    Ok(flat
+        .chunks(values.len().max(1))
+        .map(<[f64]>::to_vec)
+        .collect())
+}
+
+fn write_trace(folder: &std::path::Path, world: &trainyard_torch::World) -> Result<()> {
+    let io = |source| crate::error::EngineError::Io {
+        path: folder.to_owned(),
+        source,
+    };
+    std::fs::create_dir_all(folder).map_err(io)?;
+    let path = folder.join(trainyard_trace::chrome_file_name(world.rank()));
+    world
+        .ledger()
+        .write_chrome(&path)
+        .map_err(|e| crate::error::EngineError::Unreadable {
+            what: path.display().to_string(),
+            reason: e.to_string(),
+        })
+}

@@ -1,0 +1,47 @@
+//! `trainyard-engine`: everything that needs tensors.
+//!
+//! Nobody types this name: `trainyard` hands over to it. It is a program of its own so that the
+//! launcher, which is on every machine for the whole life of a job, holds no libtorch.
+
+mod command;
+mod error;
+mod measure;
+mod ranks;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::command::Command;
+
+/// Trains, dry-runs, verifies and measures. Started by `trainyard`.
+#[derive(Debug, Parser)]
+#[command(name = "trainyard", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = trainyard_elastic::worker::intercept() {
+        return code;
+    }
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .init();
+    let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
+    match Cli::parse_from(args).command.execute(&overrides) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Judging two runs: numbers against numbers, bytes against the closed form.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+use tch::{Kind, Tensor};
+use trainyard_config::{Config, Dtype, GradientCompression};
+
+use crate::error::{EngineError, Result};
+use crate::verify::rank::{Findings, findings_file, parameters_file};
+
+/// How close is equal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// The types it is for.
+    pub name: &'static str,
+    /// Losses and gradient norms, relative.
+    pub scalars: f64,
+    /// Parameters, relative to the tensor.
+    pub parameters: f64,
+    /// Whether a parameter's difference is its largest element's, or its norm's.
+    pub by_element: bool,
+}
+
+impl Tolerance {
+    /// Where equality is proven.
+    pub const FP64: Tolerance = Tolerance {
+        name: "float64",
+        scalars: 1e-9,
+        parameters: 1e-9,
+        by_element: true,
+    };
+
+    /// What rounding of a type allows.
+    pub fn of(dtype: Dtype, config: &Config) -> Tolerance {
+        let compressed = config.parallelism.gradient_compression != GradientCompression::None;
+        match dtype {
+            Dtype::Float64 => Tolerance::FP64,
+            Dtype::Float32 if !compressed => Tolerance {
+                name: "float32",
+                scalars: 1e-5,
+                parameters: 1e-5,
+                by_element: false,
+            },
+            Dtype::Float32 | Dtype::Bfloat16 => Tolerance {
+                name: "bfloat16",
+                scalars: 2e-2,
+                parameters: 5e-2,
+                by_element: false,
+            },
+        }
+    }
+}
+
+/// What was compared in one type.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    /// The types.
+    pub types: &'static str,
+    /// One row per thing compared.
+    pub rows: Vec<Row>,
+}
+
+/// One thing compared.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What.
+    pub what: String,
+    /// The worst difference that was found.
+    pub worst: f64,
+    /// Where it was found.
+    pub at: String,
+    /// The most that is allowed.
+    pub allowed: f64,
+}
+
+impl Row {
+    /// Whether the difference is allowed. NaN is not.
+    pub fn passed(&self) -> bool {
+        self.worst <= self.allowed
+    }
+}
+
+impl Comparison {
+    /// Whether every row passed.
+    pub fn passed(&self) -> bool {
+        self.rows.iter().all(Row::passed)
+    }
+}
+
+/// Compares the run in `strategy` with the one-rank run in `reference`.
+pub fn compare(
+    reference: &Path,
+    strategy: &Path,
+    num_ranks: usize,
+    tolerance: Tolerance,
+) -> Result<Comparison> {
+    let expected = findings(reference, 0)?;
+    let ranks = (0..num_ranks)
+        .map(|rank| findings(strategy, rank))
+        .collect::<Result<Vec<_>>>()?;
+    let found = &ranks[0];
+    let mut rows = vec![
+        scalars("losses", &expected.losses, &found.losses, tolerance.scalars),
+        scalars(
+            "gradient norms",
+            &expected.grad_norms,
+            &found.grad_norms,
+            tolerance.scalars,
+        ),
+    ];
+    let wanted = parameters(reference, 0)?;
+    let first = parameters(strategy, 0)?;
+    rows.push(tensors(&wanted, &first, tolerance)?);
+    rows.push(identical(&first, strategy, num_ranks)?);
+    if num_ranks > 1 {
+        rows.extend(bytes(&ranks));
+    }
+    Ok(Comparison {
+        types: tolerance.name,
+        rows,
+    })
+}
+
+/// Relative differences of one number per step.
+fn scalars(what: &str, expected: &[f64], found: &[f64], allowed: f64) -> Row {
+    let differences = expected
+        .iter()
+        .zip(found)
+        .enumerate()
+        .map(|(step, (e, f))| {
+            (
+                (e - f).abs() / e.abs().max(f64::MIN_POSITIVE),
+                format!("step {}", step + 1),
+            )
+        });
+    let mut row = worst(what, differences, allowed);
+    if expected.len() != found.len() {
+        row.worst = f64::INFINITY;
+    }
+    row
+}
+
+type Tensors = BTreeMap<String, Tensor>;
+
+fn tensors(expected: &Tensors, found: &Tensors, tolerance: Tolerance) -> Result<Row> {
+    let mut differences = Vec::new();
+    for (name, expected) in expected {
+        let difference = match found.get(name) {
+            Some(found) if found.size() == expected.size() => {
+                relative_difference(expected, found, tolerance.by_element)?
+            }
+            _ => f64::INFINITY,
+        };
+        differences.push((difference, name.clone()));
+    }
+    let what = match tolerance.by_element {
+        true => "parameters, by largest element",
+        false => "parameters, by norm",
+    };
+    Ok(worst(what, differences.into_iter(), tolerance.parameters))
+}
+
+fn relative_difference(expected: &Tensor, found: &Tensor, by_element: bool) -> Result<f64> {
+    let expected = expected.f_to_kind(Kind::Double)?;
+    let difference = found.f_to_kind(Kind::Double)?.f_sub(&expected)?;
+    let size = |t: &Tensor| -> Result<f64> {
+        Ok(match by_element {
+            true => f64::try_from(t.f_abs()?.f_max()?)?,
+            false => f64::try_from(t.f_norm()?)?,
+        })
+    };
+    Ok(size(&difference)? / size(&expected)?.max(f64::MIN_POSITIVE))
+}
+
+/// Number of parameters that differ in any bit between ranks.
+fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> {
+    let mut different = 0;
+    let mut at = "all ranks".to_owned();
+    for rank in 1..num_ranks {
+        let other = parameters(strategy, rank)?;
+        for (name, tensor) in first {
+            if !other.get(name).is_some_and(|o| o.equal(tensor)) {
+                different += 1;
+                at = format!("rank {rank}, {name}");
+            }
+        }
+    }
+    Ok(Row {
+        what: "parameters that differ between ranks".to_owned(),
+        worst: f64::from(different),
+        at,
+        allowed: 0.0,
+    })
+}
+
+/// Gradients travel once per step, and what all ranks send of them adds up to `2 (n - 1)` times that.
+fn bytes(ranks: &[Findings]) -> Vec<Row> {
+    let steps = ranks[0].losses.len() as u64;
+    let num_ranks = ranks.len() as u64;
+    let payload = steps * ranks[0].gradient_bytes;
+    let exact = |what: &str, found: u64, expected: u64| Row {
+        what: what.to_owned(),
+        worst: found.abs_diff(expected) as f64,
+        at: format!("{found} of {expected}"),
+        allowed: 0.0,
+    };
+    let sent: u64 = ranks.iter().map(|r| r.gradient_sent).sum();
+    let all_sent: u64 = ranks.iter().map(|r| r.sent).sum();
+    let wire: u64 = ranks.iter().map(|r| r.wire_sent).sum();
+    vec![
+        exact("gradient bytes reduced", ranks[0].gradient_payload, payload),
+        exact(
+            "gradient bytes sent, all ranks",
+            sent,
+            2 * (num_ranks - 1) * payload,
+        ),
+        Row {
+            what: "ledger against the kernel's counters".to_owned(),
+            worst: wire.abs_diff(all_sent) as f64 / all_sent.max(1) as f64,
+            at: format!("{all_sent} of {wire}"),
+            allowed: 0.02,
+        },
+    ]
+}
+
+fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: f64) -> Row {
+    let mut row = Row {
+        what: what.to_owned(),
+        worst: 0.0,
+        at: String::new(),
+        allowed,
+    };
+    for (difference, at) in differences {
+        // NaN counts as worst: nothing is larger than it by comparison, so it is taken by hand.
+        if difference >= row.worst || difference.is_nan() {
+            (row.worst, row.at) = (difference, at);
+            if difference.is_nan() {
+                break;
+            }
+        }
+    }
+    row
+}
+
+fn findings(folder: &Path, rank: usize) -> Result<Findings> {
+    let path = findings_file(folder, rank);
+    let text = std::fs::read_to_string(&path).map_err(|source| EngineError::Io {
+        path: path.clone(),
+        source,
+    })?;
+    serde_json::from_str(&text).map_err(|error| EngineError::Unreadable {
+        what: path.display().to_string(),
+        reason: error.to_string(),
+    })
+}
+
+fn parameters(folder: &Path, rank: usize) -> Result<Tensors> {
+    Ok(Tensor::read_safetensors(parameters_file(folder, rank))?
+        .into_iter()
+        .collect())
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<40} {:>10} {:>10}  {:<4}  {}",
+            self.types, "worst", "allowed", "", "where"
+        )?;
+        for row in &self.rows {
+            writeln!(
+                f,
+                "{:<40} {:>10.1e} {:>10.1e}  {:<4}  {}",
+                row.what,
+                row.worst,
+                row.allowed,
+                if row.passed() { "ok" } else { "FAIL" },
+                row.at
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_a_number_never_passes() {
+        let row = scalars("losses", &[1.0, 2.0], &[1.0, f64::NAN], 1e-5);
+        assert!(!row.passed());
+        assert_eq!(row.at, "step 2");
+    }
+
+    #[test]
+    fn a_missing_step_never_passes() {
+        assert!(!scalars("losses", &[1.0, 2.0], &[1.0], 1e-5).passed());
+    }
+}

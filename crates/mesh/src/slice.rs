@@ -1,0 +1,230 @@
+//! Which part of a tensor a rank holds.
+//!
+//! Axes cut one after the other, the innermost first, and each cuts what the one before left.
+//! A cut need not be even: chunks are as large as the first must be, so later ranks hold less or
+//! nothing, as `torch.chunk` has it. A flat cut leaves no dimensions, so only flat cuts may follow.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Axis, Dim, Layout, Mesh, MeshError, Placement};
+
+/// A box of a tensor: where it starts and how long it is along each dimension.
+#[derive(Clone, Debug, Eq, PartialEq, Hash, Serialize, Deserialize)]
+pub struct Region {
+    /// Where the box starts, per dimension.
+    pub offsets: Vec<usize>,
+    /// How long the box is, per dimension.
+    pub lengths: Vec<usize>,
+}
+
+impl Region {
+    /// The whole of a tensor.
+    pub fn whole(shape: &[usize]) -> Region {
+        Region {
+            offsets: vec![0; shape.len()],
+            lengths: shape.to_vec(),
+        }
+    }
+
+    /// How many elements the box holds.
+    pub fn num_elements(&self) -> usize {
+        self.lengths.iter().product()
+    }
+}
+
+/// What a rank holds of a tensor: a box and, under a flat placement, an interval of its elements.
+#[derive(Clone, Debug, Eq, PartialEq, Hash, Serialize, Deserialize)]
+pub struct Slice {
+    /// The box.
+    pub region: Region,
+    /// The interval of the box's elements, flattened in row-major order; absent where it is all.
+    pub flat: Option<Range<usize>>,
+}
+
+impl Slice {
+    /// How many elements the rank holds.
+    pub fn num_elements(&self) -> usize {
+        match &self.flat {
+            Some(interval) => interval.len(),
+            None => self.region.num_elements(),
+        }
+    }
+
+    /// Whether the rank holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.num_elements() == 0
+    }
+}
+
+/// The `index`th of `num_chunks` chunks of `0..length`: ceiling-sized, later ones short or empty.
+///
+/// No chunks at all are taken as one.
+pub fn chunk(length: usize, num_chunks: usize, index: usize) -> Range<usize> {
+    let size = length.div_ceil(num_chunks.max(1));
+    let start = size.saturating_mul(index).min(length);
+    start..start.saturating_add(size).min(length)
+}
+
+/// What `rank` holds of a tensor of `shape` under `layout`.
+pub fn slice_of(
+    shape: &[usize],
+    layout: &Layout,
+    mesh: &Mesh,
+    rank: usize,
+) -> Result<Slice, MeshError> {
+    check(shape, layout)?;
+    let coordinates = mesh.coordinates(rank)?;
+    let mut slice = Slice {
+        region: Region::whole(shape),
+        flat: None,
+    };
+    for axis in Axis::ALL.into_iter().rev() {
+        let (size, index) = (mesh.size(axis), coordinates.get(axis));
+        match layout.get(axis) {
+            Placement::Replicate | Placement::Partial => {}
+            Placement::Shard(Dim(dim)) => {
+                let cut = chunk(slice.region.lengths[dim], size, index);
+                slice.region.offsets[dim] += cut.start;
+                slice.region.lengths[dim] = cut.len();
+            }
+            Placement::Flat => {
+                let held = slice.flat.unwrap_or(0..slice.region.num_elements());
+                let cut = chunk(held.len(), size, index);
+                slice.flat = Some(held.start + cut.start..held.start + cut.end);
+            }
+        }
+    }
+    Ok(slice)
+}
+
+/// Refuses what no rank could hold. It looks at every axis, also those of size 1, so that a layout
+/// does not become wrong when the mesh grows.
+fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
+    shape
+        .iter()
+        .try_fold(1usize, |product, &length| product.checked_mul(length))
+        .ok_or_else(|| MeshError::TooManyElements {
+            shape: shape.to_vec(),
+        })?;
+    let mut flat = None;
+    for axis in Axis::ALL.into_iter().rev() {
+        match (layout.get(axis), flat) {
+            (Placement::Shard(dim), _) if dim.0 >= shape.len() => {
+                return Err(MeshError::DimOutside {
+                    axis,
+                    dim,
+                    shape: shape.to_vec(),
+                });
+            }
+            (Placement::Shard(dim), Some(inner)) => {
+                return Err(MeshError::ShardOutsideFlat {
+                    outer: axis,
+                    dim,
+                    inner,
+                });
+            }
+            (Placement::Flat, _) => flat = Some(axis),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh() -> Mesh {
+        Mesh::new(&[(Axis::DpShard, 2), (Axis::Tp, 2)]).unwrap()
+    }
+
+    #[test]
+    fn the_innermost_axis_cuts_first() {
+        let shard = Placement::Shard(Dim(0));
+        let layout = Layout::replicated()
+            .with(Axis::DpShard, shard)
+            .with(Axis::Tp, shard);
+        let starts: Vec<usize> = (0..4)
+            .map(|rank| {
+                slice_of(&[8, 3], &layout, &mesh(), rank)
+                    .unwrap()
+                    .region
+                    .offsets[0]
+            })
+            .collect();
+        assert_eq!(starts, [0, 4, 2, 6]);
+    }
+
+    #[test]
+    fn flat_cuts_what_the_shard_left() {
+        let layout = Layout::replicated()
+            .with(Axis::DpShard, Placement::Flat)
+            .with(Axis::Tp, Placement::Shard(Dim(1)));
+        let slice = slice_of(&[3, 5], &layout, &mesh(), 3).unwrap();
+        assert_eq!(
+            slice.region,
+            Region {
+                offsets: vec![0, 3],
+                lengths: vec![3, 2]
+            }
+        );
+        assert_eq!(slice.flat, Some(3..6));
+    }
+
+    #[test]
+    fn chunks_are_those_of_torch() {
+        let lengths = |length, n| {
+            (0..n)
+                .map(|i| chunk(length, n, i).len())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(7, 3), [3, 3, 1]);
+        assert_eq!(lengths(5, 4), [2, 2, 1, 0]);
+        assert_eq!(lengths(0, 2), [0, 0]);
+        assert_eq!(lengths(1, 3), [1, 0, 0]);
+    }
+
+    #[test]
+    fn scalars_can_be_held_whole_or_flat() {
+        let flat = Layout::replicated().with(Axis::Tp, Placement::Flat);
+        assert_eq!(slice_of(&[], &flat, &mesh(), 0).unwrap().num_elements(), 1);
+        assert!(slice_of(&[], &flat, &mesh(), 1).unwrap().is_empty());
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        let sharded = Layout::replicated().with(Axis::Pp, Placement::Shard(Dim(2)));
+        assert_eq!(
+            slice_of(&[4, 4], &sharded, &mesh(), 0),
+            Err(MeshError::DimOutside {
+                axis: Axis::Pp,
+                dim: Dim(2),
+                shape: vec![4, 4]
+            })
+        );
+        let inside_out = Layout::replicated()
+            .with(Axis::DpShard, Placement::Shard(Dim(0)))
+            .with(Axis::Tp, Placement::Flat);
+        assert_eq!(
+            slice_of(&[4, 4], &inside_out, &mesh(), 0),
+            Err(MeshError::ShardOutsideFlat {
+                outer: Axis::DpShard,
+                dim: Dim(0),
+                inner: Axis::Tp
+            })
+        );
+        assert!(matches!(
+            slice_of(&[usize::MAX, 2], &Layout::replicated(), &mesh(), 0),
+            Err(MeshError::TooManyElements { .. })
+        ));
+        assert!(matches!(
+            slice_of(&[1], &Layout::replicated(), &mesh(), 4),
+            Err(MeshError::RankOutside {
+                rank: 4,
+                world_size: 4
+            })
+        ));
+    }
+}

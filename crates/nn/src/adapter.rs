@@ -1,0 +1,182 @@
+//! A model written with a plain `tch` `VarStore`, told as units.
+//!
+//! The variables stay where they are and keep their names; each belongs to the unit whose name is
+//! the longest that its own begins with.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tch::{Tensor, nn::VarStore};
+
+use crate::{Context, Model, Module, NnError, Parameter, Result, Unit};
+
+/// What a unit of an adapted model computes.
+pub type UnitFn = Box<dyn Fn(&Tensor) -> Tensor>;
+
+/// The loss of an adapted model from its output and the targets: a sum over targets, not a mean.
+pub type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
+
+/// A `tch` model as a list of units.
+///
+/// ```no_run
+/// # use tch::nn::{self, Module as _};
+/// # use trainyard_nn::{UnitFn, VarStoreModel};
+/// # fn main() -> trainyard_nn::Result<()> {
+/// let vs = nn::VarStore::new(tch::Device::Cpu);
+/// let one = nn::linear(vs.root() / "one", 784, 128, Default::default());
+/// let two = nn::linear(vs.root() / "two", 128, 10, Default::default());
+/// let units: Vec<(&str, UnitFn)> = vec![
+///     ("one", Box::new(move |x| one.forward(x).relu())),
+///     ("two", Box::new(move |x| two.forward(x))),
+/// ];
+/// let loss = |output: &tch::Tensor, targets: &tch::Tensor| {
+///     trainyard_nn::cross_entropy_sum(output, targets).unwrap()
+/// };
+/// let model = VarStoreModel::new(&vs, units, Box::new(loss))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Module)]
+pub struct VarStoreModel {
+    units: Vec<Adapted>,
+    #[module(skip)]
+    loss: LossFn,
+}
+
+#[derive(Module)]
+struct Adapted {
+    name: String,
+    parameters: Vec<Parameter>,
+    #[module(skip)]
+    forward: UnitFn,
+}
+
+impl VarStoreModel {
+    /// Adapts the variables of `vs`, each of which must belong to one of `units`, given in order of
+    /// execution.
+    pub fn new(
+        vs: &VarStore,
+        units: Vec<(impl Into<String>, UnitFn)>,
+        loss: LossFn,
+    ) -> Result<VarStoreModel> {
+        let (names, functions): (Vec<String>, Vec<UnitFn>) = units
+            .into_iter()
+            .map(|(name, function)| (name.into(), function))
+            .unzip();
+        refuse_repeated(&names)?;
+
+        // In order of name, since the store keeps no other.
+        let variables: BTreeMap<String, Tensor> = vs.variables().into_iter().collect();
+        let owners = assign(&names, variables.keys())?;
+        let mut owned: Vec<Vec<Parameter>> = names.iter().map(|_| Vec::new()).collect();
+        for ((name, tensor), owner) in variables.into_iter().zip(owners) {
+            owned[owner].push(Parameter::from_tensor(name, tensor)?);
+        }
+        let units = names
+            .into_iter()
+            .zip(owned)
+            .zip(functions)
+            .map(|((name, parameters), forward)| Adapted {
+                name,
+                parameters,
+                forward,
+            })
+            .collect();
+        Ok(VarStoreModel { units, loss })
+    }
+}
+
+impl Model for VarStoreModel {
+    fn units(&self) -> Vec<&dyn Unit> {
+        self.units.iter().map(|unit| unit as &dyn Unit).collect()
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok((self.loss)(output, targets))
+    }
+}
+
+impl Unit for Adapted {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
+        Ok((self.forward)(x))
+    }
+}
+
+fn refuse_repeated(names: &[String]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match names.iter().find(|name| !seen.insert(*name)) {
+        Some(unit) => Err(NnError::RepeatedUnit { unit: unit.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// For every variable the index of the unit that owns it.
+fn assign<'a>(units: &[String], variables: impl Iterator<Item = &'a String>) -> Result<Vec<usize>> {
+    let (mut owners, mut unowned) = (Vec::new(), Vec::new());
+    for variable in variables {
+        match owner(units, variable) {
+            Some(index) => owners.push(index),
+            None => unowned.push(variable.clone()),
+        }
+    }
+    if unowned.is_empty() {
+        Ok(owners)
+    } else {
+        Err(NnError::Unowned {
+            names: unowned,
+            units: units.to_vec(),
+        })
+    }
+}
+
+fn owner(units: &[String], variable: &str) -> Option<usize> {
+    let owns = |unit: &str| {
+        variable
+            .strip_prefix(unit)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    units
+        .iter()
+        .enumerate()
+        .filter(|(_, unit)| owns(unit))
+        .max_by_key(|(_, unit)| unit.len())
+        .map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    #[test]
+    fn the_longest_name_owns() {
+        let units = strings(&["block", "block.1", "block.10"]);
+        assert_eq!(owner(&units, "block.1.weight"), Some(1));
+        assert_eq!(owner(&units, "block.10.weight"), Some(2));
+        assert_eq!(owner(&units, "block.2.weight"), Some(0));
+        assert_eq!(owner(&units, "block"), Some(0));
+        assert_eq!(owner(&units, "blocks.weight"), None);
+    }
+
+    #[test]
+    fn what_no_unit_owns_is_named() {
+        let units = strings(&["a"]);
+        let error = assign(&units, strings(&["a.x", "b.x", "c"]).iter()).unwrap_err();
+        assert!(
+            error.to_string().starts_with("no unit owns b.x, c: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn two_units_of_one_name_are_refused() {
+        assert!(refuse_repeated(&strings(&["a", "b"])).is_ok());
+        assert!(refuse_repeated(&strings(&["a", "b", "a"])).is_err());
+    }
+}

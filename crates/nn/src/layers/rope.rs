@@ -1,0 +1,124 @@
+//! Positions as rotations.
+//!
+//! Element `i` of a head and element `i + head_dim / 2` form a pair, which position `t` turns by
+//! `t · theta^(-2i / head_dim)`, as in Hugging Face's Llama. The table of sines and cosines is
+//! computed once in double precision and shared by all blocks of a model.
+
+use std::rc::Rc;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::{Builder, NnError, Result};
+
+/// The rotations of all positions of a sequence. Cloning shares them.
+#[derive(Clone, Debug)]
+pub struct Rope(Rc<Tables>);
+
+/// Both are [seq_len, 1, head_dim / 2].
+#[derive(Debug)]
+struct Tables {
+    cos: Tensor,
+    sin: Tensor,
+    seq_len: i64,
+}
+
+impl Rope {
+    /// The rotations of `seq_len` positions, where the builder puts the model.
+    pub fn build(builder: &Builder, seq_len: usize, head_dim: usize, theta: f64) -> Result<Rope> {
+        let angles = angles(seq_len as i64, head_dim as i64, theta)?;
+        Ok(Rope(Rc::new(Tables {
+            cos: builder.table(&angles.f_cos()?)?,
+            sin: builder.table(&angles.f_sin()?)?,
+            seq_len: seq_len as i64,
+        })))
+    }
+
+    /// `x` [batch, seq, heads, head_dim] with every position turned.
+    pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        let (_, length, _, _) = x.size4()?;
+        let (cos, sin) = self.first(length)?;
+        let halves = x.f_chunk(2, -1)?;
+        let (a, b) = (&halves[0], &halves[1]);
+        Ok(Tensor::f_cat(
+            &[
+                a.f_mul(&cos)?.f_sub(&b.f_mul(&sin)?)?,
+                b.f_mul(&cos)?.f_add(&a.f_mul(&sin)?)?,
+            ],
+            -1,
+        )?)
+    }
+
+    fn first(&self, length: i64) -> Result<(Tensor, Tensor)> {
+        let Tables { cos, sin, seq_len } = &*self.0;
+        if length > *seq_len {
+            return Err(NnError::SequenceTooLong {
+                length,
+                limit: *seq_len,
+            });
+        }
+        Ok((cos.f_narrow(0, 0, length)?, sin.f_narrow(0, 0, length)?))
+    }
+}
+
+fn angles(seq_len: i64, head_dim: i64, theta: f64) -> Result<Tensor> {
+    let double = (Kind::Double, Device::Cpu);
+    let exponents = Tensor::f_arange_start_step(0, head_dim, 2, double)?.f_div_scalar(-head_dim)?;
+    let frequencies = Tensor::f_pow_scalar(theta, &exponents)?;
+    let positions = Tensor::f_arange(seq_len, double)?;
+    Ok(positions.f_outer(&frequencies)?.f_unsqueeze(1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rope(seq_len: usize, head_dim: usize) -> Rope {
+        let builder = Builder::new(1).kind(Kind::Double);
+        Rope::build(&builder, seq_len, head_dim, 10000.0).unwrap()
+    }
+
+    #[test]
+    fn refuses_more_positions_than_it_has() {
+        let x = Tensor::zeros([1, 5, 1, 8], (Kind::Double, Device::Cpu));
+        let error = rope(4, 8).rotate(&x).unwrap_err();
+        assert!(matches!(
+            error,
+            NnError::SequenceTooLong {
+                length: 5,
+                limit: 4
+            }
+        ));
+    }
+
+    #[test]
+    fn turns_each_pair_by_its_angle() {
+        let x = Tensor::ones([1, 3, 1, 4], (Kind::Double, Device::Cpu));
+        let turned = Vec::<f64>::try_from(rope(3, 4).rotate(&x).unwrap().reshape(-1)).unwrap();
+        for position in 0..3 {
+            for pair in 0..2 {
+                let angle = position as f64 * 10000f64.powf(-(pair as f64) / 2.0);
+                let (sin, cos) = angle.sin_cos();
+                let (a, b) = (turned[position * 4 + pair], turned[position * 4 + pair + 2]);
+                assert!((a - (cos - sin)).abs() < 1e-15 && (b - (cos + sin)).abs() < 1e-15);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_lengths_and_depends_on_distance_only(shift in 0i64..5, gap in 0i64..5) {
+            let options = (Kind::Double, Device::Cpu);
+            let (q, k) = (Tensor::randn([8], options), Tensor::randn([8], options));
+            let rope = rope(10, 8);
+            let everywhere = |v: &Tensor| rope.rotate(&v.expand([1, 10, 1, 8], false)).unwrap();
+            let (q_all, k_all) = (everywhere(&q), everywhere(&k));
+            let score = |i: i64, j: i64| {
+                (q_all.narrow(1, i, 1) * k_all.narrow(1, j, 1)).sum(Kind::Double).double_value(&[])
+            };
+            prop_assert!((score(shift, shift + gap) - score(0, gap)).abs() < 1e-9);
+            let length = |t: &Tensor| t.norm().double_value(&[]);
+            prop_assert!((length(&q_all.narrow(1, shift, 1)) - length(&q)).abs() < 1e-9);
+        }
+    }
+}

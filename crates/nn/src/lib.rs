@@ -1,0 +1,54 @@
+//! Models, told in the words every strategy uses.
+//!
+//! A [`Parameter`] has a global name, a global shape and a layout over the mesh. A [`Module`] is
+//! whatever has parameters. A [`Model`] is a list of named [`Unit`]s, executed one after another
+//! by [`run`], the only call site there is; a strategy is an [`Intercept`] at that call site, and
+//! so models hold no parallel code.
+//!
+//! ```no_run
+//! use trainyard_nn::{Builder, Context, Llama, LlamaConfig, Model, run};
+//! # fn step(config: &LlamaConfig, inputs: &tch::Tensor, targets: &tch::Tensor) -> trainyard_nn::Result<()> {
+//! let model = Llama::build(config, 128, &Builder::new(1))?;
+//! let pass = run(&model, inputs, &Context::training(0), &[])?;
+//! let loss = model.loss(pass.output(), targets)? / targets.numel() as f64;
+//! pass.backward(&loss)?;
+//! # Ok(())
+//! # }
+//! ```
+
+// The derive names this crate by its public path, here too.
+extern crate self as trainyard_nn;
+
+mod adapter;
+mod builder;
+mod cnn;
+mod error;
+pub mod init;
+mod intercept;
+pub mod layers;
+mod llama;
+mod loss;
+mod model;
+mod module;
+mod parameter;
+mod run;
+mod tape;
+mod thread_bound;
+mod unit;
+pub mod weights;
+
+pub use adapter::{LossFn, UnitFn, VarStoreModel};
+pub use builder::{Builder, Place};
+pub use cnn::SimpleCnn;
+pub use error::{NnError, Result};
+pub use init::Init;
+pub use intercept::{Event, Intercept};
+pub use llama::{Llama, LlamaConfig};
+pub use loss::cross_entropy_sum;
+pub use model::Model;
+pub use module::Module;
+pub use parameter::Parameter;
+pub use run::{Run, run};
+pub use thread_bound::ThreadBound;
+pub use trainyard_nn_derive::Module;
+pub use unit::{Context, Unit, UnitCall};

@@ -1,0 +1,229 @@
+//! Llama: a decoder of equal blocks, with Hugging Face's names for its parameters.
+//!
+//! Its units are the embedding, every block, and the head, which holds the final norm too.
+
+use tch::Tensor;
+
+use crate::{
+    Builder, Context, Init, Model, Module, NnError, Result, Unit, cross_entropy_sum,
+    layers::{Attention, AttentionSizes, Embedding, Linear, RmsNorm, Rope, SwiGlu},
+};
+
+/// The sizes of a Llama, under the keys of Hugging Face's `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Tokens there are.
+    pub vocab_size: usize,
+    /// Elements of a position between blocks.
+    pub hidden_size: usize,
+    /// Elements of a position inside the feed-forward part.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Heads of queries.
+    pub num_attention_heads: usize,
+    /// Heads of keys and values.
+    pub num_key_value_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// The base of the rotations' frequencies.
+    pub rope_theta: f64,
+    /// Added to the mean square under the root.
+    pub rms_norm_eps: f64,
+    /// Whether the head uses the embedding's table.
+    pub tie_word_embeddings: bool,
+}
+
+impl LlamaConfig {
+    /// Refuses sizes that no model can have.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |reason: String| {
+            Err(NnError::Sizes {
+                model: "Llama",
+                reason,
+            })
+        };
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return refuse(format!(
+                "num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads})"
+            ));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return refuse(format!(
+                "head_dim ({}) must be even, since rotations turn pairs",
+                self.head_dim
+            ));
+        }
+        Ok(())
+    }
+
+    fn attention(&self) -> AttentionSizes {
+        AttentionSizes {
+            width: self.hidden_size,
+            num_heads: self.num_attention_heads,
+            num_kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+        }
+    }
+}
+
+/// Every matrix begins with this standard deviation.
+const STD: f64 = 0.02;
+
+/// The whole model.
+#[derive(Module, Debug)]
+pub struct Llama {
+    embed: Embed,
+    blocks: Vec<Block>,
+    head: Head,
+}
+
+impl Llama {
+    /// A model for sequences of up to `seq_len` tokens.
+    pub fn build(config: &LlamaConfig, seq_len: usize, builder: &Builder) -> Result<Llama> {
+        config.validate()?;
+        let trunk = builder.at("model");
+        let rope = Rope::build(builder, seq_len, config.head_dim, config.rope_theta)?;
+        let embed = Embed::build(config, &trunk.at("embed_tokens"))?;
+        let blocks = (0..config.num_hidden_layers)
+            .map(|index| Block::build(config, &rope, &trunk.at(&format!("layers.{index}"))))
+            .collect::<Result<_>>()?;
+        let head = Head::build(config, &embed.embedding, &trunk, builder)?;
+        Ok(Llama {
+            embed,
+            blocks,
+            head,
+        })
+    }
+}
+
+impl Model for Llama {
+    fn units(&self) -> Vec<&dyn Unit> {
+        let mut units: Vec<&dyn Unit> = Vec::with_capacity(self.blocks.len() + 2);
+        units.push(&self.embed);
+        units.extend(self.blocks.iter().map(|block| block as &dyn Unit));
+        units.push(&self.head);
+        units
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        cross_entropy_sum(output, targets)
+    }
+}
+
+/// Tokens to vectors.
+#[derive(Module, Debug)]
+struct Embed {
+    name: String,
+    embedding: Embedding,
+}
+
+impl Embed {
+    fn build(config: &LlamaConfig, builder: &Builder) -> Result<Embed> {
+        let init = Init::with_std(STD);
+        Ok(Embed {
+            name: builder.path().to_owned(),
+            embedding: Embedding::build(builder, config.vocab_size, config.hidden_size, init)?,
+        })
+    }
+}
+
+impl Unit for Embed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
+        self.embedding.forward(x)
+    }
+}
+
+/// Attention and a feed-forward part, each added to its input.
+#[derive(Module, Debug)]
+struct Block {
+    name: String,
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: SwiGlu,
+}
+
+impl Block {
+    fn build(config: &LlamaConfig, rope: &Rope, builder: &Builder) -> Result<Block> {
+        let (width, inner) = (config.hidden_size, config.intermediate_size);
+        let init = Init::with_std(STD);
+        let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
+        Ok(Block {
+            name: builder.path().to_owned(),
+            input_layernorm: norm("input_layernorm")?,
+            self_attn: Attention::build(&builder.at("self_attn"), &config.attention(), rope, init)?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            mlp: SwiGlu::build(&builder.at("mlp"), width, inner, init)?,
+        })
+    }
+}
+
+impl Unit for Block {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
+        let x = x.f_add(&self.self_attn.forward(&self.input_layernorm.forward(x)?)?)?;
+        let fed = self
+            .mlp
+            .forward(&self.post_attention_layernorm.forward(&x)?)?;
+        Ok(x.f_add(&fed)?)
+    }
+}
+
+/// The final norm, and vectors to logits.
+#[derive(Module, Debug)]
+struct Head {
+    name: String,
+    norm: RmsNorm,
+    lm_head: Option<Linear>,
+    /// The embedding's table, which the embedding owns.
+    #[module(skip)]
+    tied: Option<Linear>,
+}
+
+impl Head {
+    fn build(
+        config: &LlamaConfig,
+        embedding: &Embedding,
+        trunk: &Builder,
+        root: &Builder,
+    ) -> Result<Head> {
+        let (width, vocab_size) = (config.hidden_size, config.vocab_size);
+        let builder = root.at("lm_head");
+        let norm = RmsNorm::build(&trunk.at("norm"), width, config.rms_norm_eps)?;
+        let (lm_head, tied) = if config.tie_word_embeddings {
+            (None, Some(Linear::tied(embedding.weight().clone())))
+        } else {
+            let own = Linear::build(&builder, width, vocab_size, Init::with_std(STD))?;
+            (Some(own), None)
+        };
+        Ok(Head {
+            name: builder.path().to_owned(),
+            norm,
+            lm_head,
+            tied,
+        })
+    }
+}
+
+impl Unit for Head {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
+        let x = self.norm.forward(x)?;
+        match self.lm_head.as_ref().or(self.tied.as_ref()) {
+            Some(linear) => linear.forward(&x),
+            None => Ok(x),
+        }
+    }
+}

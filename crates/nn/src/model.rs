@@ -1,0 +1,25 @@
+//! A model: a list of units and a loss.
+
+use tch::Tensor;
+
+use crate::{Module, Result, Unit};
+
+/// What is trained.
+pub trait Model: Module {
+    /// The units in order of execution: the output of one is the input of the next.
+    fn units(&self) -> Vec<&dyn Unit>;
+
+    /// The loss summed over `targets`, not their mean: the count may be spread over many ranks, so
+    /// the caller divides by the global one.
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor>;
+}
+
+impl<M: Model + ?Sized> Model for Box<M> {
+    fn units(&self) -> Vec<&dyn Unit> {
+        (**self).units()
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        (**self).loss(output, targets)
+    }
+}

@@ -1,0 +1,71 @@
+//! A unit: the part of a model that strategies handle as one.
+//!
+//! Parameters are gathered and released by unit, activations recomputed by unit, pipelines cut
+//! between units. A Llama's units are its embedding, each of its blocks, and its head.
+
+use std::rc::Rc;
+
+use tch::Tensor;
+
+use crate::{Module, Result};
+
+/// What a forward pass knows beside its input.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Context {
+    /// The step of training, from zero.
+    pub step: u64,
+    /// Whether the model is trained, rather than evaluated.
+    pub training: bool,
+}
+
+impl Context {
+    /// The context of a training step.
+    pub fn training(step: u64) -> Context {
+        Context {
+            step,
+            training: true,
+        }
+    }
+
+    /// The context of an evaluation.
+    pub fn evaluation(step: u64) -> Context {
+        Context {
+            step,
+            training: false,
+        }
+    }
+}
+
+/// A named part of a model whose only input is the output of the part before it.
+pub trait Unit: Module {
+    /// The name, unique in the model.
+    fn name(&self) -> &str;
+
+    /// The output for `x`.
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor>;
+}
+
+/// One passage of one run through one unit, as strategies see it.
+///
+/// It outlives the forward pass, since backward speaks of it again; so it names the unit instead of
+/// borrowing it. A strategy finds what it keeps for the unit by `index`.
+#[derive(Clone, Debug)]
+pub struct UnitCall {
+    /// Which run of the model, unique in this process; several may be under way (micro-batches).
+    pub run: u64,
+    /// Which of the model's units, from zero.
+    pub index: usize,
+    /// How many units the model has.
+    pub num_units: usize,
+    /// The unit's name.
+    pub name: Rc<str>,
+    /// The context of the forward pass.
+    pub context: Context,
+}
+
+impl UnitCall {
+    /// Whether backward begins here.
+    pub fn is_last(&self) -> bool {
+        self.index + 1 == self.num_units
+    }
+}

@@ -1,0 +1,164 @@
+//! Safetensors in and out.
+
+mod presets;
+
+use std::fs;
+
+use presets::{peer_weights, tiny};
+use tch::Kind;
+use trainyard_nn::{
+    Builder, Init, Llama, LlamaConfig, Module, NnError, Place, Result, SimpleCnn,
+    weights::{self, WeightsError},
+};
+
+fn equal(left: &dyn Module, right: &dyn Module) -> bool {
+    let (left, right) = (left.parameters(), right.parameters());
+    left.len() == right.len()
+        && left
+            .iter()
+            .zip(&right)
+            .all(|(a, b)| a.name() == b.name() && a.tensor().equal(b.tensor()))
+}
+
+fn refusal(result: Result<()>) -> WeightsError {
+    match result {
+        Err(NnError::Weights(error)) => *error,
+        other => panic!("not refused as it should be: {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_saved_is_loaded() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
+        let path = folder.path().join("weights.safetensors");
+        let build = |seed| Llama::build(&tiny(), 8, &Builder::new(seed).kind(kind));
+        let (saved, loaded) = (build(1)?, build(2)?);
+        assert!(!equal(&saved, &loaded));
+        weights::save(&path, &saved)?;
+        weights::load(&path, &loaded)?;
+        assert!(equal(&saved, &loaded), "{kind:?}");
+        assert!(loaded.parameters().iter().all(|p| p.is_trainable()));
+    }
+    let files = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 1, "nothing partial is left");
+    Ok(())
+}
+
+#[test]
+fn tensors_larger_than_a_chunk_are_whole() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let build = |seed| Builder::new(seed).parameter("w", &[5_000_001], Init::fan_in(4));
+    let (saved, loaded) = (build(1)?, build(2)?);
+    weights::save(&path, &saved)?;
+    weights::load(&path, &loaded)?;
+    assert!(equal(&saved, &loaded));
+    Ok(())
+}
+
+#[test]
+fn what_differs_is_named_and_nothing_is_changed() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let build = |config: &LlamaConfig, kind| Llama::build(config, 8, &Builder::new(1).kind(kind));
+    weights::save(&path, &build(&tiny(), Kind::Float)?)?;
+
+    let shorter = LlamaConfig {
+        num_hidden_layers: 3,
+        ..tiny()
+    };
+    let error = refusal(weights::load(&path, &build(&shorter, Kind::Float)?));
+    assert!(
+        matches!(&error, WeightsError::Names { missing, unexpected, .. }
+            if missing.is_empty() && unexpected.len() == 9),
+        "{error}"
+    );
+
+    let wider = LlamaConfig {
+        intermediate_size: 400,
+        ..tiny()
+    };
+    let model = build(&wider, Kind::Float)?;
+    let error = refusal(weights::load(&path, &model));
+    assert!(
+        matches!(&error, WeightsError::Shape { name, expected, found, .. }
+            if name == "model.layers.0.mlp.gate_proj.weight"
+                && expected == &[400, 128] && found == &[384, 128]),
+        "{error}"
+    );
+    assert!(equal(&model, &build(&wider, Kind::Float)?));
+
+    let error = refusal(weights::load(&path, &build(&tiny(), Kind::Double)?));
+    assert!(
+        error.to_string().contains("is F32, expected F64"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn files_that_are_not_weights_are_refused() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let model = SimpleCnn::build(&Builder::new(1))?;
+    let load = || refusal(weights::load(&path, &model));
+    assert!(matches!(load(), WeightsError::File { .. }));
+
+    weights::save(&path, &model)?;
+    let whole = fs::read(&path).unwrap();
+    for bytes in [
+        &whole[..whole.len() - 1],
+        &whole[..100],
+        &[0xff; 64],
+        b"{}",
+        b"",
+    ] {
+        fs::write(&path, bytes).unwrap();
+        assert!(
+            matches!(
+                load(),
+                WeightsError::File { .. } | WeightsError::Format { .. }
+            ),
+            "{} bytes",
+            bytes.len()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_without_elements_cannot_be_saved() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let model = Llama::build(&tiny(), 8, &Builder::new(1).place(Place::Meta))?;
+    assert!(weights::save(&path, &model).is_err());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    Ok(())
+}
+
+#[test]
+fn pytorchs_initial_weights_are_ours_bit_for_bit() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    for preset in ["tiny", "cnn"] {
+        let path = match peer_weights(preset, folder.path()) {
+            Ok(path) => path,
+            Err(reason) => {
+                eprintln!("SKIPPED pytorchs_initial_weights_are_ours_bit_for_bit: {reason}");
+                return Ok(());
+            }
+        };
+        let build = |seed| -> Result<Box<dyn Module>> {
+            let builder = Builder::new(seed);
+            Ok(match preset {
+                "tiny" => Box::new(Llama::build(&tiny(), 8, &builder)?),
+                _ => Box::new(SimpleCnn::build(&builder)?),
+            })
+        };
+        let (theirs, ours) = (build(2)?, build(1)?);
+        weights::load(&path, &theirs)?;
+        assert!(equal(&theirs, &ours), "{preset}");
+        fs::remove_file(path).unwrap();
+    }
+    Ok(())
+}

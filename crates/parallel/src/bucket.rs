@@ -1,0 +1,104 @@
+//! Which gradients travel together.
+//!
+//! Small messages waste time and one big message cannot overlap with anything, so gradients are
+//! packed into buckets in the order in which backward finishes them. The first bucket is small, so
+//! that communication starts early.
+
+use tch::Kind;
+
+/// How large buckets may grow, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BucketLimits {
+    /// The first one.
+    pub first: u64,
+    /// All others.
+    pub rest: u64,
+}
+
+impl Default for BucketLimits {
+    fn default() -> Self {
+        BucketLimits {
+            first: 1 << 20,
+            rest: 25 << 20,
+        }
+    }
+}
+
+/// Packs gradients, given in the order in which they become ready, into buckets of one type each.
+///
+/// A bucket is closed by the gradient that brings it to its limit, so every bucket but the last of a
+/// type is at least as large as its limit. Returns positions in `gradients`.
+pub fn assign_buckets(gradients: &[(Kind, u64)], limits: BucketLimits) -> Vec<Vec<usize>> {
+    let mut closed: Vec<Vec<usize>> = Vec::new();
+    let mut open: Vec<(Kind, u64, Vec<usize>)> = Vec::new();
+    for (position, &(kind, bytes)) in gradients.iter().enumerate() {
+        let at = open
+            .iter()
+            .position(|(k, ..)| *k == kind)
+            .unwrap_or_else(|| {
+                open.push((kind, 0, Vec::new()));
+                open.len() - 1
+            });
+        let (_, size, members) = &mut open[at];
+        *size += bytes;
+        members.push(position);
+        let limit = if closed.is_empty() {
+            limits.first
+        } else {
+            limits.rest
+        };
+        if *size >= limit {
+            closed.push(open.remove(at).2);
+        }
+    }
+    // What is left comes in the order of its last member, which is when it can be sent.
+    open.sort_by_key(|(_, _, members)| members.last().copied());
+    closed.extend(open.into_iter().map(|(_, _, members)| members));
+    closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kind() -> impl Strategy<Value = Kind> {
+        prop_oneof![Just(Kind::Float), Just(Kind::BFloat16)]
+    }
+
+    proptest! {
+        #[test]
+        fn buckets_partition_the_gradients(
+            gradients in prop::collection::vec((kind(), 1u64..1000), 0..200),
+            first in 1u64..500,
+            rest in 1u64..2000,
+        ) {
+            let buckets = assign_buckets(&gradients, BucketLimits { first, rest });
+            let mut seen: Vec<usize> = buckets.iter().flatten().copied().collect();
+            for bucket in &buckets {
+                prop_assert!(!bucket.is_empty());
+                prop_assert!(bucket.is_sorted());
+                prop_assert!(bucket.iter().all(|&i| gradients[i].0 == gradients[bucket[0]].0));
+                // No bucket would have been full without its last member.
+                let before: u64 = bucket[..bucket.len() - 1].iter().map(|&i| gradients[i].1).sum();
+                prop_assert!(before < first.max(rest));
+            }
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..gradients.len()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_first_bucket_is_small() {
+        let gradients = vec![(Kind::Float, 10); 10];
+        let buckets = assign_buckets(
+            &gradients,
+            BucketLimits {
+                first: 10,
+                rest: 50,
+            },
+        );
+        let sizes: Vec<usize> = buckets.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 5, 4]);
+    }
+}

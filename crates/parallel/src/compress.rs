@@ -1,0 +1,67 @@
+//! What happens to a bucket on the wire: reduced as it is, or in fewer bytes.
+
+use tch::{Kind, Tensor};
+use trainyard_torch::{Group, ReduceOp, Result, Work};
+use trainyard_trace::Purpose;
+
+/// Reduces buckets of gradients over a group; called during backward, so it must not wait.
+pub trait GradientHook: Send {
+    /// Starts the reduction of a bucket.
+    fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>>;
+}
+
+/// A bucket under way.
+pub trait Reduction: Send {
+    /// Waits until the bucket holds the reduced gradients.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// Gradients travel in their own type.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlainReduction;
+
+impl GradientHook for PlainReduction {
+    fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>> {
+        Ok(Box::new(group.all_reduce(bucket, op, Purpose::Gradient)?))
+    }
+}
+
+impl Reduction for Work {
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.wait()
+    }
+}
+
+/// Gradients travel as bfloat16: half of the bytes of float32, 8 bits of precision.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bf16Compression;
+
+struct Compressed {
+    work: Work,
+    short: Tensor,
+    bucket: Tensor,
+}
+
+impl GradientHook for Bf16Compression {
+    fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>> {
+        let short = bucket.f_to_kind(Kind::BFloat16)?;
+        Ok(Box::new(Compressed {
+            work: group.all_reduce(&short, op, Purpose::Gradient)?,
+            short,
+            bucket: bucket.shallow_clone(),
+        }))
+    }
+}
+
+impl Reduction for Compressed {
+    fn finish(self: Box<Self>) -> Result<()> {
+        let Compressed {
+            work,
+            short,
+            mut bucket,
+        } = *self;
+        work.wait()?;
+        bucket.f_copy_(&short)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! Data parallelism in one process: a thread per device.
+//!
+//! The quick way to use one machine. Every device has a replica of the model on a thread of its own;
+//! a step divides the batch, runs all replicas, and leaves the sum of their gradients on the model,
+//! where any optimiser finds it. Replicas on CPU share the model's memory; others are copied to.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use tch::Tensor;
+use trainyard_nn::{Context, Model, Parameter};
+use trainyard_torch::{autograd, meta, storage};
+
+use crate::error::{ParallelError, Result};
+
+/// A model trained by several threads of one process.
+pub struct DataParallel<M> {
+    model: M,
+    parameters: Vec<Parameter>,
+    replicas: Vec<Replica>,
+}
+
+/// A thread with a copy of the model.
+struct Replica {
+    work: Option<SyncSender<Share>>,
+    done: Receiver<Outcome>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One replica's part of a batch, and the model's parameters as they are now.
+struct Share {
+    inputs: Tensor,
+    targets: Tensor,
+    num_targets: i64,
+    step: u64,
+    parameters: Vec<Tensor>,
+}
+
+/// A loss and a gradient per parameter.
+type Outcome = Result<(Tensor, Vec<Option<Tensor>>)>;
+
+impl<M: Model> DataParallel<M> {
+    /// Wraps `model` and starts `num_replicas - 1` more, each built on its own thread by `build`.
+    pub fn new<R: Model + 'static>(
+        model: M,
+        num_replicas: usize,
+        build: impl Fn(usize) -> trainyard_nn::Result<R> + Send + Clone + 'static,
+    ) -> Result<DataParallel<M>> {
+        let replicas = (1..num_replicas)
+            .map(|index| Replica::start(index, build.clone()))
+            .collect::<Result<_>>()?;
+        let parameters = model.parameters();
+        Ok(DataParallel {
+            model,
+            parameters,
+            replicas,
+        })
+    }
+
+    /// The model itself, whose parameters an optimiser updates.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// Runs forward and backward on all replicas. Returns the mean loss over the batch; the gradients
+    /// of that mean are on the model.
+    pub fn step(&self, inputs: &Tensor, targets: &Tensor, step: u64) -> Result<Tensor> {
+        let num_replicas = self.replicas.len() + 1;
+        let rows = inputs.size().first().copied().unwrap_or(0);
+        if rows % num_replicas as i64 != 0 {
+            return Err(ParallelError::Indivisible { rows, num_replicas });
+        }
+        let inputs = inputs.f_chunk(num_replicas as i64, 0)?;
+        let targets_of = targets.f_chunk(num_replicas as i64, 0)?;
+        let num_targets = targets.numel() as i64;
+        let share = |index: usize| Share {
+            inputs: inputs[index].shallow_clone(),
+            targets: targets_of[index].shallow_clone(),
+            num_targets,
+            step,
+            parameters: self
+                .parameters
+                .iter()
+                .map(|p| p.tensor().detach())
+                .collect(),
+        };
+        for (index, replica) in self.replicas.iter().enumerate() {
+            replica.send(index + 1, share(index + 1))?;
+        }
+        let own = share(0);
+        let mut loss = forward_backward(&self.model, &own)?;
+        for (index, replica) in self.replicas.iter().enumerate() {
+            let (part, gradients) = replica.receive(index + 1)?;
+            loss = loss.f_add(&part)?;
+            for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+                if let Some(gradient) = gradient {
+                    add_gradient(parameter.tensor(), &gradient)?;
+                }
+            }
+        }
+        Ok(loss)
+    }
+}
+
+impl Replica {
+    fn start<R: Model + 'static>(
+        index: usize,
+        build: impl FnOnce(usize) -> trainyard_nn::Result<R> + Send + 'static,
+    ) -> Result<Replica> {
+        let (work, tasks) = sync_channel::<Share>(1);
+        let (results, done) = sync_channel::<Outcome>(1);
+        let thread = std::thread::Builder::new()
+            .name(format!("replica {index}"))
+            .spawn(move || serve(build(index), tasks, results))
+            .map_err(|e| ParallelError::Replica {
+                index,
+                reason: e.to_string(),
+            })?;
+        Ok(Replica {
+            work: Some(work),
+            done,
+            thread: Some(thread),
+        })
+    }
+
+    fn send(&self, index: usize, share: Share) -> Result<()> {
+        let sent = self.work.as_ref().map(|work| work.send(share).is_ok());
+        match sent {
+            Some(true) => Ok(()),
+            // It left a reason behind when it could.
+            _ => self.receive(index).map(|_| ()),
+        }
+    }
+
+    fn receive(&self, index: usize) -> Outcome {
+        let gone = |_| ParallelError::Replica {
+            index,
+            reason: "its thread panicked".to_owned(),
+        };
+        self.done.recv().map_err(gone)?
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        drop(self.work.take());
+        if let Some(thread) = self.thread.take() {
+            // A replica that panicked was reported by the step that met it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a replica: one share after another until the model is dropped.
+fn serve<R: Model>(
+    model: trainyard_nn::Result<R>,
+    tasks: Receiver<Share>,
+    results: SyncSender<Outcome>,
+) {
+    let model = match model {
+        Ok(model) => model,
+        Err(error) => {
+            let _ = results.send(Err(error.into()));
+            return;
+        }
+    };
+    for share in tasks {
+        let outcome = replica_step(&model, &share);
+        if results.send(outcome).is_err() {
+            return;
+        }
+    }
+}
+
+fn replica_step<R: Model>(model: &R, share: &Share) -> Outcome {
+    let parameters = model.parameters();
+    for (parameter, value) in parameters.iter().zip(&share.parameters) {
+        adopt(parameter.tensor(), value)?;
+        autograd::clear_grad(parameter.tensor())?;
+    }
+    let loss = forward_backward(model, share)?;
+    let gradients = parameters.iter().map(|p| p.tensor().grad());
+    Ok((loss, gradients.map(|g| g.defined().then_some(g)).collect()))
+}
+
+/// Gives a replica's parameter the model's values: the same memory on one device, a copy on another.
+fn adopt(replica: &Tensor, value: &Tensor) -> Result<()> {
+    if meta::is_meta(replica) || replica.device() == value.device() {
+        storage::rebind(replica, value)?;
+    } else {
+        tch::no_grad(|| replica.shallow_clone().f_copy_(value))?;
+    }
+    Ok(())
+}
+
+fn forward_backward<M: Model>(model: &M, share: &Share) -> Result<Tensor> {
+    let run = trainyard_nn::run(model, &share.inputs, &Context::training(share.step), &[])?;
+    let sum = model.loss(run.output(), &share.targets)?;
+    let loss = sum.f_div_scalar(share.num_targets as f64)?;
+    run.backward(&loss)?;
+    Ok(loss.detach())
+}
+
+fn add_gradient(leaf: &Tensor, gradient: &Tensor) -> Result<()> {
+    let own = leaf.f_grad()?;
+    if !own.defined() {
+        autograd::set_grad(leaf, &gradient.f_to_device(leaf.device())?)?;
+        return Ok(());
+    }
+    let _ = tch::no_grad(|| {
+        own.shallow_clone()
+            .f_add_(&gradient.f_to_device(own.device())?)
+    })?;
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Distributed data parallelism: one model per rank, one batch over all.
+//!
+//! ```no_run
+//! # use trainyard_parallel::{Ddp, DdpOptions, Sync};
+//! # use trainyard_nn::{Context, Llama, Model};
+//! # fn step(model: Llama, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
+//! let model = Ddp::new(model, &group, DdpOptions::default())?;
+//! let run = model.forward(&x, &Context::training(0))?;
+//! let loss = model.loss(run.output(), &y)? / y.numel() as f64;
+//! model.backward(run, &loss, Sync::Reduce)?; // gradients are now those of the whole batch
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tch::Tensor;
+use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
+use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
+use trainyard_torch::{Group, ReduceOp, autograd};
+
+use crate::bucket::BucketLimits;
+use crate::compress::{GradientHook, PlainReduction};
+use crate::error::{ParallelError, Result};
+use crate::reducer::{Plan, Reducer};
+
+/// What becomes of the gradients at the end of a backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sync {
+    /// They are reduced over all ranks: the last pass before an optimiser step.
+    Reduce,
+    /// They stay here and add up: a pass of gradient accumulation.
+    Accumulate,
+}
+
+/// How [`Ddp`] reduces.
+pub struct DdpOptions {
+    /// `Mean` for losses that are means over a rank's own samples; `Sum` for losses that are already
+    /// divided by the global count.
+    pub op: ReduceOp,
+    /// Sizes of buckets.
+    pub buckets: BucketLimits,
+    /// Whether reductions run while backward goes on. Results are the same to the bit.
+    pub overlap: bool,
+    /// Whether parameters may take no part in the loss. Costs one small reduction per step.
+    pub find_unused_parameters: bool,
+    /// What travels.
+    pub hook: Box<dyn GradientHook>,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        DdpOptions {
+            op: ReduceOp::Mean,
+            buckets: BucketLimits::default(),
+            overlap: true,
+            find_unused_parameters: false,
+            hook: Box::new(PlainReduction),
+        }
+    }
+}
+
+/// A model whose gradients are those of all ranks' batches.
+pub struct Ddp<M> {
+    model: M,
+    parameters: Vec<Parameter>,
+    /// None on a single rank, where there is nothing to reduce.
+    reducer: Option<Arc<Mutex<Reducer>>>,
+    find_unused: bool,
+    _hooks: Vec<HookHandle>,
+}
+
+impl<M: Model> Ddp<M> {
+    /// Wraps a model; every rank's parameters become those of the group's first rank.
+    pub fn new(model: M, group: &Group, options: DdpOptions) -> Result<Ddp<M>> {
+        let parameters = in_order_of_use(&model);
+        let find_unused = options.find_unused_parameters;
+        if group.size() == 1 {
+            return Ok(Ddp {
+                model,
+                parameters,
+                reducer: None,
+                find_unused,
+                _hooks: Vec::new(),
+            });
+        }
+        let plan = Plan {
+            op: options.op,
+            hook: options.hook,
+            overlap: options.overlap,
+            limits: options.buckets,
+        };
+        let reducer = Reducer::new(&parameters, group, plan)?;
+        reducer.broadcast_parameters()?;
+        broadcast_buffers(&model, group)?;
+        let leaves: Vec<Tensor> = reducer
+            .leaves()
+            .map(|(_, leaf)| leaf.shallow_clone())
+            .collect();
+        let reducer = Arc::new(Mutex::new(reducer));
+        let mut hooks = Vec::with_capacity(leaves.len());
+        for (number, leaf) in leaves.iter().enumerate() {
+            let reducer = Arc::clone(&reducer);
+            hooks.push(post_accumulate_hook(leaf, move |_| {
+                lock(&reducer).ready(number)
+            })?);
+        }
+        Ok(Ddp {
+            model,
+            parameters,
+            reducer: Some(reducer),
+            find_unused,
+            _hooks: hooks,
+        })
+    }
+
+    /// The wrapped model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// Runs the model on this rank's part of the batch.
+    pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        Ok(trainyard_nn::run(&self.model, x, cx, &[])?)
+    }
+
+    /// Computes gradients and, with [`Sync::Reduce`], returns once they are those of all ranks.
+    /// Returns the names of parameters that no rank used, if those were asked for.
+    pub fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+        let Some(reducer) = &self.reducer else {
+            run.backward(loss)?;
+            return Ok(Vec::new());
+        };
+        lock(reducer).begin(sync == Sync::Reduce);
+        run.backward(loss)?;
+        if sync == Sync::Accumulate {
+            return Ok(Vec::new());
+        }
+        let mut reducer = lock(reducer);
+        let unused = reducer.unused();
+        if !unused.is_empty() && !self.find_unused {
+            return Err(ParallelError::UnusedParameters { names: unused });
+        }
+        reducer.finish()?;
+        if !self.find_unused {
+            return Ok(Vec::new());
+        }
+        Ok(reducer.clear_globally_unused(&unused)?)
+    }
+
+    /// Leaves every parameter without a gradient, ready for the next step.
+    pub fn zero_grad(&self) -> Result<()> {
+        for parameter in &self.parameters {
+            autograd::clear_grad(parameter.tensor())?;
+        }
+        Ok(())
+    }
+}
+
+impl<M: Model> Module for Ddp<M> {
+    fn visit(&self, visitor: &mut dyn FnMut(&Parameter)) {
+        self.model.visit(visitor);
+    }
+}
+
+impl<M: Model> Model for Ddp<M> {
+    fn units(&self) -> Vec<&dyn Unit> {
+        self.model.units()
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> trainyard_nn::Result<Tensor> {
+        self.model.loss(output, targets)
+    }
+}
+
+/// Trainable parameters in the order in which forward first uses them.
+fn in_order_of_use(model: &dyn Model) -> Vec<Parameter> {
+    let mut ordered: Vec<Parameter> = Vec::new();
+    let mut add = |parameter: &Parameter| {
+        if parameter.is_trainable() && !ordered.iter().any(|known| known.is(parameter)) {
+            ordered.push(parameter.clone());
+        }
+    };
+    for unit in model.units() {
+        unit.visit(&mut add);
+    }
+    model.visit(&mut add);
+    ordered
+}
+
+fn broadcast_buffers(model: &dyn Model, group: &Group) -> Result<()> {
+    for buffer in model.parameters().iter().filter(|p| !p.is_trainable()) {
+        group
+            .broadcast(buffer.tensor(), 0, trainyard_trace::Purpose::State)?
+            .wait()?;
+    }
+    Ok(())
+}
+
+/// A panic inside a hook was reported as that hook's error; the reducer is rebuilt by `begin`.
+fn lock(reducer: &Mutex<Reducer>) -> MutexGuard<'_, Reducer> {
+    reducer
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,67 @@
+//! Compiles the C++ side of the bridge against the libtorch that `./setup` installed.
+
+use std::path::{Path, PathBuf};
+
+const SOURCES: [&str; 6] = [
+    "autograd.cc",
+    "group.cc",
+    "kernel.cc",
+    "meta.cc",
+    "observe.cc",
+    "storage.cc",
+];
+
+fn main() {
+    println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    let Some(libtorch) = std::env::var_os("LIBTORCH").map(PathBuf::from) else {
+        eprintln!("LIBTORCH is not set: run ./setup first, which writes .cargo/config.toml");
+        std::process::exit(1);
+    };
+    let cuda = std::env::var_os("CARGO_FEATURE_CUDA").is_some();
+
+    let mut build = cxx_build::bridge("src/bridge.rs");
+    build
+        .std("c++20")
+        .include("cpp")
+        .include(libtorch.join("include"))
+        .include(libtorch.join("include/torch/csrc/api/include"))
+        .files(SOURCES.map(|name| Path::new("cpp").join(name)))
+        .define("USE_C10D_GLOO", None)
+        .define("USE_DISTRIBUTED", None)
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // libtorch's own headers warn a lot.
+        .flag("-Wno-unused-parameter")
+        .flag("-Wno-sign-compare")
+        .flag("-Wno-extra")
+        .opt_level(2);
+    if cuda {
+        cuda_sources(&mut build, &libtorch);
+    } else {
+        build.file("cpp/no_nccl.cc");
+    }
+    build.compile("trainyard_torch");
+
+    let lib = libtorch.join("lib");
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    for name in ["torch", "torch_cpu", "c10"] {
+        println!("cargo:rustc-link-lib={name}");
+    }
+}
+
+/// NCCL: headers come from the packages beside torch; the libraries are kept although few symbols of
+/// theirs are named, because libtorch registers its CUDA kernels when they are loaded.
+fn cuda_sources(build: &mut cc::Build, libtorch: &Path) {
+    let site = libtorch.parent().unwrap_or(libtorch);
+    build.file("cpp/nccl.cc").define("USE_C10D_NCCL", None);
+    for folder in [
+        "nvidia/cu13/include",
+        "nvidia/nccl/include",
+        "nvidia/cu13/include/cccl",
+    ] {
+        build.include(site.join(folder));
+    }
+    for name in ["torch_cuda", "c10_cuda"] {
+        println!("cargo:rustc-link-lib={name}");
+    }
+}

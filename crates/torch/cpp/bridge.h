@@ -1,0 +1,154 @@
+// What the Rust side sees of libtorch.
+//
+// Tensors cross the border as references to at::Tensor (which is what tch holds a pointer to) and
+// lists of them as slices of their addresses; 0 stands for "no tensor". Every function may throw:
+// cxx turns exceptions into Rust errors, and Rust callbacks return errors that are thrown here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "rust/cxx.h"
+
+namespace rust::behavior {
+// libtorch's own message without its C++ backtrace: users act on the former only.
+template <typename Try, typename Fail>
+static void trycatch(Try&& attempt, Fail&& fail) noexcept try {
+  attempt();
+} catch (const c10::Error& e) {
+  fail(e.what_without_backtrace());
+} catch (const std::exception& e) {
+  fail(e.what());
+} catch (...) {
+  fail("an exception of unknown type");
+}
+} // namespace rust::behavior
+
+namespace trainyard {
+
+using AtTensor = at::Tensor;
+using Addresses = rust::Slice<const size_t>;
+
+std::vector<at::Tensor> tensors_at(Addresses addresses);
+std::unique_ptr<AtTensor> share(const AtTensor& tensor);
+
+// A list of tensors on its way to Rust.
+struct TensorList {
+  std::vector<at::Tensor> tensors;
+  size_t len() const { return tensors.size(); }
+  std::unique_ptr<AtTensor> take(size_t index);
+  void push(const AtTensor& tensor) { tensors.push_back(tensor); }
+  void push_undefined() { tensors.emplace_back(); }
+};
+
+// --- stores and groups (group.cc) ----------------------------------------------------------------
+struct StoreHandle {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+struct GroupHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+struct WorkHandle {
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+std::shared_ptr<StoreHandle> tcp_store(rust::Str host, uint16_t port, int32_t listen_fd, uint64_t timeout_ms);
+std::shared_ptr<StoreHandle> prefix_store(rust::Str prefix, const StoreHandle& store);
+void store_set(const StoreHandle& store, rust::Str key, rust::Slice<const uint8_t> value);
+rust::Vec<uint8_t> store_get(const StoreHandle& store, rust::Str key, uint64_t timeout_ms);
+int64_t store_add(const StoreHandle& store, rust::Str key, int64_t amount);
+void store_wait(const StoreHandle& store, rust::Str key, uint64_t timeout_ms);
+bool store_check(const StoreHandle& store, rust::Str key);
+
+std::shared_ptr<GroupHandle> gloo_group(
+    const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms);
+std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, int32_t size, uint64_t timeout_ms);
+
+std::unique_ptr<WorkHandle> all_reduce(const GroupHandle& group, const AtTensor& tensor, uint8_t op);
+std::unique_ptr<WorkHandle> all_gather(const GroupHandle& group, const AtTensor& out, const AtTensor& in);
+std::unique_ptr<WorkHandle> reduce_scatter(const GroupHandle& group, const AtTensor& out, const AtTensor& in, uint8_t op);
+std::unique_ptr<WorkHandle> all_to_all(
+    const GroupHandle& group, const AtTensor& out, const AtTensor& in,
+    rust::Slice<const int64_t> out_splits, rust::Slice<const int64_t> in_splits);
+std::unique_ptr<WorkHandle> broadcast(const GroupHandle& group, const AtTensor& tensor, int32_t root);
+std::unique_ptr<WorkHandle> reduce(const GroupHandle& group, const AtTensor& tensor, int32_t root, uint8_t op);
+std::unique_ptr<WorkHandle> gather(const GroupHandle& group, Addresses outs, const AtTensor& in, int32_t root);
+std::unique_ptr<WorkHandle> scatter(const GroupHandle& group, const AtTensor& out, Addresses ins, int32_t root);
+std::unique_ptr<WorkHandle> send(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag);
+std::unique_ptr<WorkHandle> recv(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag);
+std::unique_ptr<WorkHandle> barrier(const GroupHandle& group);
+void work_wait(const WorkHandle& work);
+
+// --- autograd (autograd.cc) ----------------------------------------------------------------------
+struct LeafHook;
+struct TensorHook;
+struct Backward;
+struct SavedHooks;
+struct HookHandle {
+  std::function<void()> remove;
+};
+
+std::unique_ptr<HookHandle> add_leaf_hook(const AtTensor& leaf, rust::Box<LeafHook> hook);
+std::unique_ptr<HookHandle> add_tensor_hook(const AtTensor& tensor, rust::Box<TensorHook> hook);
+void remove_hook(HookHandle& handle);
+std::unique_ptr<TensorList> attach_backward(
+    Addresses inputs, Addresses outputs, Addresses saved, rust::Box<Backward> backward);
+void push_saved_hooks(rust::Box<SavedHooks> hooks);
+void pop_saved_hooks();
+void set_grad(const AtTensor& leaf, const AtTensor& grad);
+void clear_grad(const AtTensor& leaf);
+int64_t version(const AtTensor& tensor);
+void set_version(const AtTensor& tensor, int64_t version);
+
+// --- storages (storage.cc) -----------------------------------------------------------------------
+void rebind(const AtTensor& tensor, const AtTensor& data);
+void release_storage(const AtTensor& tensor);
+void restore_storage(const AtTensor& tensor);
+size_t storage_bytes(const AtTensor& tensor);
+size_t storage_address(const AtTensor& tensor);
+bool is_meta(const AtTensor& tensor);
+std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int64_t> shape);
+std::unique_ptr<AtTensor> empty_meta(rust::Slice<const int64_t> shape, int32_t scalar_type);
+
+// --- operators tch does not bind (kernel.cc) and meta kernels (meta.cc) ---------------------------
+void fused_adamw(
+    Addresses params, Addresses grads, Addresses exp_avgs, Addresses exp_avg_sqs, Addresses steps,
+    Addresses grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay);
+void fused_sgd(
+    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale,
+    double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool first);
+std::unique_ptr<TensorList> foreach_norm(Addresses tensors);
+void foreach_mul_scalar(Addresses tensors, double factor);
+void foreach_mul_tensor(Addresses tensors, const AtTensor& factor);
+void foreach_mul_list(Addresses tensors, Addresses factors);
+void foreach_add(Addresses tensors, Addresses others, double alpha);
+void foreach_lerp(Addresses tensors, Addresses ends, double weight);
+void foreach_addcmul(Addresses tensors, Addresses a, Addresses b, double value);
+void foreach_addcdiv(Addresses tensors, Addresses a, Addresses b, double value);
+void foreach_copy(Addresses tensors, Addresses sources);
+std::unique_ptr<TensorList> foreach_sqrt(Addresses tensors);
+void foreach_zero(Addresses tensors);
+std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps);
+std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal);
+void register_meta_kernels();
+
+// --- observers (observe.cc) ----------------------------------------------------------------------
+void observe_memory();
+uint8_t set_memory_kind(uint8_t kind);
+void memory_counters(rust::Slice<uint64_t> out);
+void reset_memory_peak();
+void record_allocations(bool on);
+struct AllocationRecord;
+rust::Vec<AllocationRecord> take_allocations();
+struct OperatorRecord;
+void observe_operators(bool on);
+rust::Vec<OperatorRecord> take_operators();
+
+} // namespace trainyard

@@ -1,0 +1,1 @@
+#pragma once // Nothing of it is used: see gloo/context.h.

@@ -1,0 +1,108 @@
+// Operators of libtorch that tch does not bind.
+#include <ATen/ATen.h>
+
+#include "bridge.h"
+
+namespace trainyard {
+namespace {
+
+// [batch, heads, ...] to [batch, heads * groups, ...], each head repeated in place.
+at::Tensor repeat_heads(const at::Tensor& x, int64_t groups) {
+  if (groups == 1) {
+    return x;
+  }
+  return x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)}).flatten(1, 2);
+}
+
+// A list of none or one.
+std::optional<at::Tensor> optional_at(Addresses addresses) {
+  auto tensors = tensors_at(addresses);
+  return tensors.empty() ? std::nullopt : std::make_optional(tensors[0]);
+}
+
+} // namespace
+
+void fused_adamw(
+    Addresses params, Addresses grads, Addresses exp_avgs, Addresses exp_avg_sqs, Addresses steps,
+    Addresses grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay) {
+  auto p = tensors_at(params), g = tensors_at(grads), m = tensors_at(exp_avgs), v = tensors_at(exp_avg_sqs);
+  auto s = tensors_at(steps);
+  at::_foreach_add_(s, 1);
+  at::_fused_adamw_(p, g, m, v, {}, s, lr, beta1, beta2, weight_decay, eps, /*amsgrad=*/false, /*maximize=*/false,
+                    optional_at(grad_scale));
+}
+
+void fused_sgd(
+    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale,
+    double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool first) {
+  at::_fused_sgd_(tensors_at(params), tensors_at(grads), tensors_at(momenta), weight_decay, momentum, lr, dampening,
+                  nesterov, /*maximize=*/false, first, optional_at(grad_scale));
+}
+
+std::unique_ptr<TensorList> foreach_norm(Addresses tensors) {
+  auto out = std::make_unique<TensorList>();
+  out->tensors = at::_foreach_norm(tensors_at(tensors), 2);
+  return out;
+}
+
+void foreach_mul_scalar(Addresses tensors, double factor) {
+  at::_foreach_mul_(tensors_at(tensors), factor);
+}
+
+void foreach_mul_tensor(Addresses tensors, const AtTensor& factor) {
+  at::_foreach_mul_(tensors_at(tensors), factor);
+}
+
+void foreach_mul_list(Addresses tensors, Addresses factors) {
+  at::_foreach_mul_(tensors_at(tensors), tensors_at(factors));
+}
+
+void foreach_add(Addresses tensors, Addresses others, double alpha) {
+  at::_foreach_add_(tensors_at(tensors), tensors_at(others), alpha);
+}
+
+void foreach_lerp(Addresses tensors, Addresses ends, double weight) {
+  at::_foreach_lerp_(tensors_at(tensors), tensors_at(ends), weight);
+}
+
+void foreach_addcmul(Addresses tensors, Addresses a, Addresses b, double value) {
+  at::_foreach_addcmul_(tensors_at(tensors), tensors_at(a), tensors_at(b), value);
+}
+
+void foreach_addcdiv(Addresses tensors, Addresses a, Addresses b, double value) {
+  at::_foreach_addcdiv_(tensors_at(tensors), tensors_at(a), tensors_at(b), value);
+}
+
+void foreach_copy(Addresses tensors, Addresses sources) {
+  at::_foreach_copy_(tensors_at(tensors), tensors_at(sources));
+}
+
+std::unique_ptr<TensorList> foreach_sqrt(Addresses tensors) {
+  auto out = std::make_unique<TensorList>();
+  out->tensors = at::_foreach_sqrt(tensors_at(tensors));
+  return out;
+}
+
+void foreach_zero(Addresses tensors) {
+  at::_foreach_zero_(tensors_at(tensors));
+}
+
+std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps) {
+  return std::make_unique<at::Tensor>(at::rms_norm(x, weight.sizes(), weight, eps));
+}
+
+std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal) {
+  int64_t heads = q.size(1), groups = heads / k.size(1);
+  TORCH_CHECK(k.size(1) * groups == heads, "attention: ", heads, " query heads over ", k.size(1), " key heads");
+  if (!q.is_cpu() && !q.is_meta()) {
+    return std::make_unique<at::Tensor>(at::scaled_dot_product_attention(
+        q, k, v, /*attn_mask=*/{}, /*dropout=*/0.0, causal, /*scale=*/{}, /*enable_gqa=*/groups > 1));
+  }
+  // Named directly: on meta the chooser would take the s*s form, which no device would run.
+  auto keys = repeat_heads(k, groups), values = repeat_heads(v, groups);
+  auto [out, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(q, keys, values, /*dropout=*/0.0, causal);
+  return std::make_unique<at::Tensor>(out);
+}
+
+} // namespace trainyard

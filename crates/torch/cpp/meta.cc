@@ -1,0 +1,109 @@
+// Kernels on the meta device for operators that have them only in Python. Each allocates what the
+// real kernel allocates and computes nothing, so that a dry run sees the same memory.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "bridge.h"
+
+namespace trainyard {
+namespace {
+
+using at::Tensor;
+using std::optional;
+using Tensor2 = std::tuple<Tensor, Tensor>;
+using Tensor3 = std::tuple<Tensor, Tensor, Tensor>;
+
+// Attention kernels lay their results out as [batch, sequence, heads, dim].
+Tensor like_attention(const Tensor& x) {
+  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+}
+
+// Memory of flash attention: the result and one number per row, never sequence * sequence.
+Tensor2 flash_attention(
+    const Tensor& q, const Tensor&, const Tensor& v, double, bool, const optional<Tensor>&, optional<double>) {
+  auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
+  return {out, at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(wide)).transpose(1, 2)};
+}
+
+Tensor3 flash_attention_backward(
+    const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&, double, bool,
+    const optional<Tensor>&, optional<double>) {
+  return {like_attention(q), like_attention(k), like_attention(v)};
+}
+
+Tensor embedding_dense_backward(const Tensor& grad, const Tensor&, c10::SymInt num_weights, c10::SymInt, bool) {
+  return at::empty({num_weights.expect_int(), grad.size(-1)}, grad.options());
+}
+
+Tensor3 native_layer_norm_backward(
+    const Tensor&, const Tensor& input, c10::SymIntArrayRef, const Tensor&, const Tensor&,
+    const optional<Tensor>& weight, const optional<Tensor>& bias, std::array<bool, 3> mask) {
+  return {
+      mask[0] ? at::empty_like(input) : Tensor(),
+      mask[1] && weight ? at::empty_like(*weight) : Tensor(),
+      mask[2] && bias ? at::empty_like(*bias) : Tensor()};
+}
+
+Tensor2 native_dropout(const Tensor& input, double, optional<bool>) {
+  return {at::empty_like(input), at::empty_like(input, input.options().dtype(at::kBool))};
+}
+
+Tensor index_select(const Tensor& self, int64_t dim, const Tensor& index) {
+  auto shape = self.sizes().vec();
+  if (!shape.empty()) {
+    shape[at::maybe_wrap_dim(dim, self.dim())] = index.numel();
+  }
+  return at::empty(shape, self.options());
+}
+
+// The number of bins depends on values; without values it is the least that was asked for.
+Tensor bincount(const Tensor& self, const optional<Tensor>& weights, c10::SymInt minlength) {
+  auto options = weights && weights->defined() ? self.options().dtype(at::kDouble) : self.options().dtype(at::kLong);
+  return at::empty({minlength.expect_int()}, options);
+}
+
+Tensor repeat_interleave(const Tensor& repeats, optional<c10::SymInt> output_size) {
+  TORCH_CHECK(output_size.has_value(), "repeat_interleave on meta tensors needs output_size");
+  return at::empty({output_size->expect_int()}, repeats.options());
+}
+
+void fused_adamw_(
+    at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
+    double, double, double, bool, bool, const optional<Tensor>&, const optional<Tensor>&) {}
+
+void fused_sgd_(
+    at::TensorList, at::TensorList, at::TensorList, double, double, double, double, bool, bool, bool,
+    const optional<Tensor>&, const optional<Tensor>&) {}
+
+// A meta tensor has no value: one is as good as any other, and leaves divisions finite.
+at::Scalar local_scalar_dense(const Tensor&) {
+  return 1.0;
+}
+
+void amp_check(at::TensorList, Tensor&, const Tensor&) {}
+
+} // namespace
+
+void register_meta_kernels() {
+  // Made when first asked for, not by a static initialiser, which a linker may drop with its object file.
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
+  static bool done = [] {
+    library->impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
+    library->impl("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward);
+    library->impl("embedding_dense_backward", &embedding_dense_backward);
+    library->impl("native_layer_norm_backward", &native_layer_norm_backward);
+    library->impl("native_dropout", &native_dropout);
+    library->impl("index_select", &index_select);
+    library->impl("bincount", &bincount);
+    library->impl("repeat_interleave.Tensor", &repeat_interleave);
+    library->impl("_fused_adamw_", &fused_adamw_);
+    library->impl("_fused_sgd_", &fused_sgd_);
+    library->impl("_local_scalar_dense", &local_scalar_dense);
+    library->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_check);
+    return true;
+  }();
+  (void)done;
+}
+
+} // namespace trainyard

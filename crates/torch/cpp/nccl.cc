@@ -1,0 +1,15 @@
+// NCCL groups. Compiled with the feature `cuda` only; without a GPU the constructor itself refuses.
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "bridge.h"
+
+namespace trainyard {
+
+std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, int32_t size, uint64_t timeout_ms) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = std::chrono::milliseconds(timeout_ms);
+  return std::make_shared<GroupHandle>(
+      GroupHandle{c10::make_intrusive<c10d::ProcessGroupNCCL>(store.store, rank, size, options)});
+}
+
+} // namespace trainyard

@@ -1,0 +1,225 @@
+// Observers: every allocation and release on CPU and meta, every operator with its shapes.
+#include <array>
+#include <mutex>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include "bridge.h"
+#include "trainyard-torch/src/bridge.rs.h"
+
+namespace trainyard {
+namespace {
+
+constexpr size_t kKinds = 6;
+thread_local uint8_t current_kind = kKinds - 1; // "other"
+
+uint64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_REALTIME, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// Bytes held, by kind, and what was held of each kind when their sum was highest.
+class Counters {
+ public:
+  void allocated(uint8_t kind, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_[kind] += bytes;
+    total_ += bytes;
+    if (total_ > peak_) {
+      peak_ = total_;
+      at_peak_ = held_;
+    }
+    note(kind, static_cast<int64_t>(bytes));
+  }
+
+  void released(uint8_t kind, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_[kind] -= bytes;
+    total_ -= bytes;
+    note(kind, -static_cast<int64_t>(bytes));
+  }
+
+  void read(uint64_t* out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::copy(held_.begin(), held_.end(), out);
+    std::copy(at_peak_.begin(), at_peak_.end(), out + kKinds);
+    out[2 * kKinds] = total_;
+    out[2 * kKinds + 1] = peak_;
+  }
+
+  void reset_peak() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    peak_ = total_;
+    at_peak_ = held_;
+  }
+
+  void record(bool on) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    recording_ = on;
+  }
+
+  rust::Vec<AllocationRecord> take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(records_, {});
+  }
+
+ private:
+  void note(uint8_t kind, int64_t bytes) {
+    if (recording_) {
+      records_.push_back(AllocationRecord{now_ns(), bytes, kind});
+    }
+  }
+
+  std::mutex mutex_;
+  std::array<uint64_t, kKinds> held_{}, at_peak_{};
+  uint64_t total_ = 0, peak_ = 0;
+  bool recording_ = false;
+  rust::Vec<AllocationRecord> records_;
+};
+
+// CPU and meta count together: a run uses one or the other for its tensors. Never destroyed: tensors
+// in statics may be released after it would be.
+Counters& counters() {
+  static auto* instance = new Counters();
+  return *instance;
+}
+
+// What a block was counted as, to be taken back when it is released.
+struct Block {
+  void* data;
+  size_t bytes;
+  uint8_t kind;
+};
+
+Block* counted(void* data, size_t bytes) {
+  auto* block = new Block{data, bytes, current_kind};
+  counters().allocated(block->kind, bytes);
+  return block;
+}
+
+void release_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  counters().released(block->kind, block->bytes);
+  if (block->data != nullptr) {
+    c10::free_cpu(block->data);
+  }
+  delete block;
+}
+
+struct ObservedCpu final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(bytes);
+    return {data, counted(data, bytes), &release_block, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+struct ObservedMeta final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return {nullptr, counted(nullptr, bytes), &release_block, c10::Device(c10::kMeta)};
+  }
+  void copy_data(void*, const void*, std::size_t) const override {}
+};
+
+// One operator under way.
+struct Running : at::ObserverContext {
+  uint64_t started_ns;
+  rust::Vec<int64_t> shapes;
+};
+
+struct Operators {
+  std::mutex mutex;
+  rust::Vec<OperatorRecord> records;
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+};
+
+Operators& operators() {
+  static auto* instance = new Operators();
+  return *instance;
+}
+
+std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& fn) {
+  auto running = std::make_unique<Running>();
+  for (const auto& value : fn.inputs()) {
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      continue;
+    }
+    // A shape is its number of dims, then the dims.
+    auto sizes = value.toTensor().sizes();
+    running->shapes.push_back(static_cast<int64_t>(sizes.size()));
+    for (auto size : sizes) {
+      running->shapes.push_back(size);
+    }
+  }
+  running->started_ns = now_ns();
+  return running;
+}
+
+void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) {
+  auto ended = now_ns();
+  auto* running = static_cast<Running*>(context);
+  auto& all = operators();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.records.push_back(OperatorRecord{
+      rust::String::lossy(fn.name()), std::move(running->shapes), running->started_ns, ended, fn.threadId()});
+}
+
+} // namespace
+
+void observe_memory() {
+  static bool installed = [] {
+    c10::SetCPUAllocator(new ObservedCpu(), 100);
+    c10::SetAllocator(c10::kMeta, new ObservedMeta(), 100);
+    return true;
+  }();
+  (void)installed;
+}
+
+uint8_t set_memory_kind(uint8_t kind) {
+  return std::exchange(current_kind, kind);
+}
+
+void memory_counters(rust::Slice<uint64_t> out) {
+  TORCH_CHECK(out.size() == 2 * kKinds + 2, "memory_counters writes ", 2 * kKinds + 2, " numbers");
+  counters().read(out.data());
+}
+
+void reset_memory_peak() {
+  counters().reset_peak();
+}
+
+void record_allocations(bool on) {
+  counters().record(on);
+}
+
+rust::Vec<AllocationRecord> take_allocations() {
+  return counters().take();
+}
+
+void observe_operators(bool on) {
+  auto& all = operators();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (on && all.handle == at::INVALID_CALLBACK_HANDLE) {
+    all.handle = at::addGlobalCallback(at::RecordFunctionCallback(operator_started, operator_ended)
+                                           .needsInputs(true)
+                                           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  } else if (!on && all.handle != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(all.handle);
+    all.handle = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
+rust::Vec<OperatorRecord> take_operators() {
+  auto& all = operators();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  return std::exchange(all.records, {});
+}
+
+} // namespace trainyard

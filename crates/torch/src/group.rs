@@ -1,0 +1,663 @@
+//! A set of ranks with collectives.
+//!
+//! Every collective is asynchronous, returns a [`Work`], and is written in the ledger with its
+//! purpose and its bytes. There is no other way to communicate, so nothing escapes the ledger.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use cxx::{SharedPtr, UniquePtr};
+use tch::{Kind, Tensor};
+use trainyard_trace::{
+    Collective, CollectiveKind, Ledger, Purpose, all_to_all_sent_bytes, sent_bytes,
+};
+
+use crate::border::{addresses, borrow};
+use crate::bridge::ffi;
+use crate::compose::{self, Peers};
+use crate::error::{Cause, CommunicationError, Result};
+use crate::lane::{Lane, Task};
+use crate::sockets::{Sockets, WireBytes};
+use crate::work::{State, Work};
+
+/// How values of different ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// Their sum over the number of ranks.
+    Mean,
+    /// Their product.
+    Product,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+}
+
+/// One message of a batch; peers are indices in the group.
+pub enum Message<'a> {
+    /// To a peer.
+    Send(&'a Tensor, usize),
+    /// From a peer.
+    Recv(&'a Tensor, usize),
+}
+
+/// A set of ranks that communicate. Cheap to clone; may be used from several threads, as long as all
+/// ranks ask for its collectives in the same order.
+#[derive(Clone)]
+pub struct Group(Arc<Inner>);
+
+struct Inner {
+    place: Place,
+    ledger: Ledger,
+    sequence: AtomicU64,
+    aborted: Arc<AtomicBool>,
+    engine: Engine,
+}
+
+/// Where this rank stands in the group.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The group's name: the axes it runs along.
+    pub name: String,
+    /// Global rank of this process.
+    pub rank: usize,
+    /// This rank's index in the group.
+    pub index: usize,
+    /// Number of ranks in the group.
+    pub size: usize,
+}
+
+/// What carries the collectives out.
+pub(crate) enum Engine {
+    /// A group of one.
+    Alone,
+    /// A group of any size in which only this rank exists: everything is counted, nothing is sent.
+    Fake,
+    Gloo(Gloo),
+    Nccl(SharedPtr<ffi::GroupHandle>),
+}
+
+pub(crate) struct Gloo {
+    pub handle: SharedPtr<ffi::GroupHandle>,
+    pub lane: Lane,
+    pub sockets: Sockets,
+}
+
+// SAFETY: process groups are thread safe (see bridge.rs); a SharedPtr's count is atomic.
+unsafe impl Send for Engine {}
+// SAFETY: as above.
+unsafe impl Sync for Engine {}
+
+/// One collective as it is asked for.
+struct Call {
+    kind: CollectiveKind,
+    purpose: Purpose,
+    operands: Vec<Tensor>,
+    payload_bytes: u64,
+    sent_bytes: u64,
+}
+
+impl Group {
+    pub(crate) fn new(place: Place, ledger: Ledger, engine: Engine) -> Group {
+        Group(Arc::new(Inner {
+            place,
+            ledger,
+            sequence: AtomicU64::new(0),
+            aborted: Arc::new(AtomicBool::new(false)),
+            engine,
+        }))
+    }
+
+    /// A group of one rank, whose collectives do nothing.
+    pub fn alone(ledger: &Ledger) -> Group {
+        let place = Place {
+            name: "alone".to_owned(),
+            rank: ledger.rank(),
+            index: 0,
+            size: 1,
+        };
+        Group::new(place, ledger.clone(), Engine::Alone)
+    }
+
+    /// This rank's index in the group.
+    pub fn index(&self) -> usize {
+        self.0.place.index
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.place.size
+    }
+
+    /// The group's name: the axes it runs along.
+    pub fn name(&self) -> &str {
+        &self.0.place.name
+    }
+
+    /// The ledger its collectives are written in.
+    pub fn ledger(&self) -> &Ledger {
+        &self.0.ledger
+    }
+
+    /// Makes whoever waits in a collective of this group leave at once with [`Cause::Aborted`], here
+    /// and (seeing a lost peer) on the other ranks. The group is of no use afterwards.
+    pub fn abort(&self) {
+        self.0.aborted.store(true, Ordering::Release);
+        if let Engine::Gloo(gloo) = &self.0.engine {
+            gloo.sockets.shut();
+        }
+    }
+
+    /// What the kernel counted on the group's connections (Gloo), headers of Gloo included.
+    pub fn wire_bytes(&self) -> WireBytes {
+        match &self.0.engine {
+            Engine::Gloo(gloo) => gloo.sockets.wire_bytes(),
+            _ => WireBytes::default(),
+        }
+    }
+
+    /// Every rank's `tensor` becomes the reduction over all of them.
+    pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, purpose: Purpose) -> Result<Work> {
+        let elements = tensor.numel() as i64;
+        let composed = self.composes(op) && elements >= self.size() as i64;
+        let sent = match composed {
+            true => compose::all_reduce_sends(elements, self.index(), self.size()) * width(tensor),
+            false => sent_bytes(CollectiveKind::AllReduce, self.size(), bytes(tensor)),
+        };
+        let operands = [tensor];
+        let call = self.call(
+            CollectiveKind::AllReduce,
+            purpose,
+            &operands,
+            bytes(tensor),
+            sent,
+        );
+        if composed {
+            let (tensor, scale) = (tensor.shallow_clone(), self.scale(op));
+            return self.compose(call, move |peers| peers.all_reduce(&tensor, scale));
+        }
+        let tensor = tensor.shallow_clone();
+        self.native(call, move |group| {
+            ffi::all_reduce(group, borrow(&tensor), code(op))
+        })
+    }
+
+    /// `out` becomes the `input`s of all ranks, one after the other.
+    pub fn all_gather(&self, out: &Tensor, input: &Tensor, purpose: Purpose) -> Result<Work> {
+        let sent = sent_bytes(CollectiveKind::AllGather, self.size(), bytes(input));
+        let operands = [out, input];
+        let call = self.call(
+            CollectiveKind::AllGather,
+            purpose,
+            &operands,
+            bytes(out),
+            sent,
+        );
+        self.check(
+            &call,
+            out.numel() == input.numel() * self.size(),
+            "the output must hold one input per rank",
+        )?;
+        if self.size() == 1 {
+            copy(out, input)?;
+        }
+        let (out, input) = (out.shallow_clone(), input.shallow_clone());
+        match self.composes(ReduceOp::Sum) {
+            true => self.compose(call, move |peers| peers.all_gather(&out, &input)),
+            false => self.native(call, move |group| {
+                ffi::all_gather(group, borrow(&out), borrow(&input))
+            }),
+        }
+    }
+
+    /// `out` becomes this rank's part of the reduction of all ranks' `input`s.
+    pub fn reduce_scatter(
+        &self,
+        out: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        purpose: Purpose,
+    ) -> Result<Work> {
+        let sent = sent_bytes(CollectiveKind::ReduceScatter, self.size(), bytes(input));
+        let operands = [out, input];
+        let call = self.call(
+            CollectiveKind::ReduceScatter,
+            purpose,
+            &operands,
+            bytes(input),
+            sent,
+        );
+        self.check(
+            &call,
+            input.numel() == out.numel() * self.size(),
+            "the input must hold one output per rank",
+        )?;
+        if self.size() == 1 {
+            copy(out, input)?;
+        }
+        let (out, input, scale) = (out.shallow_clone(), input.shallow_clone(), self.scale(op));
+        match self.composes(op) {
+            true => self.compose(call, move |peers| peers.reduce_scatter(&out, &input, scale)),
+            false => self.native(call, move |group| {
+                ffi::reduce_scatter(group, borrow(&out), borrow(&input), code(op))
+            }),
+        }
+    }
+
+    /// Rows `in_splits[p]` of `input` go to rank `p`; `out_splits[p]` rows come from it. Splits are
+    /// counted along the first dim; empty ones are allowed.
+    pub fn all_to_all(
+        &self,
+        out: &Tensor,
+        input: &Tensor,
+        out_splits: &[i64],
+        in_splits: &[i64],
+        purpose: Purpose,
+    ) -> Result<Work> {
+        let row = row_bytes(input);
+        let splits: Vec<u64> = in_splits.iter().map(|&n| n.max(0) as u64 * row).collect();
+        let operands = [out, input];
+        let sent = all_to_all_sent_bytes(&splits, self.index());
+        let call = self.call(
+            CollectiveKind::AllToAll,
+            purpose,
+            &operands,
+            bytes(input),
+            sent,
+        );
+        let fits = |splits: &[i64], tensor: &Tensor| {
+            splits.len() == self.size()
+                && splits.iter().all(|&n| n >= 0)
+                && splits.iter().sum::<i64>() == tensor.size().first().copied().unwrap_or(0)
+        };
+        let good = fits(out_splits, out) && fits(in_splits, input);
+        self.check(
+            &call,
+            good,
+            "splits must be one per rank and add up to the first dim",
+        )?;
+        if self.size() == 1 {
+            copy(out, input)?;
+        }
+        let (out, input) = (out.shallow_clone(), input.shallow_clone());
+        let (out_splits, in_splits) = (out_splits.to_vec(), in_splits.to_vec());
+        self.native(call, move |group| {
+            ffi::all_to_all(group, borrow(&out), borrow(&input), &out_splits, &in_splits)
+        })
+    }
+
+    /// Every rank's `tensor` becomes that of the rank with index `root`.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize, purpose: Purpose) -> Result<Work> {
+        let call = self.rooted(CollectiveKind::Broadcast, purpose, &[tensor], root)?;
+        let tensor = tensor.shallow_clone();
+        self.native(call, move |group| {
+            ffi::broadcast(group, borrow(&tensor), root as i32)
+        })
+    }
+
+    /// `root`'s `tensor` becomes the reduction; the others' are left undefined.
+    pub fn reduce(
+        &self,
+        tensor: &Tensor,
+        root: usize,
+        op: ReduceOp,
+        purpose: Purpose,
+    ) -> Result<Work> {
+        let call = self.rooted(CollectiveKind::Reduce, purpose, &[tensor], root)?;
+        let tensor = tensor.shallow_clone();
+        self.native(call, move |group| {
+            ffi::reduce(group, borrow(&tensor), root as i32, code(op))
+        })
+    }
+
+    /// `root` receives every rank's `input` in `outs`, one tensor per rank; elsewhere `outs` is empty.
+    pub fn gather(
+        &self,
+        outs: &[Tensor],
+        input: &Tensor,
+        root: usize,
+        purpose: Purpose,
+    ) -> Result<Work> {
+        let call = self.rooted(CollectiveKind::Gather, purpose, &[input], root)?;
+        self.check(
+            &call,
+            outs.len() == self.expected_at(root),
+            "outputs: one per rank at the root, none elsewhere",
+        )?;
+        if let ([out], 1) = (outs, self.size()) {
+            copy(out, input)?;
+        }
+        let (outs, input) = (clones(outs), input.shallow_clone());
+        self.native(call, move |group| {
+            ffi::gather(group, &addresses(&outs), borrow(&input), root as i32)
+        })
+    }
+
+    /// Every rank receives in `out` its own of `root`'s `inputs`; elsewhere `inputs` is empty.
+    pub fn scatter(
+        &self,
+        out: &Tensor,
+        inputs: &[Tensor],
+        root: usize,
+        purpose: Purpose,
+    ) -> Result<Work> {
+        let call = self.rooted(CollectiveKind::Scatter, purpose, &[out], root)?;
+        self.check(
+            &call,
+            inputs.len() == self.expected_at(root),
+            "inputs: one per rank at the root, none elsewhere",
+        )?;
+        if let ([input], 1) = (inputs, self.size()) {
+            copy(out, input)?;
+        }
+        let (out, inputs) = (out.shallow_clone(), clones(inputs));
+        self.native(call, move |group| {
+            ffi::scatter(group, borrow(&out), &addresses(&inputs), root as i32)
+        })
+    }
+
+    /// Returns when every rank has come here.
+    pub fn barrier(&self) -> Result<Work> {
+        let call = self.call(CollectiveKind::Barrier, Purpose::Control, &[], 0, 0);
+        self.native(call, ffi::barrier)
+    }
+
+    /// Sends `tensor` to the peer with that index.
+    pub fn send(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
+        self.batch(&[Message::Send(tensor, peer)], tag, purpose)
+    }
+
+    /// Receives into `tensor` from the peer with that index.
+    pub fn recv(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
+        self.batch(&[Message::Recv(tensor, peer)], tag, purpose)
+    }
+
+    /// Posts several messages at once, so that two ranks that send to each other cannot block.
+    /// Messages between two ranks with one tag arrive in the order they were sent.
+    pub fn batch(&self, messages: &[Message<'_>], tag: u16, purpose: Purpose) -> Result<Work> {
+        let sent: u64 = messages
+            .iter()
+            .map(|m| {
+                if let Message::Send(t, _) = m {
+                    bytes(t)
+                } else {
+                    0
+                }
+            })
+            .sum();
+        let payload: u64 = messages.iter().map(|m| bytes(m.tensor())).sum();
+        let kind = match messages.iter().any(|m| matches!(m, Message::Send(..))) {
+            true => CollectiveKind::Send,
+            false => CollectiveKind::Recv,
+        };
+        let tensors: Vec<&Tensor> = messages.iter().map(Message::tensor).collect();
+        let call = self.call(kind, purpose, &tensors, payload, sent);
+        let reachable = messages
+            .iter()
+            .all(|m| m.peer() < self.size() && m.peer() != self.index());
+        self.check(
+            &call,
+            reachable,
+            "a peer must be another index of the group",
+        )?;
+        let handle = match &self.0.engine {
+            Engine::Alone | Engine::Fake => return Ok(self.work(State::Done, call)),
+            Engine::Gloo(gloo) => &gloo.handle,
+            Engine::Nccl(handle) => handle,
+        };
+        let mut posted = Vec::with_capacity(messages.len());
+        for message in messages {
+            let (tensor, peer) = (borrow(message.tensor()), message.peer() as i32);
+            let result = match message {
+                Message::Send(..) => ffi::send(handle, tensor, peer, i32::from(tag)),
+                Message::Recv(..) => ffi::recv(handle, tensor, peer, i32::from(tag)),
+            };
+            posted.push(result.map_err(|e| self.failure(&call, e.what()))?);
+        }
+        let kept = clones(&call.operands);
+        Ok(self.work(State::Posted(posted, kept), call))
+    }
+
+    // --- how a collective is carried out ------------------------------------------------------
+
+    fn native(
+        &self,
+        call: Call,
+        start: impl FnOnce(&ffi::GroupHandle) -> Result<UniquePtr<ffi::WorkHandle>, cxx::Exception>
+        + Send
+        + 'static,
+    ) -> Result<Work> {
+        self.check_contiguous(&call)?;
+        match &self.0.engine {
+            Engine::Alone => Ok(Work::nothing()),
+            Engine::Fake => Ok(self.work(State::Done, call)),
+            Engine::Gloo(gloo) => {
+                let handle = Shared(gloo.handle.clone());
+                let task: Task = Box::new(move || {
+                    let handle = handle;
+                    let work = start(&handle.0).map_err(|e| e.what().to_owned())?;
+                    compose::wait_all(vec![work])
+                });
+                Ok(self.work(State::Lane(gloo.lane.run(task)), call))
+            }
+            // On the caller's thread: NCCL queues on its current stream.
+            Engine::Nccl(handle) => {
+                let work = start(handle).map_err(|e| self.failure(&call, e.what()))?;
+                let kept = clones(&call.operands);
+                Ok(self.work(State::Posted(vec![work], kept), call))
+            }
+        }
+    }
+
+    fn compose(
+        &self,
+        call: Call,
+        run: impl FnOnce(&Peers) -> Result<(), String> + Send + 'static,
+    ) -> Result<Work> {
+        self.check_contiguous(&call)?;
+        let Engine::Gloo(gloo) = &self.0.engine else {
+            let state = State::Done;
+            return Ok(match self.size() {
+                1 => Work::nothing(),
+                _ => self.work(state, call),
+            });
+        };
+        let peers = Peers {
+            group: gloo.handle.clone(),
+            index: self.index(),
+            size: self.size(),
+            sequence: self.0.sequence.load(Ordering::Relaxed),
+        };
+        let task: Task = Box::new(move || run(&peers));
+        Ok(self.work(State::Lane(gloo.lane.run(task)), call))
+    }
+
+    /// Composed collectives are for Gloo (counted alike by a fake group), sums, and groups small
+    /// enough that everybody may talk to everybody.
+    fn composes(&self, op: ReduceOp) -> bool {
+        const MOST_DIRECT_PEERS: usize = 16;
+        matches!(self.0.engine, Engine::Gloo(_) | Engine::Fake)
+            && matches!(op, ReduceOp::Sum | ReduceOp::Mean)
+            && (2..=MOST_DIRECT_PEERS).contains(&self.size())
+    }
+
+    fn scale(&self, op: ReduceOp) -> Option<f64> {
+        (op == ReduceOp::Mean).then(|| 1.0 / self.size() as f64)
+    }
+
+    fn call(
+        &self,
+        kind: CollectiveKind,
+        purpose: Purpose,
+        operands: &[&Tensor],
+        payload_bytes: u64,
+        sent_bytes: u64,
+    ) -> Call {
+        let operands = operands.iter().map(|t| t.shallow_clone()).collect();
+        Call {
+            kind,
+            purpose,
+            operands,
+            payload_bytes,
+            sent_bytes,
+        }
+    }
+
+    fn rooted(
+        &self,
+        kind: CollectiveKind,
+        purpose: Purpose,
+        operands: &[&Tensor],
+        root: usize,
+    ) -> Result<Call> {
+        let payload = operands.iter().map(|t| bytes(t)).sum();
+        // Gloo's trees: what leaves the root, or goes to it, is counted where it is sent from.
+        let sent = match kind.sends(root == self.index()) {
+            true => sent_bytes(kind, self.size(), payload),
+            false => 0,
+        };
+        let call = self.call(kind, purpose, operands, payload, sent);
+        self.check(
+            &call,
+            root < self.size(),
+            "the root must be an index of the group",
+        )?;
+        Ok(call)
+    }
+
+    fn expected_at(&self, root: usize) -> usize {
+        if root == self.index() { self.size() } else { 0 }
+    }
+
+    fn check(&self, call: &Call, good: bool, rule: &str) -> Result<()> {
+        match good {
+            true => Ok(()),
+            false => Err(Box::new(self.about(call, Cause::Operands(rule.to_owned()))).into()),
+        }
+    }
+
+    fn check_contiguous(&self, call: &Call) -> Result<()> {
+        let good = call.operands.iter().all(|t| t.is_contiguous());
+        self.check(
+            call,
+            good,
+            "tensors must be contiguous: call .contiguous() first",
+        )
+    }
+
+    fn failure(&self, call: &Call, message: &str) -> crate::TorchError {
+        let cause = Cause::from_message(message, self.0.aborted.load(Ordering::Acquire));
+        Box::new(self.about(call, cause)).into()
+    }
+
+    fn about(&self, call: &Call, cause: Cause) -> CommunicationError {
+        CommunicationError {
+            rank: self.0.place.rank,
+            kind: call.kind,
+            group: self.0.place.name.clone(),
+            group_size: self.size(),
+            sequence: self.0.sequence.load(Ordering::Relaxed),
+            operands: call
+                .operands
+                .iter()
+                .map(|t| format!("{:?}{:?}", t.kind(), t.size()))
+                .collect::<Vec<_>>()
+                .join(", "),
+            cause,
+        }
+    }
+
+    fn work(&self, state: State, call: Call) -> Work {
+        let about = self.about(&call, Cause::Aborted);
+        let record = Collective {
+            kind: call.kind,
+            group: self.0.place.name.clone(),
+            group_size: self.size(),
+            sequence: self.0.sequence.fetch_add(1, Ordering::Relaxed),
+            purpose: call.purpose,
+            element: call
+                .operands
+                .first()
+                .map_or("none", |t| element(t.kind()))
+                .to_owned(),
+            payload_bytes: call.payload_bytes,
+            sent_bytes: call.sent_bytes,
+            issued_ns: self.0.ledger.now_ns(),
+            started_ns: 0,
+            ended_ns: 0,
+            waited: None,
+        };
+        Work::new(state, &self.0.ledger, record, about, &self.0.aborted)
+    }
+}
+
+impl Message<'_> {
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Message::Send(tensor, _) | Message::Recv(tensor, _) => tensor,
+        }
+    }
+
+    fn peer(&self) -> usize {
+        match self {
+            Message::Send(_, peer) | Message::Recv(_, peer) => *peer,
+        }
+    }
+}
+
+/// A handle on its way to the lane.
+struct Shared(SharedPtr<ffi::GroupHandle>);
+// SAFETY: the group is thread safe (see bridge.rs); a SharedPtr's count is atomic.
+unsafe impl Send for Shared {}
+
+/// c10d's number of a reduction.
+fn code(op: ReduceOp) -> u8 {
+    match op {
+        ReduceOp::Sum => 0,
+        ReduceOp::Mean => 1,
+        ReduceOp::Product => 2,
+        ReduceOp::Min => 3,
+        ReduceOp::Max => 4,
+    }
+}
+
+fn copy(out: &Tensor, input: &Tensor) -> Result<()> {
+    if out.numel() > 0 {
+        tch::no_grad(|| out.shallow_clone().f_copy_(&input.f_view_as(out)?))?;
+    }
+    Ok(())
+}
+
+fn clones(tensors: &[Tensor]) -> Vec<Tensor> {
+    tensors.iter().map(Tensor::shallow_clone).collect()
+}
+
+fn width(tensor: &Tensor) -> u64 {
+    tensor.kind().elt_size_in_bytes() as u64
+}
+
+fn bytes(tensor: &Tensor) -> u64 {
+    tensor.numel() as u64 * width(tensor)
+}
+
+fn row_bytes(tensor: &Tensor) -> u64 {
+    let inner: i64 = tensor.size().iter().skip(1).product();
+    inner as u64 * width(tensor)
+}
+
+/// Type names as PyTorch prints them.
+fn element(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Float => "float32",
+        Kind::Double => "float64",
+        Kind::BFloat16 => "bfloat16",
+        Kind::Half => "float16",
+        Kind::Int64 => "int64",
+        Kind::Int => "int32",
+        Kind::Uint8 => "uint8",
+        Kind::Bool => "bool",
+        _ => "other",
+    }
+}

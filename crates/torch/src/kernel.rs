@@ -1,0 +1,195 @@
+//! Operators of libtorch that `tch` does not bind: fused optimiser steps, the same operation on many
+//! tensors, norms and attention.
+
+use tch::Tensor;
+
+use crate::border::{addresses, borrow, owned, unpacked};
+use crate::bridge::ffi;
+use crate::error::Result;
+
+/// Settings of AdamW.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// What AdamW changes, one entry per parameter in each list.
+#[derive(Debug)]
+pub struct AdamWState<'a> {
+    /// The parameters.
+    pub params: &'a [Tensor],
+    /// Their gradients.
+    pub grads: &'a [Tensor],
+    /// First moments.
+    pub exp_avgs: &'a [Tensor],
+    /// Second moments.
+    pub exp_avg_sqs: &'a [Tensor],
+    /// Number of steps taken so far, as f32 scalars; incremented here.
+    pub steps: &'a [Tensor],
+}
+
+/// One step of AdamW over all parameters in one kernel.
+///
+/// Gradients are divided by `grad_scale` on the way, so that clipping needs no pass of its own.
+pub fn fused_adamw(
+    state: &AdamWState<'_>,
+    options: &AdamW,
+    grad_scale: Option<&Tensor>,
+) -> Result<()> {
+    Ok(ffi::fused_adamw(
+        &addresses(state.params),
+        &addresses(state.grads),
+        &addresses(state.exp_avgs),
+        &addresses(state.exp_avg_sqs),
+        &addresses(state.steps),
+        &addresses(grad_scale.as_slice()),
+        options.lr,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        options.weight_decay,
+    )?)
+}
+
+/// Settings of SGD.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Learning rate.
+    pub lr: f64,
+    /// Momentum; 0 for none.
+    pub momentum: f64,
+    /// Dampening of the momentum.
+    pub dampening: f64,
+    /// L2 weight decay.
+    pub weight_decay: f64,
+    /// Nesterov momentum.
+    pub nesterov: bool,
+}
+
+/// One step of SGD over all parameters; `momenta` may be empty when there is no momentum.
+/// Gradients are divided by `grad_scale` on the way.
+pub fn fused_sgd(
+    params: &[Tensor],
+    grads: &[Tensor],
+    momenta: &[Tensor],
+    options: &Sgd,
+    is_first_step: bool,
+    grad_scale: Option<&Tensor>,
+) -> Result<()> {
+    Ok(ffi::fused_sgd(
+        &addresses(params),
+        &addresses(grads),
+        &addresses(momenta),
+        &addresses(grad_scale.as_slice()),
+        options.lr,
+        options.momentum,
+        options.dampening,
+        options.weight_decay,
+        options.nesterov,
+        is_first_step,
+    )?)
+}
+
+/// The 2-norm of each tensor.
+pub fn foreach_norm(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    unpacked(ffi::foreach_norm(&addresses(tensors))?)
+}
+
+/// The square root of each tensor.
+pub fn foreach_sqrt(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    unpacked(ffi::foreach_sqrt(&addresses(tensors))?)
+}
+
+/// `t *= factor` for each.
+pub fn foreach_mul_(tensors: &[Tensor], factor: f64) -> Result<()> {
+    Ok(ffi::foreach_mul_scalar(&addresses(tensors), factor)?)
+}
+
+/// `t *= factor` for each, with a factor that is a tensor and never read by the host.
+pub fn foreach_mul_tensor_(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
+    Ok(ffi::foreach_mul_tensor(
+        &addresses(tensors),
+        borrow(factor),
+    )?)
+}
+
+/// `t *= factor` for each, with a factor of its own.
+pub fn foreach_mul_list_(tensors: &[Tensor], factors: &[Tensor]) -> Result<()> {
+    Ok(ffi::foreach_mul_list(
+        &addresses(tensors),
+        &addresses(factors),
+    )?)
+}
+
+/// `t += alpha * other` for each.
+pub fn foreach_add_(tensors: &[Tensor], others: &[Tensor], alpha: f64) -> Result<()> {
+    Ok(ffi::foreach_add(
+        &addresses(tensors),
+        &addresses(others),
+        alpha,
+    )?)
+}
+
+/// `t += weight * (end - t)` for each.
+pub fn foreach_lerp_(tensors: &[Tensor], ends: &[Tensor], weight: f64) -> Result<()> {
+    Ok(ffi::foreach_lerp(
+        &addresses(tensors),
+        &addresses(ends),
+        weight,
+    )?)
+}
+
+/// `t += value * a * b` for each.
+pub fn foreach_addcmul_(tensors: &[Tensor], a: &[Tensor], b: &[Tensor], value: f64) -> Result<()> {
+    Ok(ffi::foreach_addcmul(
+        &addresses(tensors),
+        &addresses(a),
+        &addresses(b),
+        value,
+    )?)
+}
+
+/// `t += value * a / b` for each.
+pub fn foreach_addcdiv_(tensors: &[Tensor], a: &[Tensor], b: &[Tensor], value: f64) -> Result<()> {
+    Ok(ffi::foreach_addcdiv(
+        &addresses(tensors),
+        &addresses(a),
+        &addresses(b),
+        value,
+    )?)
+}
+
+/// `t = source` for each.
+pub fn foreach_copy_(tensors: &[Tensor], sources: &[Tensor]) -> Result<()> {
+    Ok(ffi::foreach_copy(&addresses(tensors), &addresses(sources))?)
+}
+
+/// `t = 0` for each.
+pub fn foreach_zero_(tensors: &[Tensor]) -> Result<()> {
+    Ok(ffi::foreach_zero(&addresses(tensors))?)
+}
+
+/// Root-mean-square norm over the last dims, times `weight`.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    Ok(owned(ffi::rms_norm(borrow(x), borrow(weight), eps)?))
+}
+
+/// Scaled dot-product attention on `[batch, heads, sequence, dim]`, without materialising the scores.
+/// Keys and values may have fewer heads: query head `h` uses key head `h / (heads / key heads)`.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Tensor> {
+    Ok(owned(ffi::attention(
+        borrow(q),
+        borrow(k),
+        borrow(v),
+        causal,
+    )?))
+}

@@ -1,0 +1,295 @@
+//! All ranks of a job, and the groups along any axes of their mesh.
+
+use std::collections::HashMap;
+use std::net::UdpSocket;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use trainyard_mesh::{AxisSet, Mesh};
+use trainyard_trace::Ledger;
+
+use crate::bridge::ffi;
+use crate::error::{Result, TorchError};
+use crate::group::{Engine, Gloo, Group, Place};
+use crate::lane::Lane;
+use crate::sockets::Sockets;
+use crate::store::{Store, millis};
+
+/// What carries messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// TCP, for tensors on CPU.
+    Gloo,
+    /// For tensors on GPUs. Needs the feature `cuda` and a GPU.
+    Nccl,
+}
+
+/// How to reach the other ranks.
+#[derive(Debug, Clone)]
+pub struct Rendezvous {
+    /// Global rank of this process.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Host of the store; rank 0 serves it there, and on that address only.
+    pub master_addr: String,
+    /// Port of the store.
+    pub master_port: u16,
+    /// How long to wait for others, when forming groups and in collectives.
+    pub timeout: Duration,
+}
+
+impl Rendezvous {
+    /// Reads the environment that `trainyard run` and torchrun set; without it, a world of one.
+    pub fn from_env(timeout: Duration) -> Result<Rendezvous> {
+        if std::env::var_os("WORLD_SIZE").is_none() {
+            return Ok(Rendezvous {
+                rank: 0,
+                world_size: 1,
+                master_addr: "127.0.0.1".to_owned(),
+                master_port: 0,
+                timeout,
+            });
+        }
+        Ok(Rendezvous {
+            rank: number("RANK")?,
+            world_size: number("WORLD_SIZE")?,
+            master_addr: text("MASTER_ADDR")?,
+            master_port: number("MASTER_PORT")?,
+            timeout,
+        })
+    }
+}
+
+/// This process among all ranks of a job. Groups form when they are first asked for.
+pub struct World {
+    mesh: Mesh,
+    rank: usize,
+    ledger: Ledger,
+    carrier: Carrier,
+    groups: Mutex<HashMap<AxisSet, Group>>,
+}
+
+enum Carrier {
+    Alone,
+    Fake,
+    Real {
+        store: Store,
+        backend: Backend,
+        address: String,
+        timeout: Duration,
+    },
+}
+
+impl World {
+    /// Joins the other ranks. Returns when the store is reachable; groups form later.
+    pub fn join(mesh: Mesh, backend: Backend, at: &Rendezvous, ledger: Ledger) -> Result<World> {
+        if mesh.world_size() != at.world_size {
+            return Err(TorchError::Invalid(format!(
+                "the mesh {mesh} has {} ranks but {} were started: change the degrees or --nproc-per-node",
+                mesh.world_size(),
+                at.world_size
+            )));
+        }
+        if backend == Backend::Nccl {
+            require_gpu(at.rank)?;
+        }
+        let carrier = match at.world_size {
+            1 => Carrier::Alone,
+            _ => Carrier::Real {
+                store: match at.rank {
+                    0 => Store::serve(&at.master_addr, at.master_port, at.timeout)?,
+                    _ => Store::connect(&at.master_addr, at.master_port, at.timeout)?,
+                },
+                backend,
+                address: own_address(&at.master_addr, at.master_port),
+                timeout: at.timeout,
+            },
+        };
+        Ok(Self::with(mesh, at.rank, ledger, carrier))
+    }
+
+    /// One rank of a mesh of any size, whose collectives are counted and never sent.
+    pub fn fake(mesh: Mesh, rank: usize, ledger: Ledger) -> Result<World> {
+        mesh.coordinates(rank)?;
+        Ok(Self::with(mesh, rank, ledger, Carrier::Fake))
+    }
+
+    /// A job of one rank.
+    pub fn alone(ledger: Ledger) -> Result<World> {
+        Ok(Self::with(Mesh::new(&[])?, 0, ledger, Carrier::Alone))
+    }
+
+    fn with(mesh: Mesh, rank: usize, ledger: Ledger, carrier: Carrier) -> World {
+        World {
+            mesh,
+            rank,
+            ledger,
+            carrier,
+            groups: Mutex::default(),
+        }
+    }
+
+    /// The mesh of all ranks.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Global rank of this process.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.mesh.world_size()
+    }
+
+    /// What this rank did.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Whether nothing is ever sent: a dry run.
+    pub fn is_fake(&self) -> bool {
+        matches!(self.carrier, Carrier::Fake)
+    }
+
+    /// The group of ranks that differ from this one along `axes` only. All of them must ask for it;
+    /// the first time forms it, which waits for all of them; afterwards it is at hand.
+    pub fn group(&self, axes: impl Into<AxisSet>) -> Result<Group> {
+        // Axes of size 1 change nothing: sets that differ only in them share a group.
+        let axes = axes.into().intersection(self.mesh.active());
+        let mut groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
+        if let Some(group) = groups.get(&axes) {
+            return Ok(group.clone());
+        }
+        let group = self.form(axes)?;
+        groups.insert(axes, group.clone());
+        Ok(group)
+    }
+
+    /// The group of all ranks.
+    pub fn everyone(&self) -> Result<Group> {
+        self.group(AxisSet::ALL)
+    }
+
+    fn form(&self, axes: AxisSet) -> Result<Group> {
+        let place = Place {
+            name: axes.to_string(),
+            rank: self.rank,
+            index: self.mesh.index_in_group(self.rank, axes)?,
+            size: self.mesh.size_of(axes),
+        };
+        let engine = match &self.carrier {
+            _ if place.size == 1 => Engine::Alone,
+            Carrier::Alone => Engine::Alone,
+            Carrier::Fake => Engine::Fake,
+            Carrier::Real {
+                store,
+                backend,
+                address,
+                timeout,
+            } => {
+                // Named for its first member: the groups along the same axes are many.
+                let first = self
+                    .mesh
+                    .group(self.rank, axes)?
+                    .first()
+                    .copied()
+                    .unwrap_or(0);
+                let store = store.prefixed(&format!("group/{}/{first}", place.name))?;
+                self.connect(&place, &store, *backend, address, *timeout)?
+            }
+        };
+        Ok(Group::new(place, self.ledger.clone(), engine))
+    }
+
+    fn connect(
+        &self,
+        place: &Place,
+        store: &Store,
+        backend: Backend,
+        address: &str,
+        timeout: Duration,
+    ) -> Result<Engine> {
+        let failed = |message: String| TorchError::Forming {
+            rank: self.rank,
+            group: place.name.clone(),
+            backend: backend.name(),
+            message,
+        };
+        let (index, size) = (place.index as i32, place.size as i32);
+        match backend {
+            Backend::Gloo => {
+                let (handle, sockets) = Sockets::during(|| {
+                    ffi::gloo_group(store.raw(), index, size, address, millis(timeout))
+                })
+                .map_err(|e| failed(e.what().to_owned()))?;
+                let lane = Lane::new(&place.name, self.ledger.clone())
+                    .map_err(|e| failed(format!("cannot start a thread: {e}")))?;
+                Ok(Engine::Gloo(Gloo {
+                    handle,
+                    lane,
+                    sockets,
+                }))
+            }
+            Backend::Nccl => ffi::nccl_group(store.raw(), index, size, millis(timeout))
+                .map(Engine::Nccl)
+                .map_err(|e| failed(e.what().to_owned())),
+        }
+    }
+}
+
+impl Backend {
+    /// `gloo` or `nccl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Gloo => "gloo",
+            Backend::Nccl => "nccl",
+        }
+    }
+}
+
+/// Says why NCCL cannot be used here, and what can.
+pub fn require_gpu(rank: usize) -> Result<()> {
+    let message = if cfg!(not(feature = "cuda")) {
+        "this program was built without it; build with `--features cuda`, or use backend gloo on CPU"
+    } else if tch::Cuda::device_count() == 0 {
+        "there is no GPU on this machine; use backend gloo, which runs on CPU"
+    } else {
+        return Ok(());
+    };
+    Err(TorchError::Forming {
+        rank,
+        group: "world".to_owned(),
+        backend: "nccl",
+        message: message.to_owned(),
+    })
+}
+
+/// The address of this machine on the way to the store: loopback for a job on one machine.
+fn own_address(master_addr: &str, master_port: u16) -> String {
+    UdpSocket::bind("0.0.0.0:0")
+        .and_then(|socket| {
+            // Connecting a datagram socket sends nothing; it only picks the route.
+            socket.connect((master_addr, master_port.max(1)))?;
+            Ok(socket.local_addr()?.ip().to_string())
+        })
+        .unwrap_or_else(|_| master_addr.to_owned())
+}
+
+fn text(name: &'static str) -> Result<String> {
+    std::env::var(name).map_err(|_| TorchError::Environment {
+        name,
+        problem: "is not set".to_owned(),
+    })
+}
+
+fn number<T: std::str::FromStr>(name: &'static str) -> Result<T> {
+    let value = text(name)?;
+    value.parse().map_err(|_| TorchError::Environment {
+        name,
+        problem: format!("is {value:?}, not a number"),
+    })
+}

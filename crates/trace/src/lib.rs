@@ -1,0 +1,48 @@
+//! What happened on a rank.
+//!
+//! Every rank keeps one [`Ledger`]. Collectives, spans, operators and allocations are written into
+//! it where they happen, and everything that wants to know reads it there: the trace, the byte
+//! accounting, the hang report, the planner's dry run.
+//!
+//! ```
+//! use trainyard_trace::{Ledger, SpanKind};
+//!
+//! let ledger = Ledger::recording(0);
+//! {
+//!     let _step = ledger.enter(SpanKind::Step, "step 1");
+//!     let _forward = ledger.enter(SpanKind::Forward, "forward");
+//! }
+//! assert_eq!(ledger.events().spans.len(), 2);
+//! ```
+
+mod chrome;
+mod clock;
+mod collective;
+mod error;
+mod events;
+mod flops;
+mod interval;
+mod ledger;
+mod memory;
+mod named;
+mod operator;
+mod purpose;
+mod span;
+mod summary;
+mod table;
+mod totals;
+mod volume;
+
+pub use chrome::{chrome_file_name, read_chrome, write_chrome};
+pub use collective::{Collective, CollectiveKind};
+pub use error::TraceError;
+pub use events::Events;
+pub use flops::flops;
+pub use ledger::{Ledger, Ticket};
+pub use memory::{Allocation, MemoryKind};
+pub use operator::Operator;
+pub use purpose::Purpose;
+pub use span::{Span, SpanGuard, SpanKind, current_thread};
+pub use summary::{KindSummary, RankSummary, Summary, summarize};
+pub use totals::{MemoryTotal, OperatorTotal, SpanTotal, Total, Totals};
+pub use volume::{all_to_all_sent_bytes, sent_bytes};

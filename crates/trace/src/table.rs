@@ -1,0 +1,126 @@
+//! The summary as a person reads it.
+
+use std::fmt;
+
+use crate::{KindSummary, Summary};
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_ranks(f)?;
+        if !self.kinds.is_empty() {
+            writeln!(f)?;
+            self.write_kinds(f)?;
+        }
+        self.write_slowest(f)
+    }
+}
+
+impl Summary {
+    fn write_ranks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>5} {:>6} {:>10} {:>10} {:>13} {:>10} {:>10} {:>8}",
+            "rank", "steps", "wall", "compute", "communication", "hidden", "exposed", "hidden %"
+        )?;
+        for rank in &self.ranks {
+            writeln!(
+                f,
+                "{:>5} {:>6} {:>10} {:>10} {:>13} {:>10} {:>10} {:>8}",
+                rank.rank,
+                rank.num_steps,
+                time(rank.wall_ns),
+                time(rank.compute_ns),
+                time(rank.communication_ns),
+                time(rank.hidden_ns),
+                time(rank.exposed_ns),
+                percent(rank.hidden_ns, rank.communication_ns),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_kinds(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<14} {:>8} {:>11} {:>11} {:>13} {:>10} {:>10} {:>8}",
+            "all ranks",
+            "count",
+            "payload",
+            "sent",
+            "communication",
+            "hidden",
+            "exposed",
+            "hidden %"
+        )?;
+        for (kind, each) in &self.kinds {
+            write_kind(f, kind.name(), each)?;
+        }
+        Ok(())
+    }
+
+    fn write_slowest(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let busy = |rank: usize| self.ranks.iter().find(|each| each.rank == rank);
+        let Some(slowest) = self.slowest_rank.and_then(busy) else {
+            return Ok(());
+        };
+        let mut all: Vec<u64> = self.ranks.iter().map(|each| each.busy_ns).collect();
+        all.sort_unstable();
+        // The lower of two middles, so that of two ranks the slow one stands out.
+        let median = all[(all.len() - 1) / 2].max(1);
+        writeln!(
+            f,
+            "\nslowest rank: {} (busy {}, {:.2} times the median)",
+            slowest.rank,
+            time(slowest.busy_ns),
+            slowest.busy_ns as f64 / median as f64
+        )
+    }
+}
+
+fn write_kind(f: &mut fmt::Formatter<'_>, name: &str, each: &KindSummary) -> fmt::Result {
+    writeln!(
+        f,
+        "{:<14} {:>8} {:>11} {:>11} {:>13} {:>10} {:>10} {:>8}",
+        name,
+        each.count,
+        bytes(each.payload_bytes),
+        bytes(each.sent_bytes),
+        time(each.communication_ns),
+        time(each.hidden_ns),
+        time(each.exposed_ns),
+        percent(each.hidden_ns, each.communication_ns),
+    )
+}
+
+fn time(ns: u64) -> String {
+    let ns = ns as f64;
+    match ns {
+        0.0 => "0".to_owned(),
+        _ if ns >= 1e9 => format!("{:.3} s", ns / 1e9),
+        _ if ns >= 1e6 => format!("{:.3} ms", ns / 1e6),
+        _ => format!("{:.3} us", ns / 1e3),
+    }
+}
+
+fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.2} {}", units[unit])
+    }
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        "-".to_owned()
+    } else {
+        format!("{:.1}", 100.0 * part as f64 / whole as f64)
+    }
+}

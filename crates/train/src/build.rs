@@ -1,0 +1,121 @@
+//! From the words of a config to the things they name: a model, a source of data, a strategy.
+
+use std::sync::Arc;
+
+use tch::Kind;
+use trainyard_config::{Config, Dataset, Dtype, GradientCompression, ModelSpec};
+use trainyard_data::{Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
+use trainyard_nn::{Builder, Llama, LlamaConfig, Model, Place, SimpleCnn, weights};
+use trainyard_parallel::{Bf16Compression, BucketLimits, DdpOptions, GradientHook, PlainReduction};
+use trainyard_torch::ReduceOp;
+
+use crate::error::{Result, TrainError};
+
+/// libtorch's type of a config's.
+pub fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Float64 => Kind::Double,
+        Dtype::Bfloat16 => Kind::BFloat16,
+    }
+}
+
+/// The model with its initial weights: by formula, or from the file the config names.
+pub fn model(config: &Config, place: Place) -> Result<Box<dyn Model>> {
+    let builder = Builder::new(config.debug.seed)
+        .place(place)
+        .kind(kind(config.training.dtype))
+        .compute_kind(kind(config.training.compute_dtype()));
+    let model: Box<dyn Model> = match config.model.resolve()? {
+        ModelSpec::Llama(shape) => {
+            let shape = LlamaConfig {
+                vocab_size: shape.vocab_size,
+                hidden_size: shape.hidden_size,
+                intermediate_size: shape.intermediate_size,
+                num_hidden_layers: shape.num_hidden_layers,
+                num_attention_heads: shape.num_attention_heads,
+                num_key_value_heads: shape.num_key_value_heads,
+                head_dim: shape.head_dim,
+                rope_theta: shape.rope_theta,
+                rms_norm_eps: shape.rms_norm_eps,
+                tie_word_embeddings: shape.tie_word_embeddings,
+            };
+            Box::new(Llama::build(&shape, config.training.seq_len, &builder)?)
+        }
+        ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
+    };
+    if let Some(path) = &config.model.initial_weights
+        && place != Place::Meta
+    {
+        weights::load(path, &model)?;
+    }
+    Ok(model)
+}
+
+/// Where samples come from.
+pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
+    let (dataset, path) = match validation {
+        true => (
+            config.validation.dataset.unwrap_or(config.training.dataset),
+            config.validation.dataset_path.as_ref(),
+        ),
+        false => (
+            config.training.dataset,
+            config.training.dataset_path.as_ref(),
+        ),
+    };
+    let path = || {
+        path.ok_or_else(|| {
+            TrainError::Dataset("training.dataset_path is not set: name the file or folder".into())
+        })
+    };
+    let seq_len = config.training.seq_len;
+    // Synthetic validation data comes from another seed, so that it was not trained on.
+    let seed = config.debug.seed + u64::from(validation);
+    Ok(match (dataset, config.model.resolve()?) {
+        (Dataset::Synthetic, ModelSpec::Llama(shape)) => {
+            Arc::new(SyntheticTokens::new(seq_len, shape.vocab_size, seed)?)
+        }
+        (Dataset::Synthetic, ModelSpec::Cnn) => Arc::new(SyntheticImages::new(seed)),
+        (Dataset::Mnist, ModelSpec::Cnn) => {
+            let split = if validation {
+                Split::Test
+            } else {
+                Split::Train
+            };
+            Arc::new(Mnist::open(path()?, split)?)
+        }
+        (Dataset::Tokens, ModelSpec::Llama(shape)) => {
+            Arc::new(TokenFile::open(path()?, seq_len, shape.vocab_size)?)
+        }
+        (Dataset::Mnist, ModelSpec::Llama(_)) => {
+            return Err(TrainError::Dataset(
+                "mnist is for model.name = \"cnn\"".into(),
+            ));
+        }
+        (Dataset::Tokens, ModelSpec::Cnn) => {
+            return Err(TrainError::Dataset(
+                "tokens are for model.name = \"llama\"".into(),
+            ));
+        }
+    })
+}
+
+/// How gradients are reduced. Losses are divided by the global count, so gradients are summed.
+pub fn ddp_options(config: &Config) -> DdpOptions {
+    let mib = |megabytes: f64| (megabytes * f64::from(1 << 20)) as u64;
+    let hook: Box<dyn GradientHook> = match config.parallelism.gradient_compression {
+        GradientCompression::None => Box::new(PlainReduction),
+        GradientCompression::Bf16 => Box::new(Bf16Compression),
+    };
+    DdpOptions {
+        op: ReduceOp::Sum,
+        buckets: BucketLimits {
+            first: mib(config.parallelism.first_bucket_mb),
+            rest: mib(config.parallelism.bucket_cap_mb),
+        },
+        overlap: config.parallelism.overlap,
+        find_unused_parameters: config.parallelism.find_unused_parameters,
+        hook,
+    }
+}

@@ -1,0 +1,130 @@
+//! Clipping by the norm of all gradients together, without a pass of its own: the norm becomes a
+//! divisor, which the optimiser applies while it reads the gradients anyway.
+
+use tch::{Kind, Tensor};
+use trainyard_nn::Parameter;
+use trainyard_torch::kernel;
+
+use crate::zero::zero_at;
+use crate::{Result, TrainError};
+
+/// What keeps the division finite, as in PyTorch.
+const EPS: f64 = 1e-6;
+
+/// The 2-norm of all gradients there are, as one scalar tensor that the host has not read.
+pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
+    tch::no_grad(|| {
+        let mut gradients = Vec::with_capacity(parameters.len());
+        for parameter in parameters {
+            let gradient = parameter.tensor().f_grad()?;
+            gradients.extend(gradient.defined().then_some(gradient));
+        }
+        if gradients.is_empty() {
+            let first = parameters.first().ok_or(TrainError::NoParameters)?;
+            return Ok(zero_at(first.tensor())?.f_to_kind(wide(first.kind()))?);
+        }
+        Ok(stacked(&kernel::foreach_norm(&gradients)?)?.f_norm()?)
+    })
+}
+
+/// What gradients are divided by so that their norm is at most `max_norm`.
+pub fn clip_scale(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
+    let excess = norm.f_add_scalar(EPS)?.f_div_scalar(max_norm)?;
+    Ok(excess.f_clamp_min(1.0)?)
+}
+
+/// Scalars as one vector, in the widest of their kinds.
+fn stacked(scalars: &[Tensor]) -> Result<Tensor> {
+    let double = scalars.iter().any(|scalar| scalar.kind() == Kind::Double);
+    let kind = if double { Kind::Double } else { Kind::Float };
+    let widened = scalars.iter().map(|scalar| scalar.f_to_kind(kind));
+    Ok(Tensor::f_stack(
+        &widened.collect::<Result<Vec<_>, _>>()?,
+        0,
+    )?)
+}
+
+/// The kind in which norms of gradients of `kind` are added.
+fn wide(kind: Kind) -> Kind {
+    match kind {
+        Kind::Double => Kind::Double,
+        _ => Kind::Float,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use trainyard_torch::meta;
+
+    use super::*;
+
+    fn parameter(gradient: Option<&[f64]>, kind: Kind) -> Parameter {
+        let length = gradient.map_or(1, <[f64]>::len) as i64;
+        let leaf = Tensor::zeros(length, (kind, tch::Device::Cpu)).set_requires_grad(true);
+        if let Some(gradient) = gradient {
+            let gradient = Tensor::from_slice(gradient).to_kind(kind);
+            (&leaf * gradient).sum(kind).backward();
+        }
+        Parameter::from_tensor("p", leaf).unwrap()
+    }
+
+    #[test]
+    fn kinds_may_be_mixed_and_the_widest_stays() {
+        let gradient: &[f64] = &[3.0];
+        let single = parameter(Some(gradient), Kind::Float);
+        let narrow = parameter(Some(gradient), Kind::BFloat16);
+        let double = parameter(Some(&[4.0]), Kind::Double);
+        let kind = |parameters: &[&Parameter]| {
+            let parameters: Vec<_> = parameters.iter().map(|&p| p.clone()).collect();
+            let norm = grad_norm(&parameters).unwrap();
+            (norm.kind(), norm.double_value(&[]))
+        };
+        assert_eq!(kind(&[&single, &double]), (Kind::Double, 5.0));
+        assert_eq!(kind(&[&narrow]), (Kind::Float, 3.0));
+    }
+
+    #[test]
+    fn no_gradients_have_no_length() {
+        let norm = grad_norm(&[parameter(None, Kind::Double)]).unwrap();
+        assert_eq!((norm.kind(), norm.double_value(&[])), (Kind::Double, 0.0));
+        assert!(matches!(grad_norm(&[]), Err(TrainError::NoParameters)));
+    }
+
+    #[test]
+    fn not_a_number_is_not_hidden() {
+        let scale = clip_scale(&Tensor::from(f64::NAN), 1.0).unwrap();
+        assert!(scale.double_value(&[]).is_nan());
+    }
+
+    #[test]
+    fn runs_on_meta() {
+        let leaf = meta::empty(&[1 << 20, 1 << 20], Kind::Float).unwrap();
+        let leaf = leaf.set_requires_grad(true);
+        (&leaf * 2.0).sum(Kind::Float).backward();
+        let norm = grad_norm(&[Parameter::from_tensor("p", leaf).unwrap()]).unwrap();
+        let scale = clip_scale(&norm, 1.0).unwrap();
+        assert!(meta::is_meta(&scale) && scale.size().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn clipped_gradients_are_short_enough_and_short_ones_untouched(
+            gradients in proptest::collection::vec(
+                proptest::option::of(proptest::collection::vec(-9.0f64..9.0, 1..6)), 1..5),
+            max_norm in 0.1f64..20.0,
+        ) {
+            let parameters: Vec<_> = gradients
+                .iter()
+                .map(|gradient| parameter(gradient.as_deref(), Kind::Double))
+                .collect();
+            let expected = gradients.iter().flatten().flatten().map(|g| g * g).sum::<f64>().sqrt();
+            let norm = grad_norm(&parameters).unwrap();
+            let scale = clip_scale(&norm, max_norm).unwrap().double_value(&[]);
+            let norm = norm.double_value(&[]);
+            prop_assert!((norm - expected).abs() <= 1e-12 * expected.max(1.0));
+            prop_assert!(norm / scale <= max_norm);
+            prop_assert!(norm + EPS > max_norm || scale == 1.0);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Why a job could not go on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use trainyard_checkpoint::CheckpointError;
+use trainyard_config::ConfigError;
+use trainyard_data::DataError;
+use trainyard_mesh::MeshError;
+use trainyard_nn::NnError;
+use trainyard_parallel::ParallelError;
+use trainyard_torch::TorchError;
+
+/// The result of anything in this crate.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+
+/// Why a job could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// libtorch or a collective failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// The model failed.
+    #[error(transparent)]
+    Nn(#[from] NnError),
+    /// Samples could not be had.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The config was refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The mesh was refused.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A tensor that is not part of this optimiser's state.
+    #[error(
+        "optimiser state {name} belongs to no parameter of this job: \
+         resume with the model and the optimiser that wrote it"
+    )]
+    UnknownState {
+        /// Its name in the checkpoint.
+        name: String,
+    },
+    /// A parameter whose state is there only in part.
+    #[error("optimiser state {name} is missing, though other state of its parameter is there")]
+    MissingState {
+        /// Its name in the checkpoint.
+        name: String,
+    },
+    /// A tensor of state with another shape or kind.
+    #[error("optimiser state {name} is {found}, expected {expected}")]
+    StateMismatch {
+        /// Its name in the checkpoint.
+        name: String,
+        /// What this optimiser holds.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// A strategy failed.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
+    /// The data a config asks for cannot be had.
+    #[error("{0}")]
+    Dataset(String),
+    /// A trace could not be written.
+    #[error("cannot write the trace: {0}")]
+    Trace(String),
+    /// There is nothing to train.
+    #[error("the model has no parameters, so there is no gradient to measure")]
+    NoParameters,
+}
+
+impl TrainError {
+    /// Names the file or folder the system refused.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
+        move |source| TrainError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+impl From<tch::TchError> for TrainError {
+    fn from(error: tch::TchError) -> Self {
+        TrainError::Torch(error.into())
+    }
+}

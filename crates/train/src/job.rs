@@ -1,0 +1,297 @@
+//! The loop: data in, steps, metrics, evaluation, checkpoints.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use trainyard_checkpoint::{Checkpoint, TrainState};
+use trainyard_config::{Config, ModelSpec};
+use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
+use trainyard_nn::{Module, Place};
+use trainyard_torch::{World, memory};
+use trainyard_trace::{SpanKind, chrome_file_name};
+
+use crate::build;
+use crate::error::{Result, TrainError};
+use crate::memory_capacity::memory_capacity;
+use crate::metrics::{Sinks, StepMetrics};
+use crate::trainer::{StepOutcome, Trainer};
+
+/// Trains as the config says, on this rank, to the end.
+pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
+    memory::observe();
+    let mut job = Job::new(config, world, place)?;
+    while job.trainer.steps_taken() < config.training.steps {
+        job.step()?;
+    }
+    job.finish()
+}
+
+/// A training job on one rank.
+struct Job<'a> {
+    config: &'a Config,
+    world: &'a World,
+    trainer: Trainer,
+    loader: Loader,
+    sinks: Sinks,
+    flops_per_target: f64,
+    memory_capacity: u64,
+    window: Window,
+}
+
+/// What happened since the last report.
+struct Window {
+    began: Instant,
+    data: Duration,
+    num_steps: u64,
+    num_targets: i64,
+}
+
+impl Window {
+    fn begin() -> Window {
+        Window {
+            began: Instant::now(),
+            data: Duration::ZERO,
+            num_steps: 0,
+            num_targets: 0,
+        }
+    }
+}
+
+impl<'a> Job<'a> {
+    fn new(config: &'a Config, world: &'a World, place: Place) -> Result<Job<'a>> {
+        let mut trainer = Trainer::new(config, world, place)?;
+        resume(config, &mut trainer, world.rank())?;
+        let loader = loader(config, &trainer, false, trainer.steps_taken())?;
+        let spec = config.model.resolve()?;
+        if world.rank() == 0 {
+            let batching = trainer.batching();
+            tracing::info!(
+                "mesh {}; model of {} parameters; global batch {} = {} ranks x {} micro-batches x {}",
+                world.mesh(),
+                trainer.model().num_parameters(),
+                batching.global,
+                batching.ranks,
+                batching.num_microbatches,
+                batching.local,
+            );
+        }
+        Ok(Job {
+            sinks: Sinks::open(config, world.rank(), trainer.steps_taken())?,
+            flops_per_target: flops_per_target(&spec, config.training.seq_len),
+            memory_capacity: memory_capacity()?,
+            window: Window::begin(),
+            config,
+            world,
+            trainer,
+            loader,
+        })
+    }
+
+    /// One step and whatever is due after it.
+    fn step(&mut self) -> Result<()> {
+        let batches = self.next_batches()?;
+        self.window.num_steps += 1;
+        self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
+        let outcome = self.trainer.step(&batches)?;
+        let step = self.trainer.steps_taken();
+        if self.sinks.is_due(step) || step == self.config.training.steps {
+            self.report(&outcome)?;
+        }
+        self.sinks.advance(step);
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        if self.config.validation.enable && due(self.config.validation.freq) {
+            self.validate()?;
+        }
+        let last = step == self.config.training.steps;
+        if self.config.checkpoint.enable && (due(self.config.checkpoint.interval) || last) {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn next_batches(&mut self) -> Result<Vec<Batch>> {
+        let began = Instant::now();
+        let _span = self.world.ledger().enter(SpanKind::Data, "data");
+        let num = self.trainer.batching().num_microbatches;
+        let batches = self
+            .loader
+            .by_ref()
+            .take(num)
+            .collect::<Result<Vec<_>, _>>()?;
+        self.window.data += began.elapsed();
+        Ok(batches)
+    }
+
+    /// Reads the step's numbers, which waits for them, and writes them where the config says.
+    fn report(&mut self, outcome: &StepOutcome) -> Result<()> {
+        let loss = self.trainer.global_loss(&outcome.loss_part)?;
+        let window = std::mem::replace(&mut self.window, Window::begin());
+        let elapsed = window.began.elapsed().as_secs_f64();
+        let tps = window.num_targets as f64 / elapsed;
+        let memory_bytes = memory::report()?.peak;
+        let step = self.trainer.steps_taken();
+        self.sinks.write(&StepMetrics {
+            step,
+            loss,
+            grad_norm: f64::try_from(&outcome.grad_norm)?,
+            lr: outcome.learning_rate,
+            tps,
+            tflops: tps * self.flops_per_target / 1e12,
+            mfu: None,
+            memory_bytes,
+            memory_share: memory_bytes as f64 / self.memory_capacity.max(1) as f64,
+            seconds: elapsed / window.num_steps.max(1) as f64,
+            data_share: window.data.as_secs_f64() / elapsed,
+            samples_seen: step * self.trainer.batching().global as u64,
+        })
+    }
+
+    fn validate(&mut self) -> Result<()> {
+        let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
+        let batches = loader(self.config, &self.trainer, true, 0)?
+            .take(num)
+            .collect::<Result<Vec<_>, _>>()?;
+        let loss = self.trainer.evaluate(&batches)?;
+        if self.world.rank() == 0 {
+            tracing::info!(
+                "step: {}  validation loss: {loss:8.5}",
+                self.trainer.steps_taken()
+            );
+        }
+        // Time spent here is not the steps' own.
+        self.window = Window::begin();
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let _span = self
+            .world
+            .ledger()
+            .enter(SpanKind::Checkpoint, "checkpoint");
+        if self.world.rank() == 0 {
+            let step = self.trainer.steps_taken();
+            let state = TrainState {
+                step,
+                samples_seen: step * self.trainer.batching().global as u64,
+                seed: self.config.debug.seed,
+                world_size: self.world.size(),
+                config: self.config.to_toml()?,
+                schedule: serde_json::Value::Null,
+            };
+            let path = trainyard_checkpoint::save(
+                checkpoint_folder(self.config),
+                self.trainer.model(),
+                &self.trainer.optimizer().state(),
+                &state,
+                self.config.checkpoint.keep_latest_k,
+            )?;
+            tracing::info!("saved {}", path.display());
+        }
+        self.world.everyone()?.barrier()?.wait()?;
+        self.window = Window::begin();
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        self.sinks.finish();
+        if self.config.profiling.enable_profiling {
+            write_trace(self.config, self.world)?;
+        }
+        // Rank 0 serves the store: nobody leaves before all are done.
+        self.world.everyone()?.barrier()?.wait()?;
+        Ok(())
+    }
+}
+
+/// Micro-batches of this rank from a step on.
+fn loader(config: &Config, trainer: &Trainer, validation: bool, first_step: u64) -> Result<Loader> {
+    let batching = trainer.batching();
+    let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
+    let source = build::source(config, validation)?;
+    let order = match source.len() {
+        Some(_) if !validation => Order::Shuffled {
+            seed: config.debug.seed,
+        },
+        _ => Order::Sequential,
+    };
+    let options = LoaderOptions {
+        order,
+        first_step,
+        ..LoaderOptions::default()
+    };
+    Ok(Loader::new(
+        source,
+        sampler,
+        trainer.data_group().index(),
+        options,
+    )?)
+}
+
+/// Takes model and optimiser from the newest checkpoint, if there is one and the config wants it.
+fn resume(config: &Config, trainer: &mut Trainer, rank: usize) -> Result<()> {
+    let named = config.checkpoint.initial_load_path.clone();
+    let newest = match config.checkpoint.enable && config.checkpoint.resume {
+        true => trainyard_checkpoint::latest(checkpoint_folder(config))?,
+        false => None,
+    };
+    let Some(path) = newest.or(named) else {
+        return Ok(());
+    };
+    let checkpoint = Checkpoint::open(path)?;
+    checkpoint.load_model(trainer.model())?;
+    trainer
+        .optimizer_mut()
+        .load_state(checkpoint.load_optimizer()?)?;
+    trainer.resume_at(checkpoint.state().step);
+    if rank == 0 {
+        tracing::info!(
+            "resumed after step {} from {}",
+            checkpoint.state().step,
+            checkpoint.path().display()
+        );
+    }
+    Ok(())
+}
+
+fn checkpoint_folder(config: &Config) -> PathBuf {
+    config.job.dump_folder.join(&config.checkpoint.folder)
+}
+
+fn write_trace(config: &Config, world: &World) -> Result<()> {
+    let folder = config
+        .job
+        .dump_folder
+        .join(&config.profiling.save_traces_folder);
+    std::fs::create_dir_all(&folder).map_err(TrainError::io(&folder))?;
+    let path = folder.join(chrome_file_name(world.rank()));
+    world
+        .ledger()
+        .write_chrome(&path)
+        .map_err(|e| TrainError::Trace(e.to_string()))?;
+    if world.rank() == 0 {
+        tracing::info!("trace of every rank in {}", folder.display());
+    }
+    Ok(())
+}
+
+/// Operations per target as torchtitan counts them: 6 per parameter that multiplies, and attention.
+fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
+    match spec {
+        ModelSpec::Llama(shape) => {
+            let embedding = (shape.vocab_size * shape.hidden_size) as u64;
+            let lookups = if shape.tie_word_embeddings {
+                0
+            } else {
+                embedding
+            };
+            let multiplied = shape.num_parameters() - lookups;
+            let attention = 12 * shape.num_hidden_layers * shape.query_width() * seq_len;
+            6.0 * multiplied as f64 + attention as f64
+        }
+        ModelSpec::Cnn => {
+            // Convolutions use each weight once per pixel.
+            let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;
+            6.0 * f64::from(convolutions + 64 * 28 * 28 * 128 + 128 * 10)
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! How much memory this machine has, for memory told as a share.
+
+use std::fs;
+use std::path::Path;
+
+use crate::{Result, TrainError};
+
+/// All main memory of this machine, in bytes.
+pub fn memory_capacity() -> Result<u64> {
+    let path = Path::new("/proc/meminfo");
+    let text = fs::read_to_string(path).map_err(TrainError::io(path))?;
+    mem_total(&text).ok_or_else(|| {
+        let reason = std::io::Error::other("no line `MemTotal: N kB`");
+        TrainError::io(path)(reason)
+    })
+}
+
+/// Reads the line `MemTotal:       24689764 kB`.
+fn mem_total(text: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read() {
+        assert_eq!(mem_total("MemTotal:  2 kB\nMemFree:  1 kB\n"), Some(2048));
+        assert_eq!(mem_total("MemFree:  1 kB\n"), None);
+        assert_eq!(mem_total("MemTotal:  many kB\n"), None);
+    }
+
+    #[test]
+    fn this_machine_has_some() {
+        assert!(memory_capacity().unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,176 @@
+//! AdamW: steps of even size along running means of the gradient, with decoupled weight decay.
+
+use tch::Tensor;
+use trainyard_config::OptimizerSection;
+use trainyard_nn::Parameter;
+use trainyard_torch::kernel;
+
+use super::Optimizer;
+use super::batch::Batch;
+use super::state::{Extent, Slot, State};
+use crate::Result;
+
+/// First moment, second moment, steps taken.
+pub(super) const MOMENTS: [Slot; 3] = [
+    Slot {
+        name: "exp_avg",
+        extent: Extent::Parameter,
+    },
+    Slot {
+        name: "exp_avg_sq",
+        extent: Extent::Parameter,
+    },
+    Slot {
+        name: "step",
+        extent: Extent::Scalar,
+    },
+];
+
+/// Settings of AdamW and LAMB.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct AdamWOptions {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+impl From<&OptimizerSection> for AdamWOptions {
+    fn from(config: &OptimizerSection) -> Self {
+        AdamWOptions {
+            beta1: config.beta1,
+            beta2: config.beta2,
+            eps: config.eps,
+            weight_decay: config.weight_decay,
+        }
+    }
+}
+
+/// AdamW in one kernel for all parameters.
+pub struct AdamW {
+    options: AdamWOptions,
+    state: State<3>,
+}
+
+impl AdamW {
+    /// Over these parameters.
+    pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> AdamW {
+        AdamW {
+            options,
+            state: State::new(MOMENTS, parameters),
+        }
+    }
+}
+
+impl Optimizer for AdamW {
+    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+        let AdamWOptions {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self.options;
+        let options = kernel::AdamW {
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        };
+        self.state
+            .update(|batch| update(batch, &options, grad_scale))
+    }
+
+    fn state(&self) -> Vec<(String, Tensor)> {
+        self.state.named()
+    }
+
+    fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()> {
+        self.state.load(state)
+    }
+}
+
+fn update(batch: &Batch<3>, options: &kernel::AdamW, grad_scale: Option<&Tensor>) -> Result<()> {
+    let scale = batch.fused_scale(grad_scale)?;
+    let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
+    let state = kernel::AdamWState {
+        params: &batch.parameters,
+        grads: &batch.gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        steps,
+    };
+    Ok(kernel::fused_adamw(&state, options, scale.as_ref())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::oracle::{Lab, assert_close};
+
+    const OPTIONS: AdamWOptions = AdamWOptions {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+    };
+
+    /// AdamW as its paper has it, one number at a time.
+    fn reference(o: &AdamWOptions) -> impl FnMut(&mut [f64], &[f64], f64) {
+        let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0; 64], 0);
+        let o = *o;
+        move |w, g, lr| {
+            t += 1;
+            for i in 0..w.len() {
+                m[i] = o.beta1 * m[i] + (1.0 - o.beta1) * g[i];
+                v[i] = o.beta2 * v[i] + (1.0 - o.beta2) * g[i] * g[i];
+                let m_hat = m[i] / (1.0 - o.beta1.powi(t));
+                let v_hat: f64 = v[i] / (1.0 - o.beta2.powi(t));
+                w[i] -= lr * o.weight_decay * w[i];
+                w[i] -= lr * m_hat / (v_hat.sqrt() + o.eps);
+            }
+        }
+    }
+
+    #[test]
+    fn equals_the_formula() {
+        Lab::new().follow(
+            |parameters| AdamW::new(OPTIONS, parameters),
+            || reference(&OPTIONS),
+        );
+    }
+
+    /// `torch.optim.AdamW` 2.13 on the same numbers.
+    #[test]
+    fn equals_pytorch() {
+        let gradients = [
+            [0.1, -0.2, 0.3, -0.4, 0.5],
+            [-0.05, 0.25, 0.0, 1.5, -2.0],
+            [1.0, 1e-3, -1e-5, 0.75, 0.125],
+        ];
+        let expected = [
+            0.47970198579287704,
+            -1.2395438696409584,
+            1.9668090315794076,
+            -0.12867608617780876,
+            2.9925665972872064,
+        ];
+        let lab = Lab::with(&[&[0.5, -1.25, 2.0, -0.125, 3.0]]);
+        let mut adamw = AdamW::new(OPTIONS, lab.parameters());
+        for (gradient, lr) in gradients.iter().zip([0.01, 0.02, 0.005]) {
+            lab.set_gradient(0, gradient);
+            adamw.step(lr, None).unwrap();
+        }
+        assert_close(&lab.value(0), &expected);
+        let state = adamw.state();
+        let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["exp_avg.p0", "exp_avg_sq.p0", "step.p0"]);
+        assert_eq!(state[2].1.double_value(&[]), 3.0);
+        let exp_avg = [0.1036, 0.0064, 0.024299, 0.1776, -0.127];
+        assert_close(&Vec::<f64>::try_from(&state[0].1).unwrap(), &exp_avg);
+    }
+}

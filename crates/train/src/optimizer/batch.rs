@@ -1,0 +1,58 @@
+//! What one call of a kernel works on: parameters of one kind that have a gradient in this step,
+//! their gradients, and their state.
+
+use tch::{Kind, Tensor};
+use trainyard_torch::kernel;
+
+use crate::Result;
+
+/// Lists of equal length, one entry per parameter.
+pub(super) struct Batch<const N: usize> {
+    pub(super) kind: Kind,
+    pub(super) parameters: Vec<Tensor>,
+    pub(super) gradients: Vec<Tensor>,
+    /// One list per slot of the state.
+    pub(super) slots: [Vec<Tensor>; N],
+}
+
+impl<const N: usize> Batch<N> {
+    pub(super) fn new(kind: Kind) -> Batch<N> {
+        Batch {
+            kind,
+            parameters: Vec::new(),
+            gradients: Vec::new(),
+            slots: std::array::from_fn(|_| Vec::new()),
+        }
+    }
+
+    pub(super) fn push(&mut self, parameter: &Tensor, gradient: Tensor, held: &[Tensor]) {
+        self.parameters.push(parameter.shallow_clone());
+        self.gradients.push(gradient);
+        for (slot, tensor) in self.slots.iter_mut().zip(held) {
+            slot.push(tensor.shallow_clone());
+        }
+    }
+
+    /// Divides all gradients by `scale`, which the host does not read.
+    pub(super) fn divide_gradients(&self, scale: Option<&Tensor>) -> Result<()> {
+        match scale {
+            Some(scale) => Ok(kernel::foreach_mul_tensor_(
+                &self.gradients,
+                &scale.f_reciprocal()?,
+            )?),
+            None => Ok(()),
+        }
+    }
+
+    /// The scale in the form fused kernels divide by. They read it in single precision, too coarse
+    /// for gradients in double precision: those are divided here, and nothing is left to do.
+    pub(super) fn fused_scale(&self, scale: Option<&Tensor>) -> Result<Option<Tensor>> {
+        if self.kind == Kind::Double {
+            self.divide_gradients(scale)?;
+            return Ok(None);
+        }
+        Ok(scale
+            .map(|scale| scale.f_to_kind(Kind::Float))
+            .transpose()?)
+    }
+}

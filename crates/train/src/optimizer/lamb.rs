@@ -1,0 +1,137 @@
+//! LAMB: Adam's direction, as long as the parameter itself (You et al., 2020). For large batches.
+
+use tch::{Kind, Tensor};
+use trainyard_nn::Parameter;
+use trainyard_torch::kernel;
+
+use super::Optimizer;
+use super::adamw::{AdamWOptions, MOMENTS};
+use super::batch::Batch;
+use super::state::State;
+use super::trust::{elements, norms, ratio_or_one};
+use crate::Result;
+
+/// LAMB, operation by operation for all parameters at once.
+pub struct Lamb {
+    options: AdamWOptions,
+    state: State<3>,
+}
+
+impl Lamb {
+    /// Over these parameters.
+    pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> Lamb {
+        Lamb {
+            options,
+            state: State::new(MOMENTS, parameters),
+        }
+    }
+}
+
+impl Optimizer for Lamb {
+    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+        let options = self.options;
+        self.state.update(|batch| {
+            batch.divide_gradients(grad_scale)?;
+            advance_moments(batch, &options)?;
+            let direction = direction(batch, &options)?;
+            let trust = ratio_or_one(&norms(&batch.parameters)?, &norms(&direction)?)?;
+            kernel::foreach_mul_list_(&direction, &elements(&trust, batch.kind)?)?;
+            Ok(kernel::foreach_add_(&batch.parameters, &direction, -lr)?)
+        })
+    }
+
+    fn state(&self) -> Vec<(String, Tensor)> {
+        self.state.named()
+    }
+
+    fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()> {
+        self.state.load(state)
+    }
+}
+
+/// One more step, and both running means moved towards the gradients.
+fn advance_moments(batch: &Batch<3>, options: &AdamWOptions) -> Result<()> {
+    let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
+    let gradients = &batch.gradients;
+    for step in steps {
+        let _ = step.shallow_clone().f_add_scalar_(1)?;
+    }
+    kernel::foreach_lerp_(exp_avgs, gradients, 1.0 - options.beta1)?;
+    kernel::foreach_mul_(exp_avg_sqs, options.beta2)?;
+    kernel::foreach_addcmul_(exp_avg_sqs, gradients, gradients, 1.0 - options.beta2)?;
+    Ok(())
+}
+
+/// Adam's bias-corrected direction plus weight decay, as new tensors.
+fn direction(batch: &Batch<3>, options: &AdamWOptions) -> Result<Vec<Tensor>> {
+    let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
+    let steps = Tensor::f_stack(steps, 0)?.f_to_kind(Kind::Double)?;
+    let first = bias_correction(options.beta1, &steps)?.f_reciprocal()?;
+    let second = bias_correction(options.beta2, &steps)?.f_rsqrt()?;
+
+    let denominators = kernel::foreach_sqrt(exp_avg_sqs)?;
+    kernel::foreach_mul_list_(&denominators, &elements(&second, batch.kind)?)?;
+    let ones = elements(&steps.f_ones_like()?, batch.kind)?;
+    kernel::foreach_add_(&denominators, &ones, options.eps)?;
+
+    let directions = zeros_like(exp_avgs)?;
+    kernel::foreach_addcdiv_(&directions, exp_avgs, &denominators, 1.0)?;
+    kernel::foreach_mul_list_(&directions, &elements(&first, batch.kind)?)?;
+    kernel::foreach_add_(&directions, &batch.parameters, options.weight_decay)?;
+    Ok(directions)
+}
+
+/// `1 - beta ^ step` for each parameter.
+fn bias_correction(beta: f64, steps: &Tensor) -> Result<Tensor> {
+    let forgotten = Tensor::f_pow_scalar(beta, steps)?;
+    Ok(forgotten.f_neg()?.f_add_scalar(1)?)
+}
+
+fn zeros_like(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    let zeros = tensors.iter().map(|tensor| Ok(tensor.f_zeros_like()?));
+    zeros.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::oracle::{Lab, norm};
+
+    const OPTIONS: AdamWOptions = AdamWOptions {
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-6,
+        weight_decay: 0.01,
+    };
+
+    /// LAMB as its paper has it, one number at a time.
+    fn reference() -> impl FnMut(&mut [f64], &[f64], f64) {
+        let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0f64; 64], 0);
+        let o = OPTIONS;
+        move |w, g, lr| {
+            t += 1;
+            let mut u = vec![0.0; w.len()];
+            for i in 0..w.len() {
+                m[i] = o.beta1 * m[i] + (1.0 - o.beta1) * g[i];
+                v[i] = o.beta2 * v[i] + (1.0 - o.beta2) * g[i] * g[i];
+                let m_hat = m[i] / (1.0 - o.beta1.powi(t));
+                let v_hat = v[i] / (1.0 - o.beta2.powi(t));
+                u[i] = m_hat / (v_hat.sqrt() + o.eps) + o.weight_decay * w[i];
+            }
+            let (w_norm, u_norm) = (norm(w), norm(&u));
+            let trust = if w_norm > 0.0 && u_norm > 0.0 {
+                w_norm / u_norm
+            } else {
+                1.0
+            };
+            for i in 0..w.len() {
+                w[i] -= lr * trust * u[i];
+            }
+        }
+    }
+
+    #[test]
+    fn equals_the_formula() {
+        Lab::new().follow(|parameters| Lamb::new(OPTIONS, parameters), reference);
+    }
+}

@@ -1,0 +1,1 @@
+//! Trainyard: train one model on many machines. The library's face.
