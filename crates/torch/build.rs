@@ -30,6 +30,8 @@ fn main() {
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // As libtorch itself was built: its headers check in other builds what it does not set.
+        .define("NDEBUG", None)
         // libtorch's own headers warn a lot.
         .flag("-Wno-unused-parameter")
         .flag("-Wno-sign-compare")

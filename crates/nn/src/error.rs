@@ -13,10 +13,6 @@ pub type Result<T> = std::result::Result<T, NnError>;
 pub enum NnError {
     /// libtorch refused an operation.
     #[error(transparent)]
-    Tensor(#[from] TchError),
-
-    /// The bridge to libtorch refused an operation.
-    #[error(transparent)]
     Torch(#[from] TorchError),
 
     /// A strategy failed at the call site of a unit.
@@ -90,6 +86,12 @@ pub enum NnError {
     /// A file of weights could not be written or read.
     #[error(transparent)]
     Weights(#[from] Box<WeightsError>),
+}
+
+impl From<TchError> for NnError {
+    fn from(error: TchError) -> NnError {
+        NnError::Torch(error.into())
+    }
 }
 
 impl NnError {

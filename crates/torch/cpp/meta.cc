@@ -76,6 +76,27 @@ void fused_sgd_(
     at::TensorList, at::TensorList, at::TensorList, double, double, double, double, bool, bool, bool,
     const optional<Tensor>&, const optional<Tensor>&) {}
 
+Tensor convolution(
+    const Tensor& input, const Tensor& weight, const optional<Tensor>&, at::IntArrayRef stride, at::IntArrayRef padding,
+    at::IntArrayRef dilation, bool transposed, at::IntArrayRef, int64_t) {
+  TORCH_CHECK(!transposed, "transposed convolutions have no kernel on meta yet");
+  std::vector<int64_t> shape{input.size(0), weight.size(0)};
+  for (int64_t i = 0; i + 2 < input.dim(); ++i) {
+    auto reach = dilation[i] * (weight.size(i + 2) - 1) + 1;
+    shape.push_back((input.size(i + 2) + 2 * padding[i] - reach) / stride[i] + 1);
+  }
+  return at::empty(shape, input.options());
+}
+
+Tensor3 convolution_backward(
+    const Tensor& grad, const Tensor& input, const Tensor& weight, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+    bool, at::IntArrayRef, int64_t, std::array<bool, 3> mask) {
+  return {
+      mask[0] ? at::empty_like(input) : Tensor(),
+      mask[1] ? at::empty_like(weight) : Tensor(),
+      mask[2] ? at::empty({weight.size(0)}, grad.options()) : Tensor()};
+}
+
 // A meta tensor has no value: one is as good as any other, and leaves divisions finite.
 at::Scalar local_scalar_dense(const Tensor&) {
   return 1.0;
@@ -95,6 +116,8 @@ void register_meta_kernels() {
     library->impl("native_layer_norm_backward", &native_layer_norm_backward);
     library->impl("native_dropout", &native_dropout);
     library->impl("index_select", &index_select);
+    library->impl("convolution_overrideable", &convolution);
+    library->impl("convolution_backward_overrideable", &convolution_backward);
     library->impl("bincount", &bincount);
     library->impl("repeat_interleave.Tensor", &repeat_interleave);
     library->impl("_fused_adamw_", &fused_adamw_);

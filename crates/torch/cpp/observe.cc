@@ -147,7 +147,9 @@ Operators& operators() {
 
 std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& fn) {
   auto running = std::make_unique<Running>();
-  for (const auto& value : fn.inputs()) {
+  // libtorch asserts when the inputs of an operator without any are asked for.
+  auto inputs = fn.num_inputs() > 0 ? fn.inputs() : c10::ArrayRef<const c10::IValue>();
+  for (const auto& value : inputs) {
     if (!value.isTensor() || !value.toTensor().defined()) {
       continue;
     }
@@ -165,6 +167,9 @@ std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& 
 void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) {
   auto ended = now_ns();
   auto* running = static_cast<Running*>(context);
+  if (running == nullptr) {
+    return; // libtorch swallowed an exception at the start
+  }
   auto& all = operators();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.records.push_back(OperatorRecord{

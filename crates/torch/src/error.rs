@@ -80,8 +80,14 @@ impl From<cxx::Exception> for TorchError {
 
 impl From<tch::TchError> for TorchError {
     fn from(e: tch::TchError) -> Self {
-        TorchError::Torch(e.to_string())
+        TorchError::Torch(without_backtrace(&e.to_string()).to_owned())
     }
+}
+
+/// libtorch appends its C++ stack to every message; users act on the message only.
+fn without_backtrace(message: &str) -> &str {
+    let end = message.find("\nException raised from").unwrap_or(message.len());
+    message[..end].trim_end()
 }
 
 /// A collective that failed: who, which one, with whom, and why.

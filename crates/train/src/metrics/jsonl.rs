@@ -47,7 +47,7 @@ mod tests {
         let path = folder.path().join("deep/metrics.jsonl");
         let steps = [1, 2].map(|step| StepMetrics {
             step,
-            loss: 1.0 / 3.0,
+            loss: 1.25,
             mfu: (step == 2).then_some(0.25),
             ..StepMetrics::default()
         });

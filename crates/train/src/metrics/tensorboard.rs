@@ -254,7 +254,7 @@ for event in EventFileLoader(sys.argv[1]).Load():
         print(event.step, value.tag)
 ";
         let (_folder, path) = written(&[7]);
-        let python = option_env!("TRAINYARD_PYTHON").unwrap_or("python3");
+        let python = std::env::var("TRAINYARD_PYTHON").unwrap_or("python3".into());
         let output = Command::new(python).args(["-c", READ]).arg(&path).output();
         let output = output.unwrap();
         let (text, errors) = (

@@ -17,11 +17,12 @@ pub(super) fn norms(tensors: &[Tensor]) -> Result<Tensor> {
 /// `numerator / denominator`, or 1 where either is not positive: a parameter that is all zeros must
 /// be able to leave zero.
 pub(super) fn ratio_or_one(numerator: &Tensor, denominator: &Tensor) -> Result<Tensor> {
-    let usable = numerator
-        .f_gt(0.0)?
-        .f_logical_and(&denominator.f_gt(0.0)?)?;
-    let ratio = numerator.f_div(denominator)?;
-    Ok(ratio.f_where_self(&usable, &numerator.f_ones_like()?)?)
+    // In arithmetic, since meta tensors know no selection.
+    let usable = numerator.f_minimum(denominator)?.f_gt(0.0)?;
+    let usable = usable.f_to_kind(Kind::Double)?;
+    let unusable = usable.f_neg()?.f_add_scalar(1)?;
+    let or_one = |x: &Tensor| x.f_mul(&usable)?.f_add(&unusable);
+    Ok(or_one(numerator)?.f_div(&or_one(denominator)?)?)
 }
 
 /// The elements of a vector, each a scalar tensor of `kind`.
