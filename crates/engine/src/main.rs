@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     if let Some(code) = trainyard_elastic::worker::intercept() {
         return code;
     }
+    trainyard_torch::memory::use_huge_pages();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)

@@ -6,7 +6,7 @@ use trainyard_torch::TorchError;
 use crate::{Event, weights::WeightsError};
 
 /// The result of anything in this crate.
-pub type Result<T> = std::result::Result<T, NnError>;
+pub type Result<T, E = NnError> = std::result::Result<T, E>;
 
 /// Why a model could not be built, run, saved or loaded.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,6 @@
 // Hooks and functions whose bodies are Rust closures.
+#include <atomic>
+
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -80,12 +82,16 @@ struct RustNode : Node {
 // Packs through the innermost pair of Rust hooks of this thread.
 struct RustSavedHooks : torch::autograd::SavedVariableHooks {
   std::shared_ptr<rust::Box<SavedHooks>> hooks;
-  uint64_t ticket = 0;
+  std::optional<uint64_t> ticket; // none when packing failed: there is nothing to forget then
 
   explicit RustSavedHooks(std::shared_ptr<rust::Box<SavedHooks>> h) : hooks(std::move(h)) {}
-  ~RustSavedHooks() override { drop_saved(**hooks, ticket); }
+  ~RustSavedHooks() override {
+    if (ticket) {
+      drop_saved(**hooks, *ticket);
+    }
+  }
   void call_pack_hook(const at::Tensor& tensor) override { ticket = pack_saved(**hooks, tensor.detach()); }
-  at::Tensor call_unpack_hook() override { return *unpack_saved(**hooks, ticket); }
+  at::Tensor call_unpack_hook() override { return *unpack_saved(**hooks, ticket.value()); }
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
     return std::nullopt;
   }
@@ -129,13 +135,17 @@ std::unique_ptr<HookHandle> add_leaf_hook(const AtTensor& leaf, rust::Box<LeafHo
 }
 
 std::unique_ptr<HookHandle> add_tensor_hook(const AtTensor& tensor, rust::Box<TensorHook> hook) {
-  auto body = shared(std::move(hook));
-  auto position = tensor.register_hook([body](const at::Tensor& grad) -> at::Tensor {
-    auto replacement = run_tensor_hook(**body, grad);
+  // The graph may outlive the tensor, and keeps the hook then: removing it takes its body away.
+  using Body = std::shared_ptr<rust::Box<TensorHook>>;
+  auto place = std::make_shared<std::atomic<Body>>(shared(std::move(hook)));
+  auto position = tensor.register_hook([place](const at::Tensor& grad) -> at::Tensor {
+    auto body = place->load();
+    auto replacement = body ? run_tensor_hook(**body, grad) : nullptr;
     return replacement ? *replacement : at::Tensor();
   });
   c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-  return std::make_unique<HookHandle>(HookHandle{[weak, position] {
+  return std::make_unique<HookHandle>(HookHandle{[place, weak, position] {
+    place->store(nullptr);
     if (auto impl = weak.lock()) {
       at::Tensor(std::move(impl)).remove_hook(position);
     }

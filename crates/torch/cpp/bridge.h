@@ -132,6 +132,7 @@ void foreach_add(Addresses tensors, Addresses others, double alpha);
 void foreach_lerp(Addresses tensors, Addresses ends, double weight);
 void foreach_addcmul(Addresses tensors, Addresses a, Addresses b, double value);
 void foreach_addcdiv(Addresses tensors, Addresses a, Addresses b, double value);
+void addcmul(const AtTensor& tensor, const AtTensor& a, const AtTensor& b, double value);
 void foreach_copy(Addresses tensors, Addresses sources);
 std::unique_ptr<TensorList> foreach_sqrt(Addresses tensors);
 void foreach_zero(Addresses tensors);

@@ -73,6 +73,10 @@ void foreach_addcdiv(Addresses tensors, Addresses a, Addresses b, double value) 
   at::_foreach_addcdiv_(tensors_at(tensors), tensors_at(a), tensors_at(b), value);
 }
 
+void addcmul(const AtTensor& tensor, const AtTensor& a, const AtTensor& b, double value) {
+  tensor.addcmul_(a, b, value);
+}
+
 void foreach_copy(Addresses tensors, Addresses sources) {
   at::_foreach_copy_(tensors_at(tensors), tensors_at(sources));
 }
@@ -92,7 +96,7 @@ std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, do
 }
 
 std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal) {
-  int64_t heads = q.size(1), groups = heads / k.size(1);
+  int64_t heads = q.size(1), groups = k.size(1) == 0 ? 0 : heads / k.size(1);
   TORCH_CHECK(k.size(1) * groups == heads, "attention: ", heads, " query heads over ", k.size(1), " key heads");
   if (!q.is_cpu() && !q.is_meta()) {
     return std::make_unique<at::Tensor>(at::scaled_dot_product_attention(

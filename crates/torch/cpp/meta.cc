@@ -13,17 +13,18 @@ using std::optional;
 using Tensor2 = std::tuple<Tensor, Tensor>;
 using Tensor3 = std::tuple<Tensor, Tensor, Tensor>;
 
-// Attention kernels lay their results out as [batch, sequence, heads, dim].
-Tensor like_attention(const Tensor& x) {
-  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+// Memory of flash attention: the result, laid out as the queries, and one number per row; never
+// sequence * sequence.
+Tensor2 flash_attention(
+    const Tensor& q, const Tensor&, const Tensor&, double, bool, const optional<Tensor>&, optional<double>) {
+  auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(wide)).transpose(1, 2);
+  return {at::empty_like(q), logsumexp};
 }
 
-// Memory of flash attention: the result and one number per row, never sequence * sequence.
-Tensor2 flash_attention(
-    const Tensor& q, const Tensor&, const Tensor& v, double, bool, const optional<Tensor>&, optional<double>) {
-  auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  auto out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
-  return {out, at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(wide)).transpose(1, 2)};
+// Gradients are always laid out as [batch, sequence, heads, dim].
+Tensor like_attention(const Tensor& x) {
+  return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
 }
 
 Tensor3 flash_attention_backward(
@@ -34,6 +35,21 @@ Tensor3 flash_attention_backward(
 
 Tensor embedding_dense_backward(const Tensor& grad, const Tensor&, c10::SymInt num_weights, c10::SymInt, bool) {
   return at::empty({num_weights.expect_int(), grad.size(-1)}, grad.options());
+}
+
+// The statistics are as wide as the weights where those are wider than the input.
+Tensor3 native_layer_norm(
+    const Tensor& input, c10::SymIntArrayRef normalized, const optional<Tensor>& weight, const optional<Tensor>& bias,
+    double) {
+  auto options = input.options();
+  for (const auto& parameter : {weight, bias}) {
+    if (parameter && parameter->defined()) {
+      options = options.dtype(at::promote_types(input.scalar_type(), parameter->scalar_type()));
+    }
+  }
+  auto rows = input.sizes().vec();
+  std::fill(rows.end() - static_cast<int64_t>(normalized.size()), rows.end(), 1);
+  return {at::empty(input.sizes(), input.options()), at::empty(rows, options), at::empty(rows, options)};
 }
 
 Tensor3 native_layer_norm_backward(
@@ -49,12 +65,24 @@ Tensor2 native_dropout(const Tensor& input, double, optional<bool>) {
   return {at::empty_like(input), at::empty_like(input, input.options().dtype(at::kBool))};
 }
 
+Tensor native_dropout_backward(const Tensor& grad, const Tensor&, double) {
+  return at::empty_like(grad);
+}
+
 Tensor index_select(const Tensor& self, int64_t dim, const Tensor& index) {
   auto shape = self.sizes().vec();
   if (!shape.empty()) {
     shape[at::maybe_wrap_dim(dim, self.dim())] = index.numel();
   }
   return at::empty(shape, self.options());
+}
+
+Tensor relu(const Tensor& self) {
+  return at::empty_like(self);
+}
+
+Tensor& relu_(Tensor& self) {
+  return self;
 }
 
 // The number of bins depends on values; without values it is the least that was asked for.
@@ -89,8 +117,8 @@ Tensor convolution(
 }
 
 Tensor3 convolution_backward(
-    const Tensor& grad, const Tensor& input, const Tensor& weight, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-    bool, at::IntArrayRef, int64_t, std::array<bool, 3> mask) {
+    const Tensor& grad, const Tensor& input, const Tensor& weight, at::OptionalIntArrayRef, at::IntArrayRef,
+    at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, int64_t, std::array<bool, 3> mask) {
   return {
       mask[0] ? at::empty_like(input) : Tensor(),
       mask[1] ? at::empty_like(weight) : Tensor(),
@@ -113,11 +141,15 @@ void register_meta_kernels() {
     library->impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
     library->impl("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward);
     library->impl("embedding_dense_backward", &embedding_dense_backward);
+    library->impl("native_layer_norm", &native_layer_norm);
     library->impl("native_layer_norm_backward", &native_layer_norm_backward);
     library->impl("native_dropout", &native_dropout);
+    library->impl("native_dropout_backward", &native_dropout_backward);
     library->impl("index_select", &index_select);
-    library->impl("convolution_overrideable", &convolution);
-    library->impl("convolution_backward_overrideable", &convolution_backward);
+    library->impl("relu", &relu);
+    library->impl("relu_", &relu_);
+    library->impl("convolution", &convolution);
+    library->impl("convolution_backward", &convolution_backward);
     library->impl("bincount", &bincount);
     library->impl("repeat_interleave.Tensor", &repeat_interleave);
     library->impl("_fused_adamw_", &fused_adamw_);

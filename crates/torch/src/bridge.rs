@@ -212,6 +212,7 @@ pub(crate) mod ffi {
         fn foreach_lerp(tensors: &[usize], ends: &[usize], weight: f64) -> Result<()>;
         fn foreach_addcmul(tensors: &[usize], a: &[usize], b: &[usize], value: f64) -> Result<()>;
         fn foreach_addcdiv(tensors: &[usize], a: &[usize], b: &[usize], value: f64) -> Result<()>;
+        fn addcmul(tensor: &AtTensor, a: &AtTensor, b: &AtTensor, value: f64) -> Result<()>;
         fn foreach_copy(tensors: &[usize], sources: &[usize]) -> Result<()>;
         fn foreach_sqrt(tensors: &[usize]) -> Result<UniquePtr<TensorList>>;
         fn foreach_zero(tensors: &[usize]) -> Result<()>;

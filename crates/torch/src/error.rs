@@ -86,7 +86,9 @@ impl From<tch::TchError> for TorchError {
 
 /// libtorch appends its C++ stack to every message; users act on the message only.
 fn without_backtrace(message: &str) -> &str {
-    let end = message.find("\nException raised from").unwrap_or(message.len());
+    let end = message
+        .find("\nException raised from")
+        .unwrap_or(message.len());
     message[..end].trim_end()
 }
 

@@ -51,7 +51,10 @@ pub struct Group(Arc<Inner>);
 struct Inner {
     place: Place,
     ledger: Ledger,
+    /// Collectives so far: the same on every rank.
     sequence: AtomicU64,
+    /// Messages so far, apart: they are between some ranks only.
+    num_messages: AtomicU64,
     aborted: Arc<AtomicBool>,
     engine: Engine,
 }
@@ -97,6 +100,8 @@ struct Call {
     operands: Vec<Tensor>,
     payload_bytes: u64,
     sent_bytes: u64,
+    /// Before it is queued, for it may begin at once.
+    issued_ns: u64,
 }
 
 impl Group {
@@ -105,6 +110,7 @@ impl Group {
             place,
             ledger,
             sequence: AtomicU64::new(0),
+            num_messages: AtomicU64::new(0),
             aborted: Arc::new(AtomicBool::new(false)),
             engine,
         }))
@@ -174,6 +180,7 @@ impl Group {
             bytes(tensor),
             sent,
         );
+        self.check_mean(&call, op)?;
         if composed {
             let (tensor, scale) = (tensor.shallow_clone(), self.scale(op));
             return self.compose(call, move |peers| peers.all_reduce(&tensor, scale));
@@ -200,6 +207,7 @@ impl Group {
             out.numel() == input.numel() * self.size(),
             "the output must hold one input per rank",
         )?;
+        self.check_kinds(&call, &[])?;
         if self.size() == 1 {
             copy(out, input)?;
         }
@@ -234,6 +242,8 @@ impl Group {
             input.numel() == out.numel() * self.size(),
             "the input must hold one output per rank",
         )?;
+        self.check_kinds(&call, &[])?;
+        self.check_mean(&call, op)?;
         if self.size() == 1 {
             copy(out, input)?;
         }
@@ -278,6 +288,7 @@ impl Group {
             good,
             "splits must be one per rank and add up to the first dim",
         )?;
+        self.check_kinds(&call, &[])?;
         if self.size() == 1 {
             copy(out, input)?;
         }
@@ -306,6 +317,7 @@ impl Group {
         purpose: Purpose,
     ) -> Result<Work> {
         let call = self.rooted(CollectiveKind::Reduce, purpose, &[tensor], root)?;
+        self.check_mean(&call, op)?;
         let tensor = tensor.shallow_clone();
         self.native(call, move |group| {
             ffi::reduce(group, borrow(&tensor), root as i32, code(op))
@@ -326,6 +338,8 @@ impl Group {
             outs.len() == self.expected_at(root),
             "outputs: one per rank at the root, none elsewhere",
         )?;
+        self.check_kinds(&call, outs)?;
+        self.check_alike(&call, outs)?;
         if let ([out], 1) = (outs, self.size()) {
             copy(out, input)?;
         }
@@ -349,6 +363,8 @@ impl Group {
             inputs.len() == self.expected_at(root),
             "inputs: one per rank at the root, none elsewhere",
         )?;
+        self.check_kinds(&call, inputs)?;
+        self.check_alike(&call, inputs)?;
         if let ([input], 1) = (inputs, self.size()) {
             copy(out, input)?;
         }
@@ -502,6 +518,7 @@ impl Group {
             operands,
             payload_bytes,
             sent_bytes,
+            issued_ns: self.0.ledger.now_ns(),
         }
     }
 
@@ -512,7 +529,12 @@ impl Group {
         operands: &[&Tensor],
         root: usize,
     ) -> Result<Call> {
-        let payload = operands.iter().map(|t| bytes(t)).sum();
+        let operand: u64 = operands.iter().map(|t| bytes(t)).sum();
+        let payload = match kind {
+            // The operand is one rank's part of what the root hands out.
+            CollectiveKind::Scatter => operand * self.size() as u64,
+            _ => operand,
+        };
         // Gloo's trees: what leaves the root, or goes to it, is counted where it is sent from.
         let sent = match kind.sends(root == self.index()) {
             true => sent_bytes(kind, self.size(), payload),
@@ -538,6 +560,32 @@ impl Group {
         }
     }
 
+    /// Bytes of one type must not be read as another: the backend ends the process over it.
+    fn check_kinds(&self, call: &Call, more: &[Tensor]) -> Result<()> {
+        let mut kinds = call.operands.iter().chain(more).map(Tensor::kind);
+        let first = kinds.next();
+        let good = kinds.all(|kind| Some(kind) == first);
+        self.check(call, good, "tensors must have one type: convert them first")
+    }
+
+    /// For lists beside the one operand.
+    fn check_alike(&self, call: &Call, list: &[Tensor]) -> Result<()> {
+        let size = call.operands.first().map(Tensor::size);
+        let good = list
+            .iter()
+            .all(|t| Some(t.size()) == size && t.is_contiguous());
+        self.check(
+            call,
+            good,
+            "tensors of the list must be contiguous and shaped like the single one",
+        )
+    }
+
+    fn check_mean(&self, call: &Call, op: ReduceOp) -> Result<()> {
+        let good = op != ReduceOp::Mean || call.operands.iter().all(|t| t.is_floating_point());
+        self.check(call, good, "a mean needs floating-point elements: use Sum")
+    }
+
     fn check_contiguous(&self, call: &Call) -> Result<()> {
         let good = call.operands.iter().all(|t| t.is_contiguous());
         self.check(
@@ -558,7 +606,7 @@ impl Group {
             kind: call.kind,
             group: self.0.place.name.clone(),
             group_size: self.size(),
-            sequence: self.0.sequence.load(Ordering::Relaxed),
+            sequence: self.counter(call.kind).load(Ordering::Relaxed),
             operands: call
                 .operands
                 .iter()
@@ -569,13 +617,20 @@ impl Group {
         }
     }
 
+    fn counter(&self, kind: CollectiveKind) -> &AtomicU64 {
+        match kind {
+            CollectiveKind::Send | CollectiveKind::Recv => &self.0.num_messages,
+            _ => &self.0.sequence,
+        }
+    }
+
     fn work(&self, state: State, call: Call) -> Work {
         let about = self.about(&call, Cause::Aborted);
         let record = Collective {
             kind: call.kind,
             group: self.0.place.name.clone(),
             group_size: self.size(),
-            sequence: self.0.sequence.fetch_add(1, Ordering::Relaxed),
+            sequence: self.counter(call.kind).fetch_add(1, Ordering::Relaxed),
             purpose: call.purpose,
             element: call
                 .operands
@@ -584,7 +639,7 @@ impl Group {
                 .to_owned(),
             payload_bytes: call.payload_bytes,
             sent_bytes: call.sent_bytes,
-            issued_ns: self.0.ledger.now_ns(),
+            issued_ns: call.issued_ns,
             started_ns: 0,
             ended_ns: 0,
             waited: None,

@@ -158,6 +158,11 @@ pub fn foreach_addcmul_(tensors: &[Tensor], a: &[Tensor], b: &[Tensor], value: f
     )?)
 }
 
+/// `t += value * a * b`, where `b` may be spread over `a`.
+pub fn addcmul_(tensor: &Tensor, a: &Tensor, b: &Tensor, value: f64) -> Result<()> {
+    Ok(ffi::addcmul(borrow(tensor), borrow(a), borrow(b), value)?)
+}
+
 /// `t += value * a / b` for each.
 pub fn foreach_addcdiv_(tensors: &[Tensor], a: &[Tensor], b: &[Tensor], value: f64) -> Result<()> {
     Ok(ffi::foreach_addcdiv(

@@ -4,6 +4,7 @@
 //! computes. A lane is that somebody, and since there is one per group, all ranks see the group's
 //! collectives in one order.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -47,7 +48,9 @@ impl Lane {
                 memory::scope(MemoryKind::Communication, || {
                     for (task, ticket) in tasks {
                         ticket.lock().started_ns = ledger.now_ns();
-                        let result = task();
+                        // Somebody waits for the ticket: a panic must not leave it open.
+                        let result = catch_unwind(AssertUnwindSafe(task))
+                            .unwrap_or_else(|panic| Err(panic_message(&*panic)));
                         ticket.finish(ledger.now_ns(), result);
                     }
                 });
@@ -70,6 +73,14 @@ impl Lane {
         }
         ticket
     }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let words = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("it panicked: {}", words.unwrap_or("no message"))
 }
 
 impl Drop for Lane {

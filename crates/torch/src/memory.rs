@@ -35,6 +35,17 @@ pub fn observe() {
     ffi::observe_memory();
 }
 
+/// Asks for huge pages behind large tensors on CPU, which saves the page faults of steps that take
+/// and give back the same megabytes again and again. To be called first thing in `main`: libtorch
+/// reads the setting once, and the environment must not change while other threads read it.
+pub fn use_huge_pages() {
+    const SWITCH: &str = "THP_MEM_ALLOC_ENABLE";
+    if std::env::var_os(SWITCH).is_none() {
+        // SAFETY: no other thread exists yet, as documented.
+        unsafe { std::env::set_var(SWITCH, "1") };
+    }
+}
+
 /// What this thread allocates in `body` counts as `kind`.
 pub fn scope<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
     struct Restore(u8);
@@ -68,12 +79,23 @@ pub fn reset_peak() {
     ffi::reset_memory_peak();
 }
 
-/// Runs `body` and returns every allocation and release made meanwhile, by any thread.
+/// Runs `body` and returns every allocation and release made meanwhile, by any thread. One record
+/// at a time.
 pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Allocation>) {
+    /// Stops, and leaves nothing unread behind, even when `body` panics.
+    struct Stop;
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            ffi::record_allocations(false);
+            drop(ffi::take_allocations());
+        }
+    }
     ffi::record_allocations(true);
+    let stop = Stop;
     let out = body();
-    ffi::record_allocations(false);
-    let taken = ffi::take_allocations().into_iter().map(|r| Allocation {
+    let records = ffi::take_allocations();
+    drop(stop);
+    let taken = records.into_iter().map(|r| Allocation {
         at_ns: r.time_ns,
         bytes: r.bytes,
         kind: KINDS[usize::from(r.kind).min(NUM_KINDS - 1)],

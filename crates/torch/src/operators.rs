@@ -6,12 +6,36 @@ use trainyard_trace::{Operator, flops};
 use crate::bridge::ffi;
 use crate::error::Result;
 
+/// Observes as long as it lives; nothing unread is left when it ends.
+struct Observing;
+
+impl Observing {
+    fn begin() -> Result<Observing> {
+        ffi::observe_operators(true)?;
+        Ok(Observing)
+    }
+
+    fn end(self) -> Result<Vec<ffi::OperatorRecord>> {
+        ffi::observe_operators(false)?;
+        Ok(ffi::take_operators())
+    }
+}
+
+impl Drop for Observing {
+    fn drop(&mut self) {
+        // Only a panic leaves something to stop, and then nobody reads.
+        let _ = ffi::observe_operators(false);
+        drop(ffi::take_operators());
+    }
+}
+
 /// Runs `body` and returns every operator that ran meanwhile, on any thread, in order of ending.
+/// One record at a time.
 pub fn record<T>(body: impl FnOnce() -> T) -> Result<(T, Vec<Operator>)> {
-    ffi::observe_operators(true)?;
+    let observing = Observing::begin()?;
     let out = body();
-    ffi::observe_operators(false)?;
-    let operators = ffi::take_operators()
+    let operators = observing
+        .end()?
         .into_iter()
         .map(|r| {
             let shapes = shapes(&r.shapes);

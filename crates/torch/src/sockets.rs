@@ -2,10 +2,11 @@
 //! waiting rank must leave. Gloo's own abort does not release a waiter; closing its sockets does.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Mutex;
 
-use rustix::net::{AddressFamily, Shutdown, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrAny, SocketType};
 
 /// Groups form one at a time, so that a new connection belongs to the group being formed.
 static FORMING: Mutex<()> = Mutex::new(());
@@ -24,12 +25,17 @@ pub struct WireBytes {
 }
 
 impl Sockets {
-    /// Runs `form` and notes the connections it made.
-    pub(crate) fn during<T, E>(form: impl FnOnce() -> Result<T, E>) -> Result<(T, Sockets), E> {
+    /// Runs `form` and notes the connections it made. Those of the store at `store_port`, which others
+    /// may open to us meanwhile, are not among them.
+    pub(crate) fn during<T, E>(
+        store_port: Option<u16>,
+        form: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(T, Sockets), E> {
         let _one_at_a_time = FORMING.lock().unwrap_or_else(|p| p.into_inner());
-        let before = connections();
+        let before = connections(store_port);
         let out = form()?;
-        let made = connections().difference(&before).copied().collect();
+        let after = connections(store_port);
+        let made = after.difference(&before).copied().collect();
         Ok((out, Sockets(made)))
     }
 
@@ -54,23 +60,31 @@ impl Sockets {
     }
 }
 
-/// Connected TCP sockets of this process.
-fn connections() -> BTreeSet<RawFd> {
+/// Connected TCP sockets of this process, but for those to or at a port.
+fn connections(except_port: Option<u16>) -> BTreeSet<RawFd> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return BTreeSet::new();
     };
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|&fd| is_connection(fd))
+        .filter(|&fd| is_connection(fd, except_port))
         .collect()
 }
 
-fn is_connection(fd: RawFd) -> bool {
+fn is_connection(fd: RawFd, except_port: Option<u16>) -> bool {
     let socket = borrowed(fd);
     let stream = rustix::net::sockopt::socket_type(socket) == Ok(SocketType::STREAM);
     let domain = rustix::net::sockopt::socket_domain(socket);
     let internet = domain == Ok(AddressFamily::INET) || domain == Ok(AddressFamily::INET6);
-    stream && internet && rustix::net::getpeername(socket).is_ok()
+    let ends = [
+        rustix::net::getsockname(socket).ok(),
+        rustix::net::getpeername(socket).ok().flatten(),
+    ];
+    let is_other = |end: Option<SocketAddrAny>| {
+        let address = end.and_then(|end| SocketAddr::try_from(end).ok());
+        address.is_some_and(|address| Some(address.port()) != except_port)
+    };
+    stream && internet && ends.into_iter().all(is_other)
 }
 
 fn borrowed(fd: RawFd) -> BorrowedFd<'static> {

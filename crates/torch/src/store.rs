@@ -86,6 +86,11 @@ impl Store {
         &self.address
     }
 
+    /// The port of the server.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.address.rsplit(':').next()?.parse().ok()
+    }
+
     /// Sets a key.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         ffi::store_set(self.raw(), key, value).map_err(|e| self.failed("set", key, &e))

@@ -222,7 +222,7 @@ impl World {
         let (index, size) = (place.index as i32, place.size as i32);
         match backend {
             Backend::Gloo => {
-                let (handle, sockets) = Sockets::during(|| {
+                let (handle, sockets) = Sockets::during(store.port(), || {
                     ffi::gloo_group(store.raw(), index, size, address, millis(timeout))
                 })
                 .map_err(|e| failed(e.what().to_owned()))?;

@@ -70,7 +70,14 @@ pub struct Summary {
 pub fn summarize<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
 ) -> Result<Summary, TraceError> {
-    let mut ranks: BTreeMap<usize, (PathBuf, RankSummary)> = BTreeMap::new();
+    Ok(Summary::of(&read_all(paths)?))
+}
+
+/// The events of every rank, in order of rank: from files, or folders with a file per rank.
+pub fn read_all<P: AsRef<Path>>(
+    paths: impl IntoIterator<Item = P>,
+) -> Result<Vec<Events>, TraceError> {
+    let mut ranks: BTreeMap<usize, (PathBuf, Events)> = BTreeMap::new();
     for path in paths {
         for file in files_of(path.as_ref())? {
             let found = read_chrome(&file)?;
@@ -78,10 +85,10 @@ pub fn summarize<P: AsRef<Path>>(
                 return Err(TraceError::Empty { path: file });
             }
             for events in found {
-                let summary = RankSummary::of(&events);
-                if let Some((first, _)) = ranks.insert(events.rank, (file.clone(), summary)) {
+                let rank = events.rank;
+                if let Some((first, _)) = ranks.insert(rank, (file.clone(), events)) {
                     return Err(TraceError::DuplicateRank {
-                        rank: events.rank,
+                        rank,
                         first,
                         second: file,
                     });
@@ -89,9 +96,7 @@ pub fn summarize<P: AsRef<Path>>(
             }
         }
     }
-    Ok(Summary::over(
-        ranks.into_values().map(|(_, summary)| summary).collect(),
-    ))
+    Ok(ranks.into_values().map(|(_, events)| events).collect())
 }
 
 impl Summary {

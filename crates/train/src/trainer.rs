@@ -36,6 +36,8 @@ pub struct Trainer {
 
 /// The global number of targets on its way.
 struct Counting {
+    /// What it is when every place holds a target: the same on all ranks without asking.
+    nominal: f64,
     count: Tensor,
     work: Work,
 }
@@ -93,21 +95,29 @@ impl Trainer {
     pub fn step(&mut self, microbatches: &[Batch]) -> Result<StepOutcome> {
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
+        let counting = self.start_counting(microbatches)?;
+        let nominal = counting.nominal;
         let loss_part = memory::scope(MemoryKind::Activation, || {
-            self.forward_backward(microbatches)
+            self.forward_backward(microbatches, nominal)
         })?;
+        // Counts that differ between ranks are set right here, where nobody waits for them any more.
+        let correction = nominal / counting.finish()?;
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
-            let grad_norm = grad_norm(&self.parameters)?;
+            let grad_norm = scaled(grad_norm(&self.parameters)?, correction)?;
             let scale = match self.max_norm > 0.0 {
-                true => Some(clip_scale(&grad_norm, self.max_norm)?),
+                true => Some(scaled(
+                    clip_scale(&grad_norm, self.max_norm)?,
+                    1.0 / correction,
+                )?),
+                false if correction != 1.0 => Some(Tensor::from(1.0 / correction)),
                 false => None,
             };
             let learning_rate = self.schedule.lr(self.step);
             self.optimizer.step(learning_rate, scale.as_ref())?;
             self.model.zero_grad()?;
             StepOutcome {
-                loss_part,
+                loss_part: scaled(loss_part, correction)?,
                 grad_norm,
                 learning_rate,
             }
@@ -116,10 +126,7 @@ impl Trainer {
         Ok(outcome)
     }
 
-    fn forward_backward(&mut self, microbatches: &[Batch]) -> Result<Tensor> {
-        // On its way while the first forward runs, which does not need it.
-        let mut counting = Some(self.start_counting(microbatches)?);
-        let mut count = 0.0;
+    fn forward_backward(&mut self, microbatches: &[Batch], count: f64) -> Result<Tensor> {
         let cx = Context::training(self.step);
         let mut total: Option<Tensor> = None;
         for (index, batch) in microbatches.iter().enumerate() {
@@ -131,9 +138,6 @@ impl Trainer {
                 let _span = self.ledger.enter(SpanKind::Forward, "forward");
                 let run = self.model.forward(&batch.inputs, &cx)?;
                 let sum = self.model.loss(run.output(), &batch.targets)?;
-                if let Some(counting) = counting.take() {
-                    count = counting.finish()?;
-                }
                 (run, sum.f_div_scalar(count)?)
             };
             {
@@ -152,9 +156,11 @@ impl Trainer {
     /// Targets in the global batch: each rank's own count, summed, so that ranks may differ.
     fn start_counting(&self, batches: &[Batch]) -> Result<Counting> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
+        let places: usize = batches.iter().map(|batch| batch.targets.numel()).sum();
+        let ranks = self.data_group.size();
         // Where nothing is sent, every rank is taken to be like this one.
         let own = if self.is_dry_run {
-            own * self.data_group.size() as i64
+            own * ranks as i64
         } else {
             own
         };
@@ -162,7 +168,11 @@ impl Trainer {
         let work = self
             .data_group
             .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
-        Ok(Counting { count, work })
+        Ok(Counting {
+            nominal: (places * ranks) as f64,
+            count,
+            work,
+        })
     }
 
     /// The mean loss over the global batch, from every rank's part.
@@ -228,5 +238,13 @@ impl Trainer {
     /// The optimiser, to put a saved state into.
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
         &mut *self.optimizer
+    }
+}
+
+/// A number on the device times a number here; most often by one, which changes nothing.
+fn scaled(tensor: Tensor, factor: f64) -> Result<Tensor> {
+    match factor == 1.0 {
+        true => Ok(tensor),
+        false => Ok(tensor.f_mul_scalar(factor)?),
     }
 }

@@ -1,10 +1,10 @@
 //! `trainyard trace`: where the time of a run went.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_trace::summarize;
+use trainyard_trace::{draw_step, read_all, summarize};
 
 use crate::failure::Failure;
 
@@ -12,7 +12,8 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard trace outputs/profile_trace\n  \
-    trainyard trace rank0.json rank1.json --json")]
+    trainyard trace rank0.json rank1.json --json\n  \
+    trainyard trace outputs/profile_trace --svg step.svg --step 5")]
 pub struct Trace {
     /// Trace files, one per rank, or folders of them
     #[arg(value_name = "FILE", required = true)]
@@ -20,6 +21,12 @@ pub struct Trace {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Draw one step of all ranks into this SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// The step to draw; the last one if not given
+    #[arg(long, requires = "svg")]
+    step: Option<u64>,
 }
 
 impl Trace {
@@ -28,6 +35,9 @@ impl Trace {
         let summary = summarize(&self.files).map_err(|error| {
             Failure::new(error).hint("traces are written with `--profiling.enable_profiling true`")
         })?;
+        if let Some(path) = &self.svg {
+            self.draw(path)?;
+        }
         if self.json {
             let json = serde_json::to_string_pretty(&summary).map_err(Failure::new)?;
             println!("{json}");
@@ -35,5 +45,14 @@ impl Trace {
             println!("{summary}");
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn draw(&self, path: &Path) -> Result<(), Failure> {
+        let ranks = read_all(&self.files).map_err(Failure::new)?;
+        let svg = draw_step(&ranks, self.step).ok_or_else(|| {
+            Failure::new("the trace has no such step").hint("steps are numbered from 1")
+        })?;
+        std::fs::write(path, svg)
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))
     }
 }

@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Count allocations (costs a little).
     #[arg(long)]
     observe_memory: bool,
+    /// Print where one more step spends its time, by operator.
+    #[arg(long)]
+    operators: bool,
     /// Write a trace of all steps into this folder.
     #[arg(long)]
     trace: Option<std::path::PathBuf>,
@@ -155,6 +158,15 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let facts = gather(&everyone, &mine)?;
     let losses = gather(&everyone, &measured.losses)?;
     let times = gather(&everyone, &measured.seconds[arguments.warmup..])?;
+    if arguments.operators {
+        let (stepped, operators) = trainyard_torch::operators::record(|| {
+            trainer.step(batches.last().map_or(&[], Vec::as_slice))
+        })?;
+        stepped?;
+        if at.rank == 0 {
+            print_operators(&operators);
+        }
+    }
     if let Some(folder) = &arguments.trace {
         write_trace(folder, &world)?;
     }
@@ -291,6 +303,16 @@ fn gather(group: &Group, values: &[f64]) -> Result<Vec<Vec<f64>>> {
         .chunks(values.len().max(1))
         .map(<[f64]>::to_vec)
         .collect())
+}
+
+fn print_operators(operators: &[trainyard_trace::Operator]) {
+    let times = trainyard_trace::self_times(operators);
+    let total: u64 = times.iter().map(|(_, time)| time.self_ns).sum();
+    for (name, time) in times.iter().take(30) {
+        let share = 100.0 * time.self_ns as f64 / total.max(1) as f64;
+        let ms = time.self_ns as f64 / 1e6;
+        eprintln!("{name:<55} {:>6} x {ms:>9.2} ms {share:>5.1} %", time.count);
+    }
 }
 
 fn write_trace(folder: &std::path::Path, world: &trainyard_torch::World) -> Result<()> {

@@ -267,8 +267,8 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<40} {:>10} {:>10}  {:<4}  {}",
-            self.types, "worst", "allowed", "", "where"
+            "{:<40} {:>10} {:>10}        where",
+            self.types, "worst", "allowed"
         )?;
         for row in &self.rows {
             writeln!(

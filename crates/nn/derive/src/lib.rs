@@ -2,12 +2,14 @@
 //! they are written.
 //!
 //! A field marked `#[module(skip)]` is left out: a parameter that another module owns, or a type
-//! that is no module. A crate that reaches `trainyard-nn` under another path names it with
+//! that is no module. The trait is found through the crate's dependency on `trainyard-nn`, or else
+//! on `trainyard`; a crate that reaches it under another path names that with
 //! `#[module(crate = path)]` on the struct.
 
 use proc_macro::TokenStream;
+use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::TokenStream as Tokens;
-use quote::{quote, quote_spanned};
+use quote::{format_ident, quote, quote_spanned};
 use syn::{
     Attribute, Data, DeriveInput, Error, Field, Fields, Path, Result, parse_macro_input,
     parse_quote, spanned::Spanned,
@@ -89,7 +91,10 @@ fn is_skipped(field: &Field) -> Result<bool> {
 }
 
 fn crate_path(attributes: &[Attribute]) -> Result<Path> {
-    let mut path = parse_quote!(::trainyard_nn);
+    let mut path = default_path(&|package| match crate_name(package).ok()? {
+        FoundCrate::Itself => Some(package.replace('-', "_")),
+        FoundCrate::Name(name) => Some(name),
+    });
     for attribute in module_attributes(attributes) {
         attribute.parse_nested_meta(|meta| {
             if meta.path.is_ident("crate") {
@@ -103,8 +108,47 @@ fn crate_path(attributes: &[Attribute]) -> Result<Path> {
     Ok(path)
 }
 
+/// The path of `trainyard-nn` for a crate that knows a package by the name `name_of` gives.
+fn default_path(name_of: &dyn Fn(&str) -> Option<String>) -> Path {
+    if let Some(name) = name_of("trainyard-nn") {
+        let name = format_ident!("{name}");
+        return parse_quote!(::#name);
+    }
+    match name_of("trainyard").map(|name| format_ident!("{name}")) {
+        Some(name) => parse_quote!(::#name::nn),
+        // Without either, the compiler's own words about the missing crate are the clearest.
+        None => parse_quote!(::trainyard_nn),
+    }
+}
+
 fn module_attributes(attributes: &[Attribute]) -> impl Iterator<Item = &Attribute> {
     attributes
         .iter()
         .filter(|attribute| attribute.path().is_ident("module"))
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::ToTokens;
+
+    use super::*;
+
+    fn path(known: &[(&str, &str)]) -> String {
+        let name_of = |package: &str| {
+            let found = known.iter().find(|(name, _)| *name == package);
+            found.map(|(_, name)| name.to_string())
+        };
+        let tokens = default_path(&name_of).to_token_stream().to_string();
+        tokens.replace(' ', "")
+    }
+
+    #[test]
+    fn the_trait_is_found_through_either_crate_by_any_name() {
+        assert_eq!(path(&[("trainyard-nn", "trainyard_nn")]), "::trainyard_nn");
+        assert_eq!(path(&[("trainyard-nn", "yard")]), "::yard");
+        assert_eq!(path(&[("trainyard", "trainyard")]), "::trainyard::nn");
+        let both = [("trainyard", "trainyard"), ("trainyard-nn", "trainyard_nn")];
+        assert_eq!(path(&both), "::trainyard_nn");
+        assert_eq!(path(&[]), "::trainyard_nn");
+    }
 }

@@ -7,6 +7,7 @@
 use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
+use trainyard_torch::{TorchError, autograd, kernel};
 
 use crate::{Builder, NnError, Result};
 
@@ -14,7 +15,8 @@ use crate::{Builder, NnError, Result};
 #[derive(Clone, Debug)]
 pub struct Rope(Rc<Tables>);
 
-/// Both are [seq_len, 1, head_dim / 2].
+/// Both are [seq_len, 1, head_dim], laid out so that turning `x` is
+/// `x * cos + swapped(x) * sin`, where the halves of a head are swapped.
 #[derive(Debug)]
 struct Tables {
     cos: Tensor,
@@ -26,26 +28,32 @@ impl Rope {
     /// The rotations of `seq_len` positions, where the builder puts the model.
     pub fn build(builder: &Builder, seq_len: usize, head_dim: usize, theta: f64) -> Result<Rope> {
         let angles = angles(seq_len as i64, head_dim as i64, theta)?;
+        let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
         Ok(Rope(Rc::new(Tables {
-            cos: builder.table(&angles.f_cos()?)?,
-            sin: builder.table(&angles.f_sin()?)?,
+            cos: builder.table(&Tensor::f_cat(&[&cos, &cos], -1)?)?,
+            sin: builder.table(&Tensor::f_cat(&[&sin.f_neg()?, &sin], -1)?)?,
             seq_len: seq_len as i64,
         })))
     }
 
     /// `x` [batch, seq, heads, head_dim] with every position turned.
+    ///
+    /// Backward turns the other way, and keeps nothing but the tables.
     pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (_, length, _, _) = x.size4()?;
         let (cos, sin) = self.first(length)?;
-        let halves = x.f_chunk(2, -1)?;
-        let (a, b) = (&halves[0], &halves[1]);
-        Ok(Tensor::f_cat(
-            &[
-                a.f_mul(&cos)?.f_sub(&b.f_mul(&sin)?)?,
-                b.f_mul(&cos)?.f_add(&a.f_mul(&sin)?)?,
-            ],
-            -1,
-        )?)
+        let back = (cos.shallow_clone(), sin.shallow_clone());
+        let mut outputs = autograd::function(
+            &[x],
+            |_, inputs| Ok(vec![turned(inputs[0], &cos, &sin, 1.0)?]),
+            move |_, gradients| match gradients {
+                [Some(gradient)] => Ok(vec![Some(turned(gradient, &back.0, &back.1, -1.0)?)]),
+                _ => Ok(vec![None]),
+            },
+        )?;
+        outputs
+            .pop()
+            .ok_or_else(|| TorchError::Invalid("the rotation made no output".to_owned()).into())
     }
 
     fn first(&self, length: i64) -> Result<(Tensor, Tensor)> {
@@ -58,6 +66,15 @@ impl Rope {
         }
         Ok((cos.f_narrow(0, 0, length)?, sin.f_narrow(0, 0, length)?))
     }
+}
+
+/// `x` turned forward (1) or back (-1).
+fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor, way: f64) -> Result<Tensor, TorchError> {
+    let half = x.size().last().copied().unwrap_or(0) / 2;
+    let swapped = x.f_roll(half, -1)?;
+    let out = x.f_mul(cos)?;
+    kernel::addcmul_(&out, &swapped, sin, way)?;
+    Ok(out)
 }
 
 fn angles(seq_len: i64, head_dim: i64, theta: f64) -> Result<Tensor> {

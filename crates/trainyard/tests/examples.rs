@@ -1,0 +1,106 @@
+//! The examples, run as a reader would run them: their losses fall, and the number of ranks does
+//! not change what they compute. The program is its own trampoline for the ranks it starts.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use trainyard_elastic::{Console, Job, launch, worker};
+
+fn main() -> ExitCode {
+    if let Some(code) = worker::intercept() {
+        return code;
+    }
+    let trials: [(&str, fn()); 3] = [
+        ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
+        ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
+        ("data_parallel_trains_with_two_threads", data_parallel),
+    ];
+    let as_trial = |(name, test): (&str, fn())| {
+        Trial::test(name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    let trials = trials.into_iter().map(as_trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn ddp_alone() {
+    assert_falls(&alone("ddp"));
+}
+
+fn ddp_on_two_ranks() {
+    let together = on_ranks("ddp", 2);
+    let alone = alone("ddp");
+    assert_falls(&together);
+    assert_eq!(together.len(), alone.len());
+    for (step, (together, alone)) in together.iter().zip(&alone).enumerate() {
+        assert!(
+            (together - alone).abs() < 1e-4,
+            "step {step}: {together} on two ranks, {alone} on one"
+        );
+    }
+}
+
+fn data_parallel() {
+    assert_falls(&alone("data_parallel"));
+}
+
+fn assert_falls(losses: &[f64]) {
+    assert!(losses.len() >= 10, "{losses:?}");
+    assert!(losses[losses.len() - 1] < 0.5 * losses[0], "{losses:?}");
+}
+
+/// The losses an example prints when it is started by itself.
+fn alone(example: &str) -> Vec<f64> {
+    let mut command = Command::new(program(example));
+    for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(variable);
+    }
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    losses(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// The losses rank 0 prints when the launcher starts several.
+fn on_ranks(example: &str, num_ranks: usize) -> Vec<f64> {
+    let logs = tempfile::tempdir().unwrap();
+    let job = Job::new(program(example), num_ranks)
+        .console(Console::Silent)
+        .log_dir(logs.path());
+    let outcome = launch(&job).unwrap();
+    assert!(
+        outcome.is_success(),
+        "{}",
+        outcome.report().unwrap_or_default()
+    );
+    losses(&stdout(logs.path(), 0))
+}
+
+fn stdout(logs: &Path, rank: usize) -> String {
+    std::fs::read_to_string(logs.join(rank.to_string()).join("stdout.log")).unwrap()
+}
+
+/// The numbers after `loss`, in order of steps.
+fn losses(text: &str) -> Vec<f64> {
+    let parts = text.lines().filter_map(|line| line.split_once(" loss "));
+    parts
+        .map(|(_, loss)| loss.trim().parse().unwrap())
+        .collect()
+}
+
+/// Cargo puts examples beside the folder this test is in.
+fn program(example: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let profile = own.parent().and_then(Path::parent).unwrap();
+    let program = profile.join("examples").join(example);
+    let hint = "`cargo build --examples -p trainyard` makes it";
+    assert!(
+        program.is_file(),
+        "{} is missing: {hint}",
+        program.display()
+    );
+    program
+}
