@@ -8,7 +8,6 @@
 //! Comments name PyTorch's calls.
 
 use trainyard::tch;
-use trainyard::torch::autograd;
 use trainyard::train::optimizer;
 use trainyard::{Builder, DataParallel, Device, Kind, Module, Result, SimpleCnn, Tensor};
 
@@ -22,16 +21,14 @@ fn main() -> Result<()> {
     let build = |_replica| SimpleCnn::build(&Builder::new(1));
     let model = DataParallel::new(build(0)?, NUM_REPLICAS, build)?; // nn.DataParallel(model)
     let parameters = model.model().parameters();
-    let mut optimizer = optimizer::build(&Default::default(), parameters.clone()); // optim.AdamW
+    let mut optimizer = optimizer::build(&Default::default(), parameters); // optim.AdamW
 
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let (images, labels) = batch(step);
         let loss = model.step(&images, &labels, step)?; // criterion(model(images), labels).backward()
         optimizer.step(LEARNING_RATE, None)?; // optimizer.step()
-        for parameter in &parameters {
-            autograd::clear_grad(parameter.tensor())?; // optimizer.zero_grad()
-        }
+        model.zero_grad()?; // optimizer.zero_grad()
         losses.push(f64::try_from(&loss)?);
         println!("step {step} loss {:.6}", losses[losses.len() - 1]);
     }

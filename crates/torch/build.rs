@@ -51,11 +51,14 @@ fn main() {
     }
 }
 
-/// NCCL: headers come from the packages beside torch; the libraries are kept although few symbols of
-/// theirs are named, because libtorch registers its CUDA kernels when they are loaded.
+/// NCCL: headers come from the packages beside torch. Naming `ProcessGroupNCCL` is what keeps the
+/// CUDA libraries in the program, which register their kernels when they are loaded.
 fn cuda_sources(build: &mut cc::Build, libtorch: &Path) {
     let site = libtorch.parent().unwrap_or(libtorch);
-    build.file("cpp/nccl.cc").define("USE_C10D_NCCL", None);
+    build
+        .file("cpp/nccl.cc")
+        .define("USE_C10D_NCCL", None)
+        .flag("-Wno-interference-size");
     for folder in [
         "nvidia/cu13/include",
         "nvidia/nccl/include",

@@ -24,6 +24,19 @@ impl Default for BucketLimits {
     }
 }
 
+impl BucketLimits {
+    /// The same limits for a model whose gradients are `total` bytes: none holds more than a
+    /// sixteenth, so that what can only leave when backward has ended is little. Never less than
+    /// the first bucket's.
+    pub fn for_total(self, total: u64) -> BucketLimits {
+        const MOST_BUCKETS: u64 = 16;
+        BucketLimits {
+            rest: self.rest.min((total / MOST_BUCKETS).max(self.first)),
+            ..self
+        }
+    }
+}
+
 /// Packs gradients, given in the order in which they become ready, into buckets of one type each.
 ///
 /// A bucket is closed by the gradient that brings it to its limit, so every bucket but the last of a
@@ -86,6 +99,14 @@ mod tests {
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..gradients.len()).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_small_model_has_small_buckets_and_a_large_one_the_limit() {
+        let limits = BucketLimits::default();
+        assert_eq!(limits.for_total(4 << 20).rest, 1 << 20);
+        assert_eq!(limits.for_total(160 << 20).rest, 10 << 20);
+        assert_eq!(limits.for_total(1 << 40).rest, 25 << 20);
     }
 
     #[test]

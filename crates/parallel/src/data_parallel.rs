@@ -62,6 +62,14 @@ impl<M: Model> DataParallel<M> {
         &self.model
     }
 
+    /// Leaves every parameter without a gradient, ready for the next step.
+    pub fn zero_grad(&self) -> Result<()> {
+        for parameter in &self.parameters {
+            autograd::clear_grad(parameter.tensor())?;
+        }
+        Ok(())
+    }
+
     /// Runs forward and backward on all replicas. Returns the mean loss over the batch; the gradients
     /// of that mean are on the model.
     pub fn step(&self, inputs: &Tensor, targets: &Tensor, step: u64) -> Result<Tensor> {

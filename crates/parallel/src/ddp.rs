@@ -131,7 +131,7 @@ impl<M: Model> Ddp<M> {
             run.backward(loss)?;
             return Ok(Vec::new());
         };
-        lock(reducer).begin(sync == Sync::Reduce);
+        lock(reducer).begin(sync == Sync::Reduce)?;
         run.backward(loss)?;
         if sync == Sync::Accumulate {
             return Ok(Vec::new());

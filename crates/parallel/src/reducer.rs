@@ -58,7 +58,10 @@ impl Reducer {
         let mut slots: Vec<Slot> = Vec::with_capacity(leaves.len());
         let mut order = vec![0; leaves.len()];
         let mut buckets = Vec::new();
-        for members in assign_buckets(&sizes, plan.limits) {
+        let limits = plan
+            .limits
+            .for_total(sizes.iter().map(|(_, bytes)| bytes).sum());
+        for members in assign_buckets(&sizes, limits) {
             let tensors: Vec<&Tensor> = members.iter().map(|&i| leaves[i].tensor()).collect();
             let (buffer, views) = flat_buffer(&tensors)?;
             for (&member, view) in members.iter().zip(views) {
@@ -117,7 +120,11 @@ impl Reducer {
     }
 
     /// A backward pass is about to begin.
-    pub(crate) fn begin(&mut self, reducing: bool) {
+    pub(crate) fn begin(&mut self, reducing: bool) -> Result<()> {
+        // What a pass that failed left under way must not be taken for this one's.
+        for reduction in std::mem::take(&mut self.under_way) {
+            reduction.finish()?;
+        }
         self.reducing = reducing;
         for slot in &mut self.slots {
             slot.ready = false;
@@ -125,6 +132,7 @@ impl Reducer {
         for bucket in &mut self.buckets {
             bucket.num_missing = bucket.slots.len();
         }
+        Ok(())
     }
 
     /// A gradient has been accumulated: it moves into its bucket, and the bucket leaves when full.

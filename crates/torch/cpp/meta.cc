@@ -77,6 +77,10 @@ Tensor index_select(const Tensor& self, int64_t dim, const Tensor& index) {
   return at::empty(shape, self.options());
 }
 
+Tensor roll(const Tensor& self, at::IntArrayRef, at::IntArrayRef) {
+  return at::empty(self.sizes(), self.options());
+}
+
 Tensor relu(const Tensor& self) {
   return at::empty_like(self);
 }
@@ -146,6 +150,7 @@ void register_meta_kernels() {
     library->impl("native_dropout", &native_dropout);
     library->impl("native_dropout_backward", &native_dropout_backward);
     library->impl("index_select", &index_select);
+    library->impl("roll", &roll);
     library->impl("relu", &relu);
     library->impl("relu_", &relu_);
     library->impl("convolution", &convolution);

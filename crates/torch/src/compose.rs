@@ -4,13 +4,17 @@
 //! Here every rank sends each peer exactly what that peer needs, at once, and sums what it receives
 //! in rank order: no byte more than the closed form, and a result that does not depend on timing.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cxx::{SharedPtr, UniquePtr};
 use tch::Tensor;
 
 use crate::border::borrow;
 use crate::bridge::ffi;
+use crate::sockets::Sockets;
 
 /// Elements of the flat tensor that rank `index` of `size` reduces: ceil chunks, like `torch.chunk`.
 pub(crate) fn shard(num_elements: i64, index: usize, size: usize) -> Range<i64> {
@@ -27,6 +31,9 @@ pub(crate) fn all_reduce_sends(num_elements: i64, index: usize, size: usize) -> 
     (num_elements - own + (size as i64 - 1) * own) as u64
 }
 
+/// Elements of a piece: a megabyte in single precision, which the cache holds.
+const PIECE: i64 = 1 << 18;
+
 /// Tags of composed collectives lie above those of the user's messages.
 const FIRST_TAG: i32 = 1 << 24;
 const NUM_TAGS: u64 = 1 << 20;
@@ -37,6 +44,7 @@ pub(crate) struct Peers {
     pub index: usize,
     pub size: usize,
     pub sequence: u64,
+    pub sockets: Arc<Sockets>,
 }
 
 // SAFETY: the handle is thread safe (see bridge.rs).
@@ -49,31 +57,27 @@ impl Peers {
     /// Every rank's `tensor` becomes the sum over ranks, times `scale`.
     pub(crate) fn all_reduce(&self, tensor: &Tensor, scale: Option<f64>) -> Result<(), Failed> {
         let flat = tensor.f_view(-1).map_err(words)?;
-        let num_elements = flat.numel() as i64;
-        let part = |index| {
-            let range = shard(num_elements, index, self.size);
-            flat.f_narrow(0, range.start, range.end - range.start)
-                .map_err(words)
-        };
-        let own = part(self.index)?;
-        let incoming = self.scratch(&own)?;
-        let mut first = Vec::new();
-        let mut second = Vec::new();
+        let shard_of = |index| part(&flat, shard(flat.numel() as i64, index, self.size));
+        let shards = (0..self.size)
+            .map(shard_of)
+            .collect::<Result<Vec<_>, _>>()?;
+        let own = &shards[self.index];
+        let num_pieces = self.num_pieces(&shards[0]);
+        let mut answers = Vec::new();
         for peer in self.others() {
-            first.push(self.recv(&incoming[peer], peer, 0)?);
-            // Posted before it can arrive: a peer answers only once it has what we send below, so
-            // this memory has been read by then.
-            second.push(self.recv(&part(peer)?, peer, 1)?);
+            for index in 0..num_pieces {
+                // Posted before it can arrive: a peer answers only once it has what we send it, so
+                // this memory has been read by then.
+                answers.extend(self.recv(&piece(&shards[peer], index)?, peer, 1)?);
+            }
         }
-        for peer in self.others() {
-            first.push(self.send(&part(peer)?, peer, 0)?);
-        }
-        wait_all(first)?;
-        self.sum_in_rank_order(&own, &own, incoming, scale)?;
-        for peer in self.others() {
-            second.push(self.send(&own, peer, 1)?);
-        }
-        wait_all(second)
+        self.sum_pieces(&shards, own, num_pieces, scale, |index| {
+            for peer in self.others() {
+                answers.extend(self.send(&piece(own, index)?, peer, 1)?);
+            }
+            Ok(())
+        })?;
+        self.wait_all(answers)
     }
 
     /// `out` becomes this rank's part of the sum over ranks of `input`, times `scale`.
@@ -84,19 +88,63 @@ impl Peers {
         scale: Option<f64>,
     ) -> Result<(), Failed> {
         let rows = input.f_view([self.size as i64, -1]).map_err(words)?;
-        let own = rows.f_get(self.index as i64).map_err(words)?;
-        let incoming = self.scratch(&own)?;
-        let mut posted = Vec::new();
-        for peer in self.others() {
-            posted.push(self.recv(&incoming[peer], peer, 0)?);
-        }
-        for peer in self.others() {
-            let row = rows.f_get(peer as i64).map_err(words)?;
-            posted.push(self.send(&row, peer, 0)?);
-        }
-        wait_all(posted)?;
+        let row = |index: usize| rows.f_get(index as i64).map_err(words);
+        let shards = (0..self.size).map(row).collect::<Result<Vec<_>, _>>()?;
         let out = out.f_view(-1).map_err(words)?;
-        self.sum_in_rank_order(&out, &own, incoming, scale)
+        self.sum_pieces(
+            &shards,
+            &out,
+            self.num_pieces(&shards[0]),
+            scale,
+            |_| Ok(()),
+        )
+    }
+
+    /// Sends every peer its shard, and makes `out` the sum of what comes in with our own, a piece at
+    /// a time: while one is summed the next is on its way, and what is summed is still in the cache.
+    /// `done` is told of every piece of `out` that is complete.
+    fn sum_pieces(
+        &self,
+        shards: &[Tensor],
+        out: &Tensor,
+        num_pieces: i64,
+        scale: Option<f64>,
+        mut done: impl FnMut(i64) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let own = &shards[self.index];
+        let scratch = Scratch::take(own, self.size)?;
+        let start = |index: i64| -> Result<(Vec<Tensor>, Vec<Posted>), Failed> {
+            let incoming = scratch.room(index, piece(own, index)?.numel() as i64)?;
+            let mut posted = Vec::new();
+            for peer in self.others() {
+                posted.extend(self.recv(&incoming[peer], peer, 0)?);
+            }
+            for peer in self.others() {
+                posted.extend(self.send(&piece(&shards[peer], index)?, peer, 0)?);
+            }
+            Ok((incoming, posted))
+        };
+        let mut under_way = Some(start(0)?);
+        for index in 0..num_pieces {
+            let next = match index + 1 < num_pieces {
+                true => Some(start(index + 1)?),
+                false => None,
+            };
+            if let Some((incoming, posted)) = std::mem::replace(&mut under_way, next) {
+                self.wait_all(posted)?;
+                let (out, own) = (piece(out, index)?, piece(own, index)?);
+                self.sum_in_rank_order(&out, &own, incoming, scale)?;
+            }
+            done(index)?;
+        }
+        scratch.give_back();
+        Ok(())
+    }
+
+    /// How many pieces the longest shard has; shorter ones have empty pieces at the end.
+    fn num_pieces(&self, longest: &Tensor) -> i64 {
+        let length = longest.numel() as i64;
+        ((length + PIECE - 1) / PIECE).max(1)
     }
 
     /// `out` becomes every rank's `input`, in rank order.
@@ -105,10 +153,10 @@ impl Peers {
         let row = |index: usize| rows.f_get(index as i64).map_err(words);
         let mut posted = Vec::new();
         for peer in self.others() {
-            posted.push(self.recv(&row(peer)?, peer, 0)?);
+            posted.extend(self.recv(&row(peer)?, peer, 0)?);
         }
         for peer in self.others() {
-            posted.push(self.send(input, peer, 0)?);
+            posted.extend(self.send(input, peer, 0)?);
         }
         // In place when the input already is our row of the output.
         let mut own = row(self.index)?;
@@ -116,23 +164,13 @@ impl Peers {
             own.f_copy_(&input.f_view(-1).map_err(words)?)
                 .map_err(words)?;
         }
-        wait_all(posted)
+        self.wait_all(posted)
     }
 
     /// Peers in the order to talk to them: the next one first, so that not all talk to rank 0 at once.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (index, size) = (self.index, self.size);
         (1..size).map(move |step| (index + step) % size)
-    }
-
-    /// One buffer per rank for what comes in; our own place stays empty.
-    fn scratch(&self, like: &Tensor) -> Result<Vec<Tensor>, Failed> {
-        (0..self.size)
-            .map(|peer| match peer == self.index {
-                true => Ok(Tensor::new()),
-                false => like.f_empty_like().map_err(words),
-            })
-            .collect()
     }
 
     /// `out = scale * sum over ranks`, added in rank order whatever arrived first.
@@ -164,14 +202,39 @@ impl Peers {
         Ok(())
     }
 
-    fn send(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Posted, Failed> {
-        ffi::send(&self.group, borrow(tensor), peer as i32, self.tag(stage))
-            .map_err(|e| e.what().to_owned())
+    fn send(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Option<Posted>, Failed> {
+        self.post(tensor, || {
+            ffi::send(&self.group, borrow(tensor), peer as i32, self.tag(stage))
+        })
     }
 
-    fn recv(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Posted, Failed> {
-        ffi::recv(&self.group, borrow(tensor), peer as i32, self.tag(stage))
-            .map_err(|e| e.what().to_owned())
+    fn recv(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Option<Posted>, Failed> {
+        self.post(tensor, || {
+            ffi::recv(&self.group, borrow(tensor), peer as i32, self.tag(stage))
+        })
+    }
+
+    /// Nothing is sent of an empty piece: both sides know that it is empty.
+    fn post(
+        &self,
+        tensor: &Tensor,
+        start: impl FnOnce() -> Result<Posted, cxx::Exception>,
+    ) -> Result<Option<Posted>, Failed> {
+        match tensor.numel() {
+            0 => Ok(None),
+            _ => start().map(Some).map_err(|e| e.what().to_owned()),
+        }
+    }
+
+    /// Waits for messages; the first that fails ends the others too.
+    fn wait_all(&self, posted: Vec<Posted>) -> Result<(), Failed> {
+        wait_all(posted, || self.leave())
+    }
+
+    /// A collective that failed half way leaves messages behind that would be taken for others:
+    /// the group is of no use any more, and peers are told by closed connections.
+    pub(crate) fn leave(&self) {
+        self.sockets.shut();
     }
 
     fn tag(&self, stage: i32) -> i32 {
@@ -179,9 +242,70 @@ impl Peers {
     }
 }
 
+thread_local! {
+    /// The room of this lane: one buffer per type, large enough for what was needed so far.
+    static ROOM: RefCell<HashMap<i32, Tensor>> = RefCell::default();
+}
+
+/// Room for what comes in, kept from one collective of a lane to the next.
+struct Scratch {
+    buffer: Tensor,
+    length: i64,
+    size: usize,
+}
+
+impl Scratch {
+    /// Room for two pieces of every peer: one being summed, one on its way.
+    fn take(like: &Tensor, size: usize) -> Result<Scratch, Failed> {
+        let length = PIECE.min(like.numel() as i64);
+        let needed = 2 * size as i64 * length;
+        let kept = ROOM.with_borrow_mut(|room| room.remove(&(like.kind() as i32)));
+        let buffer = match kept {
+            Some(buffer) if buffer.numel() as i64 >= needed => buffer,
+            _ => like
+                .f_new_empty([needed], (like.kind(), like.device()))
+                .map_err(words)?,
+        };
+        Ok(Scratch {
+            buffer,
+            length,
+            size,
+        })
+    }
+
+    /// One tensor per rank for piece `index`, of `length` elements each.
+    fn room(&self, index: i64, length: i64) -> Result<Vec<Tensor>, Failed> {
+        let first = (index % 2) * self.size as i64 * self.length;
+        (0..self.size as i64)
+            .map(|peer| {
+                let start = first + peer * self.length;
+                self.buffer.f_narrow(0, start, length).map_err(words)
+            })
+            .collect()
+    }
+
+    fn give_back(self) {
+        let kind = self.buffer.kind() as i32;
+        ROOM.with_borrow_mut(|room| room.insert(kind, self.buffer));
+    }
+}
+
+/// Elements of a flat tensor.
+fn part(flat: &Tensor, range: Range<i64>) -> Result<Tensor, Failed> {
+    flat.f_narrow(0, range.start, range.end - range.start)
+        .map_err(words)
+}
+
+/// Piece `index` of a shard: empty where the shard has ended.
+fn piece(shard: &Tensor, index: i64) -> Result<Tensor, Failed> {
+    let length = shard.numel() as i64;
+    let start = (index * PIECE).min(length);
+    part(shard, start..(start + PIECE).min(length))
+}
+
 /// Waits for every message, so that none is still under way when memory is reused, and then reports
-/// the first failure.
-pub(crate) fn wait_all(posted: Vec<Posted>) -> Result<(), Failed> {
+/// the first failure. `on_failure` runs as soon as that is seen, so that the rest need not be long.
+pub(crate) fn wait_all(posted: Vec<Posted>, on_failure: impl Fn()) -> Result<(), Failed> {
     let mut outcome = Ok(());
     for work in &posted {
         if let Some(work) = work.as_ref()
@@ -189,6 +313,7 @@ pub(crate) fn wait_all(posted: Vec<Posted>) -> Result<(), Failed> {
             && outcome.is_ok()
         {
             outcome = Err(e.what().to_owned());
+            on_failure();
         }
     }
     outcome

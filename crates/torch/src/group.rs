@@ -85,7 +85,7 @@ pub(crate) enum Engine {
 pub(crate) struct Gloo {
     pub handle: SharedPtr<ffi::GroupHandle>,
     pub lane: Lane,
-    pub sockets: Sockets,
+    pub sockets: Arc<Sockets>,
 }
 
 // SAFETY: process groups are thread safe (see bridge.rs); a SharedPtr's count is atomic.
@@ -451,10 +451,11 @@ impl Group {
             Engine::Fake => Ok(self.work(State::Done, call)),
             Engine::Gloo(gloo) => {
                 let handle = Shared(gloo.handle.clone());
+                let sockets = Arc::clone(&gloo.sockets);
                 let task: Task = Box::new(move || {
                     let handle = handle;
                     let work = start(&handle.0).map_err(|e| e.what().to_owned())?;
-                    compose::wait_all(vec![work])
+                    compose::wait_all(vec![work], || sockets.shut())
                 });
                 Ok(self.work(State::Lane(gloo.lane.run(task)), call))
             }
@@ -485,8 +486,15 @@ impl Group {
             index: self.index(),
             size: self.size(),
             sequence: self.0.sequence.load(Ordering::Relaxed),
+            sockets: Arc::clone(&gloo.sockets),
         };
-        let task: Task = Box::new(move || run(&peers));
+        let task: Task = Box::new(move || {
+            let outcome = run(&peers);
+            if outcome.is_err() {
+                peers.leave();
+            }
+            outcome
+        });
         Ok(self.work(State::Lane(gloo.lane.run(task)), call))
     }
 
@@ -536,9 +544,14 @@ impl Group {
             _ => operand,
         };
         // Gloo's trees: what leaves the root, or goes to it, is counted where it is sent from.
-        let sent = match kind.sends(root == self.index()) {
-            true => sent_bytes(kind, self.size(), payload),
-            false => 0,
+        let is_root = root == self.index();
+        let sent = match kind {
+            // A ring in which the root takes part, and then everybody's share to the root.
+            CollectiveKind::Reduce if is_root => {
+                sent_bytes(CollectiveKind::ReduceScatter, self.size(), payload)
+            }
+            _ if kind.sends(is_root) => sent_bytes(kind, self.size(), payload),
+            _ => 0,
         };
         let call = self.call(kind, purpose, operands, payload, sent);
         self.check(

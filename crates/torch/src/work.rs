@@ -97,7 +97,7 @@ impl Pending {
                 (progress.started_ns, progress.ended_ns, result)
             }
             State::Posted(works, tensors) => {
-                let result = wait_all(works);
+                let result = wait_all(works, || {});
                 drop(tensors);
                 (0, self.ledger.now_ns(), result)
             }

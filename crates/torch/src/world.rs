@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::UdpSocket;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use trainyard_mesh::{AxisSet, Mesh};
@@ -231,7 +231,7 @@ impl World {
                 Ok(Engine::Gloo(Gloo {
                     handle,
                     lane,
-                    sockets,
+                    sockets: Arc::new(sockets),
                 }))
             }
             Backend::Nccl => ffi::nccl_group(store.raw(), index, size, millis(timeout))

@@ -224,6 +224,16 @@ fn rectifiers_go_forward_and_backward_and_in_place() {
 }
 
 #[test]
+fn rolling_makes_a_contiguous_copy() {
+    let x = leaf(&[4, 6, 8]);
+    let swapped = |x: &Tensor| x.transpose(0, 1).roll(4, -1);
+    let real = swapped(&wave(&[4, 6, 8], 0.0));
+    let out = swapped(&x);
+    assert_eq!((out.size(), out.stride()), (real.size(), real.stride()));
+    assert_gradients(&out, &[&x]);
+}
+
+#[test]
 fn zeros_are_made_where_another_tensor_is() {
     let like = meta::empty(&[2], Kind::BFloat16).unwrap();
     let made = meta::new_zeros(&like, &[3, 4]).unwrap();

@@ -1,7 +1,7 @@
 //! One optimiser step: forward, backward, clip, update.
 
 use tch::{Kind, Tensor};
-use trainyard_config::{Batching, Config};
+use trainyard_config::{Batching, Config, ModelSpec};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Module, Parameter, Place};
@@ -30,14 +30,15 @@ pub struct Trainer {
     data_group: Group,
     ledger: Ledger,
     batching: Batching,
+    /// Targets of a step when every place holds one. From the config alone, because all ranks must
+    /// divide by the same number, whatever batches they are given.
+    nominal: f64,
     is_dry_run: bool,
     step: u64,
 }
 
 /// The global number of targets on its way.
 struct Counting {
-    /// What it is when every place holds a target: the same on all ranks without asking.
-    nominal: f64,
     count: Tensor,
     work: Work,
 }
@@ -81,6 +82,10 @@ impl Trainer {
             optimizer: optimizer::build(&config.optimizer, parameters.clone()),
             schedule: Schedule::from_config(config, batching.global),
             max_norm: config.training.max_norm,
+            nominal: match config.model.resolve()? {
+                ModelSpec::Llama(_) => batching.global * config.training.seq_len,
+                ModelSpec::Cnn => batching.global,
+            } as f64,
             is_dry_run: world.is_fake(),
             ledger: world.ledger().clone(),
             model,
@@ -96,7 +101,7 @@ impl Trainer {
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
         let counting = self.start_counting(microbatches)?;
-        let nominal = counting.nominal;
+        let nominal = self.nominal;
         let loss_part = memory::scope(MemoryKind::Activation, || {
             self.forward_backward(microbatches, nominal)
         })?;
@@ -156,11 +161,9 @@ impl Trainer {
     /// Targets in the global batch: each rank's own count, summed, so that ranks may differ.
     fn start_counting(&self, batches: &[Batch]) -> Result<Counting> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
-        let places: usize = batches.iter().map(|batch| batch.targets.numel()).sum();
-        let ranks = self.data_group.size();
         // Where nothing is sent, every rank is taken to be like this one.
         let own = if self.is_dry_run {
-            own * ranks as i64
+            own * self.data_group.size() as i64
         } else {
             own
         };
@@ -168,11 +171,7 @@ impl Trainer {
         let work = self
             .data_group
             .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
-        Ok(Counting {
-            nominal: (places * ranks) as f64,
-            count,
-            work,
-        })
+        Ok(Counting { count, work })
     }
 
     /// The mean loss over the global batch, from every rank's part.

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// sent against the closed form. Exits with 1 when something differs.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard verify CONFIG.toml --nproc N [--json] [--shrink] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard verify CONFIG.toml --nproc N [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
     after_help = "Examples:\n  \
     trainyard verify configs/llama-tiny.toml --nproc 2\n  \
     trainyard verify configs/llama3-70b.toml --nproc 4 --shrink --json"
@@ -23,12 +23,18 @@ pub struct Verify {
     /// How many local ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     nproc: u64,
+    /// Steps to compare
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    steps: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
     /// Verify a copy of the config scaled down to fit this machine
     #[arg(long)]
     shrink: bool,
+    /// Break the strategy on purpose, to see that it is noticed: `unreduced-gradient`
+    #[arg(long, hide = true)]
+    sabotage: Option<String>,
 }
 
 impl Verify {

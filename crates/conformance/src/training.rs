@@ -1,0 +1,245 @@
+//! A config trained step by step, and everything about it that can be compared.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+use trainyard_config::{Config, Dtype};
+use trainyard_data::{Batch, Sampler, Source, collate};
+use trainyard_nn::{Module, Parameter, Place};
+use trainyard_parallel::DdpOptions;
+use trainyard_torch::World;
+use trainyard_trace::{Ledger, Totals};
+use trainyard_train::{Result, StepOutcome, Trainer, build};
+
+/// A Llama small enough that a step takes milliseconds, with every part a large one has. Its batch
+/// of 24 can be divided over 2, 3 and 4 ranks with 1 and with 2 micro-batches each.
+pub fn little_llama(dtype: Dtype) -> Config {
+    let text = "
+        [model]
+        name = 'llama'
+        flavor = 'tiny'
+        num_hidden_layers = 2
+        hidden_size = 64
+        num_attention_heads = 4
+        num_key_value_heads = 2
+        intermediate_size = 96
+        vocab_size = 128
+        [training]
+        local_batch_size = 24
+        global_batch_size = 24
+        seq_len = 32
+        steps = 20
+        [optimizer]
+        lr = 3e-3
+        [lr_scheduler]
+        warmup_steps = 4
+    ";
+    let mut config = Config::parse(text, &[]).expect("the config above is right");
+    config.training.dtype = dtype;
+    config
+}
+
+/// The same job on `num_ranks` ranks, each with `num_microbatches` a step.
+pub fn divided(config: &Config, num_ranks: usize, num_microbatches: usize) -> Config {
+    let mut config = config.clone();
+    let global = config.training.global_batch_size.unwrap_or(1);
+    config.training.local_batch_size = global / num_ranks / num_microbatches;
+    config
+}
+
+/// A job on this rank, to be stepped by hand.
+pub struct Session {
+    /// What takes the steps.
+    pub trainer: Trainer,
+    sampler: Sampler,
+    source: Arc<dyn Source>,
+}
+
+impl Session {
+    /// The job a config describes.
+    pub fn new(config: &Config, world: &World) -> Result<Session> {
+        Session::with_options(config, world, build::ddp_options(config))
+    }
+
+    /// The same with another way of reducing gradients.
+    pub fn with_options(config: &Config, world: &World, options: DdpOptions) -> Result<Session> {
+        let trainer = Trainer::with_options(config, world, Place::Cpu, options)?;
+        let batching = *trainer.batching();
+        Ok(Session {
+            sampler: Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?,
+            source: build::source(config, false)?,
+            trainer,
+        })
+    }
+
+    /// The next step.
+    pub fn step(&mut self) -> Result<StepOutcome> {
+        let batches = self.batches()?;
+        self.trainer.step(&batches)
+    }
+
+    /// This rank's micro-batches of the next step.
+    pub fn batches(&self) -> Result<Vec<Batch>> {
+        let step = self.trainer.steps_taken();
+        let rank = self.trainer.data_group().index() as u64;
+        (0..self.sampler.num_microbatches())
+            .map(|microbatch| {
+                let samples = self
+                    .sampler
+                    .positions(step, microbatch, rank)?
+                    .map(|index| self.source.sample(index))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Ok(collate(&samples, Device::Cpu)?)
+            })
+            .collect()
+    }
+}
+
+/// What a run left behind.
+pub struct Trained {
+    /// Mean loss over the global batch, per step.
+    pub losses: Vec<f64>,
+    /// Norm of the global gradient, per step.
+    pub grad_norms: Vec<f64>,
+    /// Every parameter after the last step.
+    pub parameters: BTreeMap<String, Tensor>,
+    /// What the ledger counted over all steps, and nothing of the preparations.
+    pub totals: Totals,
+    /// Bytes the kernel counted as sent meanwhile.
+    pub wire_sent: u64,
+}
+
+/// Trains for `config.training.steps` steps.
+pub fn train(config: &Config, world: &World) -> Result<Trained> {
+    finish(Session::new(config, world)?, config, world)
+}
+
+/// The same job on this rank alone.
+pub fn reference(config: &Config) -> Result<Trained> {
+    train(&divided(config, 1, 1), &World::alone(Ledger::new(0))?)
+}
+
+/// Takes all steps of a session.
+pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Trained> {
+    let group = session.trainer.data_group().clone();
+    group.barrier()?.wait()?;
+    let (before, wire_before) = (world.ledger().totals(), group.wire_bytes());
+    let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
+    for _ in 0..config.training.steps {
+        let outcome = session.step()?;
+        losses.push(session.trainer.global_loss(&outcome.loss_part)?);
+        grad_norms.push(f64::try_from(&outcome.grad_norm)?);
+    }
+    let totals = world.ledger().totals() - before;
+    group.barrier()?.wait()?;
+    Ok(Trained {
+        losses,
+        grad_norms,
+        parameters: values(&session.trainer.model().parameters()),
+        totals,
+        wire_sent: group.wire_bytes().sent - wire_before.sent,
+    })
+}
+
+/// A copy of every parameter, by name.
+pub fn values(parameters: &[Parameter]) -> BTreeMap<String, Tensor> {
+    parameters
+        .iter()
+        .map(|p| (p.name().to_owned(), p.tensor().detach().copy()))
+        .collect()
+}
+
+/// How close is equal.
+#[derive(Debug, Clone, Copy)]
+pub struct Tolerance {
+    /// Losses, relative.
+    pub losses: f64,
+    /// Gradient norms, relative.
+    pub grad_norms: f64,
+    /// Parameters: by largest element in fp64, by norm otherwise.
+    pub parameters: f64,
+}
+
+impl Tolerance {
+    /// What the project allows a strategy in this type.
+    pub fn of(dtype: Dtype) -> Tolerance {
+        let all = |bound| Tolerance {
+            losses: bound,
+            grad_norms: bound,
+            parameters: bound,
+        };
+        match dtype {
+            Dtype::Float64 => all(1e-9),
+            Dtype::Float32 => all(1e-5),
+            Dtype::Bfloat16 => all(2e-2),
+        }
+    }
+}
+
+impl Trained {
+    /// Panics where this run differs from `reference` by more than the tolerance.
+    pub fn assert_agrees(&self, reference: &Trained, tolerance: Tolerance) {
+        assert_close("loss", &self.losses, &reference.losses, tolerance.losses);
+        let (found, expected) = (&self.grad_norms, &reference.grad_norms);
+        assert_close("gradient norm", found, expected, tolerance.grad_norms);
+        let names = |run: &Trained| run.parameters.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(self), names(reference));
+        for (name, expected) in &reference.parameters {
+            let difference = distance(&self.parameters[name], expected);
+            let allowed = tolerance.parameters;
+            assert!(
+                difference <= allowed,
+                "{name} differs by {difference:e} > {allowed:e}"
+            );
+        }
+    }
+
+    /// Everything about the run in a form that ranks can compare bit by bit.
+    pub fn fingerprint(&self) -> Vec<u64> {
+        let bits = self
+            .losses
+            .iter()
+            .chain(&self.grad_norms)
+            .map(|x| x.to_bits());
+        bits.chain(self.parameters.values().map(fingerprint))
+            .collect()
+    }
+}
+
+/// Panics where a number differs from what is expected by more than a share of it.
+pub fn assert_close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
+    assert_eq!(found.len(), expected.len(), "number of {what}s");
+    for (index, (f, e)) in found.iter().zip(expected).enumerate() {
+        let difference = (f - e).abs() / e.abs().max(f64::MIN_POSITIVE);
+        // Written so that a NaN is not close.
+        let close = difference <= allowed;
+        assert!(
+            close,
+            "{what} {index} is {f}, not {e}: off by {difference:e} > {allowed:e}"
+        );
+    }
+}
+
+/// The relative distance of two tensors: by largest element in fp64, by norm otherwise.
+pub fn distance(found: &Tensor, expected: &Tensor) -> f64 {
+    let by_element = expected.kind() == Kind::Double;
+    let size = |t: &Tensor| match by_element {
+        true => t.abs().max().double_value(&[]),
+        false => t.norm().double_value(&[]),
+    };
+    let expected = expected.to_kind(Kind::Double);
+    let difference = found.to_kind(Kind::Double) - &expected;
+    size(&difference) / size(&expected).max(f64::MIN_POSITIVE)
+}
+
+/// A number that differs when any bit of a tensor does.
+pub fn fingerprint(tensor: &Tensor) -> u64 {
+    let num_elements = tensor.numel();
+    let mut bytes = vec![0u8; num_elements * tensor.kind().elt_size_in_bytes()];
+    tensor.contiguous().copy_data_u8(&mut bytes, num_elements);
+    let mut hasher = DefaultHasher::new();
+    (tensor.size(), bytes).hash(&mut hasher);
+    hasher.finish()
+}

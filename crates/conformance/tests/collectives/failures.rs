@@ -1,0 +1,339 @@
+//! What goes wrong: operands that do not fit, peers that do not come, and ranks that must leave.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tch::{Kind, Tensor};
+use trainyard_conformance::{Case, Outcome, Rank};
+use trainyard_mesh::{Axis, Mesh};
+use trainyard_torch::{Cause, CommunicationError, Group, ReduceOp, Result, TorchError, Work};
+use trainyard_trace::{CollectiveKind, Ledger, Purpose};
+
+use crate::pattern::{assert_same, room, whole};
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "wrong_operands_are_refused_with_who_and_what",
+        run: wrong_operands,
+    },
+    Case {
+        name: "types_that_differ_are_refused",
+        run: wrong_types,
+    },
+    Case {
+        name: "a_rank_told_to_leave_an_all_reduce_leaves",
+        run: leave_all_reduce,
+    },
+    Case {
+        name: "a_rank_told_to_leave_the_backends_own_all_reduce_leaves",
+        run: leave_native,
+    },
+    Case {
+        name: "a_rank_told_to_leave_a_message_leaves",
+        run: leave_message,
+    },
+    Case {
+        name: "a_rank_told_to_leave_a_barrier_leaves",
+        run: leave_barrier,
+    },
+    Case {
+        name: "an_aborted_group_refuses_to_go_on",
+        run: after_abort,
+    },
+    Case {
+        name: "a_missing_peer_times_out",
+        run: timeout,
+    },
+    Case {
+        name: "a_missing_peer_of_a_message_times_out",
+        run: message_timeout,
+    },
+    Case {
+        name: "a_peer_that_leaves_is_noticed",
+        run: lost_peer,
+    },
+    Case {
+        name: "work_nobody_waits_for_ends_by_itself",
+        run: forgotten_work,
+    },
+];
+
+const PURPOSE: Purpose = Purpose::Activation;
+
+/// How soon a rank must be out.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Much longer than any of these cases, so that nothing here ends by timing out.
+const LONG: Duration = Duration::from_secs(60);
+
+fn failure<T>(result: Result<T>) -> CommunicationError {
+    match result {
+        Err(TorchError::Communication(error)) => *error,
+        Err(other) => panic!("not an error of communication: {other}"),
+        Ok(_) => panic!("it was accepted"),
+    }
+}
+
+fn world_of(rank: &Rank, timeout: Duration) -> Result<Group> {
+    let mesh = Mesh::new(&[(Axis::DpReplicate, rank.size())])?;
+    rank.join(mesh, Ledger::new(rank.index()), timeout)?
+        .everyone()
+}
+
+fn wrong_operands(rank: &Rank) -> Outcome {
+    let group = rank.world()?.everyone()?;
+    let size = rank.size() as i64;
+    group.barrier()?.wait()?;
+    let (five, wrong) = (room(5, Kind::Float), room(5 * size + 1, Kind::Float));
+    let slanted = Tensor::zeros([4, 6], (Kind::Float, tch::Device::Cpu)).transpose(0, 1);
+    let splits = vec![1; rank.size()];
+    use CollectiveKind as K;
+    let refused: Vec<(CollectiveKind, Result<Work>)> = vec![
+        (K::AllGather, group.all_gather(&wrong, &five, PURPOSE)),
+        (
+            K::ReduceScatter,
+            group.reduce_scatter(&five, &wrong, ReduceOp::Sum, PURPOSE),
+        ),
+        (
+            K::AllToAll,
+            group.all_to_all(&five, &five, &splits, &splits, PURPOSE),
+        ),
+        (
+            K::AllToAll,
+            group.all_to_all(&five, &five, &[5], &[5], PURPOSE),
+        ),
+        (K::Broadcast, group.broadcast(&five, rank.size(), PURPOSE)),
+        (
+            K::Reduce,
+            group.reduce(&five, rank.size(), ReduceOp::Sum, PURPOSE),
+        ),
+        (K::Gather, group.gather(&[five.copy()], &five, 0, PURPOSE)),
+        (K::Scatter, group.scatter(&five, &[five.copy()], 0, PURPOSE)),
+        (
+            K::AllReduce,
+            group.all_reduce(&slanted, ReduceOp::Sum, PURPOSE),
+        ),
+        (
+            K::AllReduce,
+            group.all_reduce(&slanted, ReduceOp::Max, PURPOSE),
+        ),
+        (K::Send, group.send(&five, rank.index(), 0, PURPOSE)),
+        (K::Recv, group.recv(&five, rank.size(), 0, PURPOSE)),
+    ];
+    for (kind, result) in refused {
+        let error = failure(result);
+        assert!(matches!(error.cause, Cause::Operands(_)), "{kind}: {error}");
+        // Messages are counted apart: one barrier was held, and no message was sent.
+        let sequence = u64::from(!matches!(kind, K::Send | K::Recv));
+        assert_eq!(
+            (error.rank, error.kind, error.sequence),
+            (rank.index(), kind, sequence)
+        );
+        assert_eq!(
+            (error.group.as_str(), error.group_size),
+            ("dp_replicate", rank.size())
+        );
+        let text = error.to_string();
+        let who = format!(
+            "rank {}: {kind} #{sequence} in group dp_replicate",
+            rank.index()
+        );
+        assert!(text.starts_with(&who) && text.contains("Float["), "{text}");
+    }
+    still_works(rank, &group)
+}
+
+/// Sizes that fit and types that do not: as dangerous, since bytes would be read as what they are not.
+fn wrong_types(rank: &Rank) -> Outcome {
+    let group = rank.world()?.everyone()?;
+    let size = rank.size() as i64;
+    let (single, double) = (room(5, Kind::Float), room(5, Kind::Double));
+    let (singles, doubles) = (room(5 * size, Kind::Float), room(5 * size, Kind::Double));
+    let splits = vec![5; rank.size()];
+    let (rooms, roots): (Vec<Tensor>, _) = match rank.index() {
+        0 => ((0..size).map(|_| double.copy()).collect(), 0),
+        _ => (Vec::new(), 0),
+    };
+    let mut refused = vec![
+        group.all_gather(&singles, &double, PURPOSE),
+        group.reduce_scatter(&single, &doubles, ReduceOp::Sum, PURPOSE),
+        group.all_to_all(&singles, &doubles, &splits, &splits, PURPOSE),
+    ];
+    if rank.index() == 0 {
+        refused.push(group.gather(&rooms, &single, roots, PURPOSE));
+        refused.push(group.scatter(&single, &rooms, roots, PURPOSE));
+    }
+    for result in refused {
+        let error = failure(result);
+        assert!(matches!(error.cause, Cause::Operands(_)), "{error}");
+    }
+    still_works(rank, &group)
+}
+
+fn still_works(rank: &Rank, group: &Group) -> Outcome {
+    let tensor = whole(rank.index(), 7, Kind::Int64);
+    group.all_reduce(&tensor, ReduceOp::Max, PURPOSE)?.wait()?;
+    assert_same(
+        &tensor,
+        &whole(rank.size() - 1, 7, Kind::Int64),
+        "afterwards",
+    );
+    Ok(())
+}
+
+/// Rank 0 waits in something nobody else joins, and another of its threads tells it to leave.
+fn leave(rank: &Rank, start: impl Fn(&Group) -> Result<Work>) -> Outcome {
+    let group = world_of(rank, LONG)?;
+    group.barrier()?.wait()?;
+    if rank.index() == 0 {
+        let work = start(&group)?;
+        let other = group.clone();
+        let aborting = thread::spawn(move || {
+            // So that the other thread is deep in the backend; it must leave from anywhere else too.
+            thread::sleep(Duration::from_millis(200));
+            let told = Instant::now();
+            other.abort();
+            told
+        });
+        let error = failure(work.wait());
+        let told = aborting
+            .join()
+            .map_err(|_| "the aborting thread panicked")?;
+        let took = told.elapsed();
+        assert!(took < AT_ONCE, "left {took:?} after it was told to");
+        assert_eq!(error.cause, Cause::Aborted, "{error}");
+    }
+    rank.meet()?;
+    if rank.index() != 0 {
+        // Whoever comes later finds a peer gone and does not wait for it.
+        let came = Instant::now();
+        let tensor = whole(rank.index(), 64, Kind::Float);
+        let error = failure(
+            group
+                .all_reduce(&tensor, ReduceOp::Sum, PURPOSE)
+                .and_then(Work::wait),
+        );
+        assert!(
+            came.elapsed() < AT_ONCE,
+            "noticed after {:?}: {error}",
+            came.elapsed()
+        );
+        assert!(matches!(error.cause, Cause::PeerLost(_)), "{error}");
+    }
+    rank.meet()?;
+    Ok(())
+}
+
+fn leave_all_reduce(rank: &Rank) -> Outcome {
+    leave(rank, |group| {
+        group.all_reduce(&room(1001, Kind::Float), ReduceOp::Sum, PURPOSE)
+    })
+}
+
+fn leave_native(rank: &Rank) -> Outcome {
+    leave(rank, |group| {
+        group.all_reduce(&room(1001, Kind::Float), ReduceOp::Max, PURPOSE)
+    })
+}
+
+fn leave_message(rank: &Rank) -> Outcome {
+    leave(rank, |group| {
+        group.recv(&room(1001, Kind::Float), 1, 0, PURPOSE)
+    })
+}
+
+fn leave_barrier(rank: &Rank) -> Outcome {
+    leave(rank, Group::barrier)
+}
+
+fn after_abort(rank: &Rank) -> Outcome {
+    let group = world_of(rank, LONG)?;
+    group.barrier()?.wait()?;
+    rank.meet()?;
+    group.abort();
+    let came = Instant::now();
+    for _ in 0..3 {
+        let tensor = whole(rank.index(), 64, Kind::Float);
+        let error = failure(
+            group
+                .all_reduce(&tensor, ReduceOp::Sum, PURPOSE)
+                .and_then(Work::wait),
+        );
+        assert_eq!(error.cause, Cause::Aborted, "{error}");
+    }
+    assert!(
+        came.elapsed() < AT_ONCE,
+        "refused after {:?}",
+        came.elapsed()
+    );
+    rank.meet()?;
+    Ok(())
+}
+
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Rank 0 waits for a peer that never comes.
+fn wait_in_vain(rank: &Rank, start: impl Fn(&Group) -> Result<Work>) -> Outcome {
+    let group = world_of(rank, SHORT)?;
+    group.barrier()?.wait()?;
+    if rank.index() == 0 {
+        let came = Instant::now();
+        let error = failure(start(&group).and_then(Work::wait));
+        let took = came.elapsed();
+        assert!(matches!(error.cause, Cause::Timeout(_)), "{error}");
+        assert!(
+            took >= SHORT / 2 && took < 2 * SHORT,
+            "gave up after {took:?}"
+        );
+    }
+    rank.meet()?;
+    Ok(())
+}
+
+fn timeout(rank: &Rank) -> Outcome {
+    wait_in_vain(rank, |group| {
+        group.all_reduce(&room(1001, Kind::Float), ReduceOp::Sum, PURPOSE)
+    })
+}
+
+fn message_timeout(rank: &Rank) -> Outcome {
+    wait_in_vain(rank, |group| {
+        group.recv(&room(1001, Kind::Float), 1, 0, PURPOSE)
+    })
+}
+
+/// A rank drops its world, as one that fails does; the others must not wait for the timeout.
+fn lost_peer(rank: &Rank) -> Outcome {
+    let group = world_of(rank, LONG)?;
+    group.barrier()?.wait()?;
+    if rank.index() + 1 == rank.size() {
+        group.abort();
+    } else {
+        let came = Instant::now();
+        let tensor = whole(rank.index(), 1001, Kind::Float);
+        let error = failure(
+            group
+                .all_reduce(&tensor, ReduceOp::Sum, PURPOSE)
+                .and_then(Work::wait),
+        );
+        assert!(matches!(error.cause, Cause::PeerLost(_)), "{error}");
+        assert!(
+            came.elapsed() < AT_ONCE,
+            "noticed after {:?}",
+            came.elapsed()
+        );
+    }
+    rank.meet()?;
+    Ok(())
+}
+
+/// Its memory must not be freed under it, and the next collective must not meet it.
+fn forgotten_work(rank: &Rank) -> Outcome {
+    let group = rank.world()?.everyone()?;
+    for _ in 0..5 {
+        let tensor = whole(rank.index(), 100_001, Kind::Float);
+        drop(group.all_reduce(&tensor, ReduceOp::Sum, PURPOSE)?);
+        drop(tensor);
+    }
+    still_works(rank, &group)
+}

@@ -1,0 +1,334 @@
+//! The programs as people use them: verify, dry-run, run, train.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+use trainyard_conformance::in_turn;
+use trainyard_conformance::programs::{find, json, repository, run, told};
+use trainyard_conformance::training::assert_close;
+
+type Test = fn() -> Result<(), Failed>;
+
+fn main() -> ExitCode {
+    let tests: [(&str, Test); 9] = [
+        ("verify_passes", verify_passes),
+        ("verify_notices_an_unreduced_gradient", verify_notices),
+        ("verify_shrinks_a_70b_config", verify_shrinks),
+        ("a_70b_model_is_dry_run_on_this_machine", dry_run_70b),
+        ("a_dry_run_predicts_the_measured_peak", dry_run_predicts),
+        ("training_learns", training_learns),
+        ("a_resumed_run_goes_on_to_the_bit", resume),
+        (
+            "a_checkpoint_fits_another_number_of_ranks",
+            resume_elsewhere,
+        ),
+        ("a_killed_rank_is_named_and_the_others_end", killed_rank),
+    ];
+    in_turn(
+        tests
+            .into_iter()
+            .map(|(name, test)| Trial::test(name, test))
+            .collect(),
+    )
+}
+
+fn trainyard(line: &str) -> Result<Command, Failed> {
+    let mut command = Command::new(find("trainyard")?);
+    command
+        .args(line.split_whitespace())
+        .current_dir(repository("."));
+    Ok(command)
+}
+
+// --- verify -----------------------------------------------------------------------------------
+
+/// The rows of a verification's table, with the types they were compared in.
+fn rows(report: &Value) -> Vec<(String, Value)> {
+    let comparisons = report["comparisons"].as_array().into_iter().flatten();
+    comparisons
+        .flat_map(|comparison| {
+            let types = comparison["types"].as_str().unwrap_or_default().to_owned();
+            let rows = comparison["rows"].as_array().cloned().unwrap_or_default();
+            rows.into_iter().map(move |row| (types.clone(), row))
+        })
+        .collect()
+}
+
+fn is_within(row: &Value) -> bool {
+    row["worst"].as_f64() <= row["allowed"].as_f64() && row["worst"].is_number()
+}
+
+fn assert_passes(output: &Output, types: &[&str]) -> Result<(), Failed> {
+    assert!(output.status.success(), "{}", told(output));
+    let report: Value = json(output)?;
+    assert_eq!(report["passed"], true, "{report}");
+    let rows = rows(&report);
+    for each in types {
+        assert!(
+            rows.iter().filter(|(t, _)| t == each).count() >= 6,
+            "{each} in {report}"
+        );
+    }
+    assert!(rows.iter().all(|(_, row)| is_within(row)), "{report}");
+    Ok(())
+}
+
+fn verify_passes() -> Result<(), Failed> {
+    let output = trainyard("verify configs/llama-tiny.toml --nproc 2 --json")?.output()?;
+    assert_passes(&output, &["float64", "float32"])
+}
+
+fn verify_notices() -> Result<(), Failed> {
+    let line =
+        "verify configs/llama-tiny.toml --nproc 2 --steps 2 --json --sabotage unreduced-gradient";
+    let output = trainyard(line)?.output()?;
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    let report: Value = json(&output)?;
+    assert_eq!(report["passed"], false, "{report}");
+    for types in ["float64", "float32"] {
+        let failed: Vec<Value> = rows(&report)
+            .into_iter()
+            .filter(|(t, row)| t == types && !is_within(row))
+            .map(|(_, row)| row)
+            .collect();
+        let names_a_parameter = |row: &Value| {
+            row["what"]
+                .as_str()
+                .is_some_and(|what| what.contains("parameters"))
+                && row["at"].as_str().is_some_and(|at| at.contains(".weight"))
+        };
+        assert!(failed.iter().any(names_a_parameter), "{types}: {failed:?}");
+    }
+    Ok(())
+}
+
+fn verify_shrinks() -> Result<(), Failed> {
+    let line = "verify configs/llama3-70b.toml --nproc 2 --shrink --json";
+    assert_passes(&trainyard(line)?.output()?, &["float64", "bfloat16"])
+}
+
+// --- dry-run ----------------------------------------------------------------------------------
+
+/// Runs a command to its end; gives the most memory it had resident too.
+fn watched(command: &mut Command) -> Result<(Output, u64), Failed> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let status = PathBuf::from(format!("/proc/{}/status", child.id()));
+    let mut peak = 0;
+    // What it prints fits into a pipe. The kernel keeps the peak, so that looking now and then is
+    // enough; when the process has ended it is gone.
+    while child.try_wait()?.is_none() {
+        peak = peak.max(peak_resident_bytes(&status));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok((child.wait_with_output()?, peak))
+}
+
+fn peak_resident_bytes(status: &Path) -> u64 {
+    let text = fs::read_to_string(status).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn dry_run_70b() -> Result<(), Failed> {
+    let started = Instant::now();
+    let line = "dry-run configs/llama3-70b.toml --world 1024 --json";
+    let (output, peak) = watched(&mut trainyard(line)?)?;
+    let took = started.elapsed();
+    let found: Value = json(&output)?;
+    assert_eq!(found["num_parameters"], 70_553_706_496u64);
+    assert_eq!(found["world_size"], 1024);
+    let gradients = found["collectives"].as_array().into_iter().flatten();
+    let payload: u64 = gradients
+        .filter(|row| row["purpose"] == "gradient")
+        .filter_map(|row| row["payload_bytes"].as_u64())
+        .sum();
+    assert_eq!(payload, 4 * 70_553_706_496);
+    assert!(took < Duration::from_secs(60), "took {took:?}");
+    assert!(peak > 50 << 20, "the peak was not seen: {peak}");
+    assert!(peak < 2 << 30, "{peak} bytes were resident");
+    Ok(())
+}
+
+fn dry_run_predicts() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let config = folder.path().join("small.toml");
+    let text = "[model]\nname = 'llama'\nflavor = 'small'\n\
+        [training]\nlocal_batch_size = 8\nseq_len = 256\nmax_norm = 1.0\n\
+        [optimizer]\nname = 'AdamW'\n";
+    fs::write(&config, text)?;
+    let line = format!("dry-run {} --world 1 --json", config.display());
+    let predicted: Value = json(&run(&mut trainyard(&line)?)?)?;
+    let mut engine = Command::new(find("trainyard-engine")?);
+    engine.args([
+        "bench-step",
+        "--preset",
+        "small",
+        "--strategy",
+        "single",
+        "--observe-memory",
+    ]);
+    let measured: Value = json(&run(engine.args(["--steps", "2", "--warmup", "2"]))?)?;
+    let predicted = predicted["peak_bytes"].as_f64().ok_or("no peak_bytes")?;
+    let measured = measured["peak_allocated_bytes"]
+        .as_f64()
+        .ok_or("no peak_allocated_bytes")?;
+    assert_close("peak", &[predicted], &[measured], 0.02);
+    Ok(())
+}
+
+// --- train ------------------------------------------------------------------------------------
+
+/// One line of `metrics.jsonl`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct Metrics {
+    step: u64,
+    loss: f64,
+    grad_norm: f64,
+    lr: f64,
+}
+
+/// Trains configs/llama-tiny.toml with further keys on `num_ranks` ranks, writing into `folder`.
+fn train(folder: &Path, num_ranks: usize, keys: &str) -> Result<Vec<Metrics>, Failed> {
+    run(train_command(num_ranks, keys)?
+        .arg("--job.dump_folder")
+        .arg(folder))?;
+    let text = fs::read_to_string(folder.join("metrics.jsonl"))?;
+    text.lines()
+        .map(|line| Ok(serde_json::from_str(line)?))
+        .collect()
+}
+
+fn train_command(num_ranks: usize, keys: &str) -> Result<Command, Failed> {
+    let line = format!(
+        "run --standalone --nproc-per-node {num_ranks} -- {} train configs/llama-tiny.toml \
+         --metrics.log_freq 1 --metrics.enable_jsonl true {keys}",
+        find("trainyard")?.display()
+    );
+    trainyard(&line)
+}
+
+fn training_learns() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let metrics = train(folder.path(), 2, "")?;
+    assert_eq!(metrics.len(), 60);
+    let (first, last) = (metrics[0].loss, metrics[59].loss);
+    assert!(last < first - 0.5, "the loss went from {first} to {last}");
+    Ok(())
+}
+
+const SAVING: &str =
+    "--checkpoint.enable true --checkpoint.interval 3 --lr_scheduler.warmup_steps 2";
+
+fn resume() -> Result<(), Failed> {
+    let (whole, halves) = (TempDir::new()?, TempDir::new()?);
+    let expected = train(whole.path(), 2, &format!("{SAVING} --training.steps 6"))?;
+    train(halves.path(), 2, &format!("{SAVING} --training.steps 3"))?;
+    let found = train(halves.path(), 2, &format!("{SAVING} --training.steps 6"))?;
+    let steps: Vec<u64> = found.iter().map(|metrics| metrics.step).collect();
+    assert_eq!(
+        steps,
+        [1, 2, 3, 4, 5, 6],
+        "it did not go on where it had ended"
+    );
+    assert_eq!(found, expected);
+    Ok(())
+}
+
+fn resume_elsewhere() -> Result<(), Failed> {
+    let (whole, halves) = (TempDir::new()?, TempDir::new()?);
+    let expected = train(whole.path(), 2, &format!("{SAVING} --training.steps 6"))?;
+    train(halves.path(), 2, &format!("{SAVING} --training.steps 3"))?;
+    let alone = format!("{SAVING} --training.steps 6 --training.local_batch_size 8");
+    let found = train(halves.path(), 1, &alone)?;
+    let losses = |run: &[Metrics]| run.iter().map(|metrics| metrics.loss).collect::<Vec<_>>();
+    assert_close("loss of step", &losses(&found), &losses(&expected), 1e-5);
+    Ok(())
+}
+
+// --- a rank is killed -------------------------------------------------------------------------
+
+const NUM_RANKS: usize = 3;
+const SOON: Duration = Duration::from_secs(5);
+
+/// The processes with these variables in their environment, zombies aside.
+fn processes(variables: &[&str]) -> Vec<i32> {
+    let has_all = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let found: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        variables
+            .iter()
+            .all(|wanted| found.contains(&wanted.as_bytes()))
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(has_all).collect()
+}
+
+/// Ends a job that a failed test would leave behind.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn killed_rank() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let mark = format!("TRAINYARD_TEST_MARK={}", folder.path().display());
+    let endless = "--training.steps 1000000";
+    let mut command = train_command(NUM_RANKS, endless)?;
+    command
+        .arg("--job.dump_folder")
+        .arg(folder.path())
+        .env("TRAINYARD_TEST_MARK", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut job = Running(command.spawn()?);
+    let mut lines = BufReader::new(job.0.stdout.take().ok_or("no stdout")?).lines();
+    // In the middle of the steps, and by now in no step in particular.
+    let is_third = |line: &str| line.contains("step:") && line.contains(" 3 ");
+    let mut told = lines.by_ref().map_while(Result::ok);
+    assert!(
+        told.any(|line| is_third(&line)),
+        "the job did not get to step 3"
+    );
+
+    let victims = processes(&[&mark, "RANK=1"]);
+    assert_eq!(victims.len(), 1, "processes of rank 1: {victims:?}");
+    let killed = Instant::now();
+    kill_process(Pid::from_raw(victims[0]).ok_or("pid 0")?, Signal::KILL)?;
+    // Whoever still writes holds the pipe open; so this is the end of all of them.
+    lines.for_each(drop);
+    let status = job.0.wait()?;
+    let took = killed.elapsed();
+    assert!(
+        took < SOON,
+        "the job ended {took:?} after rank 1 was killed"
+    );
+    assert_eq!(status.code(), Some(137));
+
+    let mut report = String::new();
+    job.0
+        .stderr
+        .take()
+        .ok_or("no stderr")?
+        .read_to_string(&mut report)?;
+    let first = format!("rank 1 (pid {}) was killed by SIGKILL", victims[0]);
+    assert!(report.contains(&first), "{report}");
+    assert_eq!(processes(&[&mark]), Vec::<i32>::new(), "processes are left");
+    Ok(())
+}
