@@ -1,6 +1,7 @@
 // Observers: every allocation and release on CPU and meta, every operator with its shapes.
 #include <array>
 #include <mutex>
+#include <unordered_map>
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -89,15 +90,14 @@ Counters& counters() {
   return *instance;
 }
 
-// What a block was counted as, to be taken back when it is released.
+// What a block without memory was counted as, to be taken back when it is released.
 struct Block {
-  void* data;
   size_t bytes;
   uint8_t kind;
 };
 
-Block* counted(void* data, size_t bytes) {
-  auto* block = new Block{data, bytes, current_kind};
+Block* counted(size_t bytes) {
+  auto* block = new Block{bytes, current_kind};
   counters().allocated(block->kind, bytes);
   return block;
 }
@@ -105,16 +105,67 @@ Block* counted(void* data, size_t bytes) {
 void release_block(void* context) {
   auto* block = static_cast<Block*>(context);
   counters().released(block->kind, block->bytes);
-  if (block->data != nullptr) {
-    c10::free_cpu(block->data);
-  }
   delete block;
+}
+
+// What CPU memory was counted as, by its address. The address itself must be the context of a DataPtr:
+// some kernels (convolutions) allocate raw memory and have nothing else to release it by.
+class CpuBlocks {
+ public:
+  void enter(void* data, size_t bytes) {
+    auto kind = current_kind;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      blocks_[data] = Held{bytes, kind};
+    }
+    counters().allocated(kind, bytes);
+  }
+
+  void strike(void* data) {
+    Held held{};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = blocks_.find(data);
+      if (found == blocks_.end()) {
+        return; // from before counting began
+      }
+      held = found->second;
+      blocks_.erase(found);
+    }
+    counters().released(held.kind, held.bytes);
+  }
+
+ private:
+  struct Held {
+    size_t bytes;
+    uint8_t kind;
+  };
+  std::mutex mutex_;
+  std::unordered_map<void*, Held> blocks_;
+};
+
+CpuBlocks& cpu_blocks() {
+  static auto* instance = new CpuBlocks();
+  return *instance;
+}
+
+void release_cpu(void* data) {
+  if (data != nullptr) {
+    cpu_blocks().strike(data);
+    c10::free_cpu(data);
+  }
 }
 
 struct ObservedCpu final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* data = c10::alloc_cpu(bytes);
-    return {data, counted(data, bytes), &release_block, c10::Device(c10::kCPU)};
+    if (data != nullptr) {
+      cpu_blocks().enter(data, bytes);
+    }
+    return {data, data, &release_cpu, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release_cpu;
   }
   void copy_data(void* dest, const void* src, std::size_t count) const override {
     default_copy_data(dest, src, count);
@@ -123,7 +174,7 @@ struct ObservedCpu final : c10::Allocator {
 
 struct ObservedMeta final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    return {nullptr, counted(nullptr, bytes), &release_block, c10::Device(c10::kMeta)};
+    return {nullptr, counted(bytes), &release_block, c10::Device(c10::kMeta)};
   }
   void copy_data(void*, const void*, std::size_t) const override {}
 };
