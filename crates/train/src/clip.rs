@@ -1,5 +1,7 @@
-//! Clipping by the norm of all gradients together, without a pass of its own: the norm becomes a
-//! divisor, which the optimiser applies while it reads the gradients anyway.
+//! Clipping by the norm of all gradients together.
+//!
+//! The same operations in the same order as PyTorch's, so that one rank trains to PyTorch's bits.
+//! (Dividing inside the optimiser's kernel would save a pass over the gradients and cost that.)
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
@@ -14,11 +16,7 @@ const EPS: f64 = 1e-6;
 /// The 2-norm of all gradients there are, as one scalar tensor that the host has not read.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
     tch::no_grad(|| {
-        let mut gradients = Vec::with_capacity(parameters.len());
-        for parameter in parameters {
-            let gradient = parameter.tensor().f_grad()?;
-            gradients.extend(gradient.defined().then_some(gradient));
-        }
+        let gradients = gradients(parameters)?;
         if gradients.is_empty() {
             let first = parameters.first().ok_or(TrainError::NoParameters)?;
             return Ok(zero_at(first.tensor())?.f_to_kind(wide(first.kind()))?);
@@ -27,10 +25,32 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
     })
 }
 
-/// What gradients are divided by so that their norm is at most `max_norm`.
-pub fn clip_scale(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
-    let excess = norm.f_add_scalar(EPS)?.f_div_scalar(max_norm)?;
-    Ok(excess.f_clamp_min(1.0)?)
+/// Shortens all gradients together so that their norm, which is `norm`, is at most `max_norm`.
+pub fn clip(parameters: &[Parameter], norm: &Tensor, max_norm: f64) -> Result<()> {
+    let gradients = gradients(parameters)?;
+    let coefficient = clip_coefficient(norm, max_norm)?;
+    Ok(tch::no_grad(|| {
+        kernel::foreach_mul_tensor_(&gradients, &coefficient)
+    })?)
+}
+
+/// What gradients are multiplied by: one where they are short enough.
+fn clip_coefficient(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
+    let coefficient = norm
+        .f_add_scalar(EPS)?
+        .f_reciprocal()?
+        .f_mul_scalar(max_norm)?;
+    Ok(coefficient.f_clamp_max(1.0)?)
+}
+
+/// All gradients there are.
+fn gradients(parameters: &[Parameter]) -> Result<Vec<Tensor>> {
+    let mut gradients = Vec::with_capacity(parameters.len());
+    for parameter in parameters {
+        let gradient = parameter.tensor().f_grad()?;
+        gradients.extend(gradient.defined().then_some(gradient));
+    }
+    Ok(gradients)
 }
 
 /// Scalars as one vector, in the widest of their kinds.
@@ -93,8 +113,8 @@ mod tests {
 
     #[test]
     fn not_a_number_is_not_hidden() {
-        let scale = clip_scale(&Tensor::from(f64::NAN), 1.0).unwrap();
-        assert!(scale.double_value(&[]).is_nan());
+        let coefficient = clip_coefficient(&Tensor::from(f64::NAN), 1.0).unwrap();
+        assert!(coefficient.double_value(&[]).is_nan());
     }
 
     #[test]
@@ -102,9 +122,10 @@ mod tests {
         let leaf = meta::empty(&[1 << 20, 1 << 20], Kind::Float).unwrap();
         let leaf = leaf.set_requires_grad(true);
         (&leaf * 2.0).sum(Kind::Float).backward();
-        let norm = grad_norm(&[Parameter::from_tensor("p", leaf).unwrap()]).unwrap();
-        let scale = clip_scale(&norm, 1.0).unwrap();
-        assert!(meta::is_meta(&scale) && scale.size().is_empty());
+        let parameters = [Parameter::from_tensor("p", leaf).unwrap()];
+        let norm = grad_norm(&parameters).unwrap();
+        clip(&parameters, &norm, 1.0).unwrap();
+        assert!(meta::is_meta(&norm) && norm.size().is_empty());
     }
 
     proptest! {
@@ -120,11 +141,12 @@ mod tests {
                 .collect();
             let expected = gradients.iter().flatten().flatten().map(|g| g * g).sum::<f64>().sqrt();
             let norm = grad_norm(&parameters).unwrap();
-            let scale = clip_scale(&norm, max_norm).unwrap().double_value(&[]);
+            clip(&parameters, &norm, max_norm).unwrap();
+            let clipped = grad_norm(&parameters).unwrap().double_value(&[]);
             let norm = norm.double_value(&[]);
             prop_assert!((norm - expected).abs() <= 1e-12 * expected.max(1.0));
-            prop_assert!(norm / scale <= max_norm);
-            prop_assert!(norm + EPS > max_norm || scale == 1.0);
+            prop_assert!(clipped <= max_norm);
+            prop_assert!(norm + EPS > max_norm || clipped == norm);
         }
     }
 }

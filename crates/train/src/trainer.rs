@@ -10,7 +10,7 @@ use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 
 use crate::build;
-use crate::clip::{clip_scale, grad_norm};
+use crate::clip::{clip, grad_norm};
 use crate::error::Result;
 use crate::optimizer::{self, Optimizer};
 use crate::schedule::Schedule;
@@ -110,14 +110,10 @@ impl Trainer {
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
             let grad_norm = scaled(grad_norm(&self.parameters)?, correction)?;
-            let scale = match self.max_norm > 0.0 {
-                true => Some(scaled(
-                    clip_scale(&grad_norm, self.max_norm)?,
-                    1.0 / correction,
-                )?),
-                false if correction != 1.0 => Some(Tensor::from(1.0 / correction)),
-                false => None,
-            };
+            if self.max_norm > 0.0 {
+                clip(&self.parameters, &grad_norm, self.max_norm)?;
+            }
+            let scale = (correction != 1.0).then(|| Tensor::from(1.0 / correction));
             let learning_rate = self.schedule.lr(self.step);
             self.optimizer.step(learning_rate, scale.as_ref())?;
             self.model.zero_grad()?;
