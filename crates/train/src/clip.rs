@@ -28,6 +28,9 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
 /// Shortens all gradients together so that their norm, which is `norm`, is at most `max_norm`.
 pub fn clip(parameters: &[Parameter], norm: &Tensor, max_norm: f64) -> Result<()> {
     let gradients = gradients(parameters)?;
+    if gradients.is_empty() {
+        return Ok(());
+    }
     let coefficient = clip_coefficient(norm, max_norm)?;
     Ok(tch::no_grad(|| {
         kernel::foreach_mul_tensor_(&gradients, &coefficient)
