@@ -76,6 +76,15 @@ pub enum MeshError {
         /// The axis inside it that cuts flat.
         inner: Axis,
     },
+    /// Two rows, or a row and a flat cut, for one tensor.
+    #[error(
+        "axis {axis} cuts flat what an axis inside it has cut in another way; place both packed in \
+         the same row, or both flat"
+    )]
+    MixedFlat {
+        /// The outer one of the two axes.
+        axis: Axis,
+    },
     /// A tensor with more elements than can be counted.
     #[error("shape {shape:?} has more elements than can be counted; check its dims")]
     TooManyElements {
@@ -89,7 +98,10 @@ pub enum MeshError {
         name: String,
     },
     /// A text that is no placement.
-    #[error("`{text}` is no placement; write replicate, shard(DIM), flat or partial")]
+    #[error(
+        "`{text}` is no placement; write replicate, shard(DIM), flat, \
+         packed(START,TOTAL) or partial"
+    )]
     UnknownPlacement {
         /// The text.
         text: String,

@@ -24,5 +24,5 @@ mod slice;
 pub use axis::{Axis, AxisSet};
 pub use error::MeshError;
 pub use mesh::{Coordinates, Mesh};
-pub use placement::{Dim, Layout, Placement};
+pub use placement::{Dim, Layout, Packed, Placement};
 pub use slice::{Region, Slice, chunk, slice_of};

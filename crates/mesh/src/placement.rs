@@ -20,9 +20,21 @@ impl fmt::Display for Dim {
     }
 }
 
+/// Where a flattened local tensor lies in a row of several that are cut together.
+///
+/// The row is what a unit's parameters are, one after the other: cutting it once, instead of every
+/// parameter, pads once and makes of a gather one message.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
+pub struct Packed {
+    /// Elements of the row before this tensor's first.
+    pub start: usize,
+    /// Elements of the row.
+    pub total: usize,
+}
+
 /// What the ranks along one axis hold of a tensor.
 ///
-/// Written `replicate`, `shard(0)`, `flat`, `partial`.
+/// Written `replicate`, `shard(0)`, `flat`, `packed(128,4096)`, `partial`.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
 pub enum Placement {
     /// Every rank holds the same.
@@ -32,6 +44,9 @@ pub enum Placement {
     Shard(Dim),
     /// Every rank holds an interval of the flattened local tensor.
     Flat,
+    /// Every rank holds a chunk of a row in which the flattened local tensor is one of several. All
+    /// axes that are packed cut the row together, in rank order.
+    Packed(Packed),
     /// Every rank holds a term of a sum that is still to be reduced.
     Partial,
 }
@@ -39,7 +54,10 @@ pub enum Placement {
 impl Placement {
     /// Whether ranks along the axis hold different elements.
     pub const fn is_cut(self) -> bool {
-        matches!(self, Placement::Shard(_) | Placement::Flat)
+        matches!(
+            self,
+            Placement::Shard(_) | Placement::Flat | Placement::Packed(_)
+        )
     }
 }
 
@@ -49,6 +67,9 @@ impl fmt::Display for Placement {
             Placement::Replicate => f.pad("replicate"),
             Placement::Shard(dim) => f.pad(&format!("shard({dim})")),
             Placement::Flat => f.pad("flat"),
+            Placement::Packed(Packed { start, total }) => {
+                f.pad(&format!("packed({start},{total})"))
+            }
             Placement::Partial => f.pad("partial"),
         }
     }
@@ -62,16 +83,27 @@ impl FromStr for Placement {
             "replicate" => Ok(Placement::Replicate),
             "flat" => Ok(Placement::Flat),
             "partial" => Ok(Placement::Partial),
-            _ => text
-                .strip_prefix("shard(")
-                .and_then(|rest| rest.strip_suffix(')'))
+            _ => in_brackets(text, "shard(")
                 .and_then(|dim| dim.parse().ok())
                 .map(|dim| Placement::Shard(Dim(dim)))
+                .or_else(|| packed(in_brackets(text, "packed(")?))
                 .ok_or_else(|| MeshError::UnknownPlacement {
                     text: text.to_owned(),
                 }),
         }
     }
+}
+
+fn in_brackets<'a>(text: &'a str, opening: &str) -> Option<&'a str> {
+    text.strip_prefix(opening)?.strip_suffix(')')
+}
+
+fn packed(numbers: &str) -> Option<Placement> {
+    let (start, total) = numbers.split_once(',')?;
+    Some(Placement::Packed(Packed {
+        start: start.parse().ok()?,
+        total: total.parse().ok()?,
+    }))
 }
 
 impl Serialize for Placement {
@@ -179,12 +211,14 @@ mod tests {
             Placement::Replicate,
             Placement::Shard(Dim(3)),
             Placement::Flat,
+            Placement::Packed(Packed { start: 3, total: 9 }),
             Placement::Partial,
         ] {
             assert_eq!(placement.to_string().parse(), Ok(placement));
         }
         assert!("shard".parse::<Placement>().is_err());
         assert!("shard(x)".parse::<Placement>().is_err());
+        assert!("packed(3)".parse::<Placement>().is_err());
     }
 
     #[test]

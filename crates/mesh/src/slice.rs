@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, Dim, Layout, Mesh, MeshError, Placement};
+use crate::{Axis, Dim, Layout, Mesh, MeshError, Packed, Placement};
 
 /// A box of a tensor: where it starts and how long it is along each dimension.
 #[derive(Clone, Debug, Eq, PartialEq, Hash, Serialize, Deserialize)]
@@ -80,10 +80,18 @@ pub fn slice_of(
         region: Region::whole(shape),
         flat: None,
     };
+    let mut row = None;
+    let (mut num_chunks, mut number) = (1, 0);
     for axis in Axis::ALL.into_iter().rev() {
         let (size, index) = (mesh.size(axis), coordinates.get(axis));
         match layout.get(axis) {
             Placement::Replicate | Placement::Partial => {}
+            Placement::Packed(packed) => {
+                row = Some(packed);
+                // From the inside out, so an outer axis counts for all that is within.
+                number += index * num_chunks;
+                num_chunks *= size;
+            }
             Placement::Shard(Dim(dim)) => {
                 let cut = chunk(slice.region.lengths[dim], size, index);
                 slice.region.offsets[dim] += cut.start;
@@ -96,7 +104,19 @@ pub fn slice_of(
             }
         }
     }
+    if let Some(row) = row {
+        let cut = chunk(row.total, num_chunks, number);
+        slice.flat = Some(row.part(slice.region.num_elements(), cut));
+    }
     Ok(slice)
+}
+
+impl Packed {
+    /// Which of a tensor's `length` elements lie in `cut` of the row.
+    pub fn part(&self, length: usize, cut: Range<usize>) -> Range<usize> {
+        let within = |position: usize| position.saturating_sub(self.start).min(length);
+        within(cut.start)..within(cut.end)
+    }
 }
 
 /// Refuses what no rank could hold. It looks at every axis, also those of size 1, so that a layout
@@ -109,8 +129,18 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
             shape: shape.to_vec(),
         })?;
     let mut flat = None;
+    let mut row: Option<Placement> = None;
     for axis in Axis::ALL.into_iter().rev() {
-        match (layout.get(axis), flat) {
+        let placement = layout.get(axis);
+        let mixes = match placement {
+            Placement::Packed(_) => flat.is_some() && row != Some(placement),
+            Placement::Flat => row.is_some(),
+            _ => false,
+        };
+        if mixes {
+            return Err(MeshError::MixedFlat { axis });
+        }
+        match (placement, flat) {
             (Placement::Shard(dim), _) if dim.0 >= shape.len() => {
                 return Err(MeshError::DimOutside {
                     axis,
@@ -126,6 +156,10 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
                 });
             }
             (Placement::Flat, _) => flat = Some(axis),
+            (Placement::Packed(_), _) => {
+                flat = Some(axis);
+                row = Some(placement);
+            }
             _ => {}
         }
     }
@@ -171,6 +205,48 @@ mod tests {
             }
         );
         assert_eq!(slice.flat, Some(3..6));
+    }
+
+    #[test]
+    fn packed_axes_cut_one_row_together_in_rank_order() {
+        let mesh = Mesh::new(&[(Axis::DpShard, 2), (Axis::Cp, 2)]).unwrap();
+        let slices = |start, length| -> Vec<Range<usize>> {
+            let packed = Placement::Packed(Packed { start, total: 10 });
+            let layout = Layout::replicated()
+                .with(Axis::DpShard, packed)
+                .with(Axis::Cp, packed);
+            (0..4)
+                .map(|rank| {
+                    slice_of(&[length], &layout, &mesh, rank)
+                        .unwrap()
+                        .flat
+                        .unwrap()
+                })
+                .collect()
+        };
+        assert_eq!(slices(0, 4), [0..3, 3..4, 4..4, 4..4]);
+        assert_eq!(slices(4, 6), [0..0, 0..2, 2..5, 5..6]);
+    }
+
+    #[test]
+    fn a_row_and_a_flat_cut_do_not_mix() {
+        let packed = |start| Placement::Packed(Packed { start, total: 9 });
+        for (inner, outer) in [
+            (packed(0), Placement::Flat),
+            (Placement::Flat, packed(0)),
+            (packed(0), packed(1)),
+        ] {
+            let layout = Layout::replicated()
+                .with(Axis::Tp, inner)
+                .with(Axis::DpShard, outer);
+            let refused = slice_of(&[4], &layout, &mesh(), 0);
+            assert_eq!(
+                refused,
+                Err(MeshError::MixedFlat {
+                    axis: Axis::DpShard
+                })
+            );
+        }
     }
 
     #[test]
