@@ -207,6 +207,10 @@ void clear_grad(const AtTensor& leaf) {
   leaf.mutable_grad().reset();
 }
 
+void backward(Addresses tensors, Addresses gradients) {
+  torch::autograd::backward(tensors_at(tensors), tensors_at(gradients));
+}
+
 int64_t version(const AtTensor& tensor) {
   return static_cast<int64_t>(tensor._version());
 }

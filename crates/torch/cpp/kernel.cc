@@ -20,6 +20,13 @@ std::optional<at::Tensor> optional_at(Addresses addresses) {
   return tensors.empty() ? std::nullopt : std::make_optional(tensors[0]);
 }
 
+// Fused kernels change parameters without counting it as a change, which others go by.
+void count_change(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 } // namespace
 
 void fused_adamw(
@@ -30,13 +37,16 @@ void fused_adamw(
   at::_foreach_add_(s, 1);
   at::_fused_adamw_(p, g, m, v, {}, s, lr, beta1, beta2, weight_decay, eps, /*amsgrad=*/false, /*maximize=*/false,
                     optional_at(grad_scale));
+  count_change(p);
 }
 
 void fused_sgd(
     Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale,
     double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool first) {
-  at::_fused_sgd_(tensors_at(params), tensors_at(grads), tensors_at(momenta), weight_decay, momentum, lr, dampening,
+  auto p = tensors_at(params);
+  at::_fused_sgd_(p, tensors_at(grads), tensors_at(momenta), weight_decay, momentum, lr, dampening,
                   nesterov, /*maximize=*/false, first, optional_at(grad_scale));
+  count_change(p);
 }
 
 std::unique_ptr<TensorList> foreach_norm(Addresses tensors) {

@@ -45,6 +45,18 @@ class Counters {
     note(kind, -static_cast<int64_t>(bytes));
   }
 
+  // Refuses what would exceed the limit, before it is taken.
+  void admit(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK_WITH(OutOfMemoryError, limit_ == 0 || total_ + bytes <= limit_, "the memory limit of ", limit_,
+                     " bytes is reached: ", bytes, " more were asked for while ", total_, " are held");
+  }
+
+  void set_limit(uint64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    limit_ = bytes;
+  }
+
   void read(uint64_t* out) {
     std::lock_guard<std::mutex> lock(mutex_);
     std::copy(held_.begin(), held_.end(), out);
@@ -78,7 +90,7 @@ class Counters {
 
   std::mutex mutex_;
   std::array<uint64_t, kKinds> held_{}, at_peak_{};
-  uint64_t total_ = 0, peak_ = 0;
+  uint64_t total_ = 0, peak_ = 0, limit_ = 0;
   bool recording_ = false;
   rust::Vec<AllocationRecord> records_;
 };
@@ -158,6 +170,7 @@ void release_cpu(void* data) {
 
 struct ObservedCpu final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
+    counters().admit(bytes);
     void* data = c10::alloc_cpu(bytes);
     if (data != nullptr) {
       cpu_blocks().enter(data, bytes);
@@ -249,6 +262,10 @@ void memory_counters(rust::Slice<uint64_t> out) {
 
 void reset_memory_peak() {
   counters().reset_peak();
+}
+
+void set_memory_limit(uint64_t bytes) {
+  counters().set_limit(bytes);
 }
 
 void record_allocations(bool on) {

@@ -39,6 +39,14 @@ void restore_storage(const AtTensor& tensor) {
   storage->set_data_ptr_noswap(c10::GetAllocator(storage->device_type())->allocate(storage->nbytes()));
 }
 
+void exchange_storages(const AtTensor& a, const AtTensor& b) {
+  // The pointers change owners; sizes stay with the storages, which may be smaller than the memory.
+  auto* first = a.storage().unsafeGetStorageImpl();
+  auto* second = b.storage().unsafeGetStorageImpl();
+  auto held = first->set_data_ptr(at::DataPtr(nullptr, first->device()));
+  first->set_data_ptr_noswap(second->set_data_ptr(std::move(held)));
+}
+
 size_t storage_bytes(const AtTensor& tensor) {
   return tensor.storage().nbytes();
 }

@@ -76,6 +76,11 @@ pub fn function(
     unpacked(list)
 }
 
+/// Runs backward from tensors whose gradients are known; may be called within a function's backward.
+pub fn backward(tensors: &[&Tensor], gradients: &[&Tensor]) -> Result<()> {
+    Ok(ffi::backward(&addresses(tensors), &addresses(gradients))?)
+}
+
 /// Makes `grad` the gradient of `leaf`.
 pub fn set_grad(leaf: &Tensor, grad: &Tensor) -> Result<()> {
     Ok(ffi::set_grad(borrow(leaf), borrow(grad))?)

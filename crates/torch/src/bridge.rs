@@ -167,12 +167,14 @@ pub(crate) mod ffi {
         fn pop_saved_hooks();
         fn set_grad(leaf: &AtTensor, grad: &AtTensor) -> Result<()>;
         fn clear_grad(leaf: &AtTensor) -> Result<()>;
+        fn backward(tensors: &[usize], gradients: &[usize]) -> Result<()>;
         fn version(tensor: &AtTensor) -> Result<i64>;
         fn set_version(tensor: &AtTensor, version: i64) -> Result<()>;
 
         fn rebind(tensor: &AtTensor, data: &AtTensor) -> Result<()>;
         fn release_storage(tensor: &AtTensor) -> Result<()>;
         fn restore_storage(tensor: &AtTensor) -> Result<()>;
+        fn exchange_storages(a: &AtTensor, b: &AtTensor) -> Result<()>;
         fn storage_bytes(tensor: &AtTensor) -> Result<usize>;
         fn storage_address(tensor: &AtTensor) -> Result<usize>;
         fn is_meta(tensor: &AtTensor) -> bool;
@@ -229,6 +231,7 @@ pub(crate) mod ffi {
         fn set_memory_kind(kind: u8) -> u8;
         fn memory_counters(out: &mut [u64]) -> Result<()>;
         fn reset_memory_peak();
+        fn set_memory_limit(bytes: u64);
         fn record_allocations(on: bool);
         fn take_allocations() -> Vec<AllocationRecord>;
         fn observe_operators(on: bool) -> Result<()>;

@@ -3,17 +3,24 @@
 //! Gloo's reduce-scatter puts an all-reduce's bytes on the wire and its all-gather goes round a ring.
 //! Here every rank sends each peer exactly what that peer needs, at once, and sums what it receives
 //! in rank order: no byte more than the closed form, and a result that does not depend on timing.
+//!
+//! Messages to higher ranks and to lower ones go over connections of their own. Gloo locks a
+//! connection while it writes, and its reading thread meanwhile asks again and again whether it may
+//! read: both ways over one connection, a tenth of the processor was spent on that.
 
 use std::cell::RefCell;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cxx::{SharedPtr, UniquePtr};
 use tch::Tensor;
+use trainyard_trace::MemoryKind;
 
 use crate::border::borrow;
 use crate::bridge::ffi;
+use crate::memory;
 use crate::sockets::Sockets;
 
 /// Elements of the flat tensor that rank `index` of `size` reduces: ceil chunks, like `torch.chunk`.
@@ -31,8 +38,23 @@ pub(crate) fn all_reduce_sends(num_elements: i64, index: usize, size: usize) -> 
     (num_elements - own + (size as i64 - 1) * own) as u64
 }
 
-/// Elements of a piece: a megabyte in single precision, which the cache holds.
-const PIECE: i64 = 1 << 18;
+/// Elements of a piece: a megabyte in single precision, which the cache holds. Less where many peers
+/// send at once, so that what comes in stays within [`MOST_ROOM`].
+fn piece_length(size: usize) -> i64 {
+    let peers = (size as i64 - 1).max(1);
+    (MOST_ROOM / 2 / peers).clamp(SMALLEST_PIECE, LARGEST_PIECE)
+}
+
+const LARGEST_PIECE: i64 = 1 << 18;
+/// Below this, messages cost more than the memory they save.
+const SMALLEST_PIECE: i64 = 1 << 12;
+/// Elements of the room for what comes in: two pieces of every peer.
+const MOST_ROOM: i64 = 1 << 20;
+
+/// Elements of the room that a sum over `size` ranks needs whose shards have up to `length` elements.
+pub(crate) fn room_for(length: i64, size: usize) -> i64 {
+    2 * (size as i64 - 1) * piece_length(size).min(length)
+}
 
 /// Tags of composed collectives lie above those of the user's messages.
 const FIRST_TAG: i32 = 1 << 24;
@@ -40,7 +62,8 @@ const NUM_TAGS: u64 = 1 << 20;
 
 /// A group as composed collectives see it, for one of them.
 pub(crate) struct Peers {
-    pub group: SharedPtr<ffi::GroupHandle>,
+    pub upward: SharedPtr<ffi::GroupHandle>,
+    pub downward: SharedPtr<ffi::GroupHandle>,
     pub index: usize,
     pub size: usize,
     pub sequence: u64,
@@ -63,6 +86,7 @@ impl Peers {
             .collect::<Result<Vec<_>, _>>()?;
         let own = &shards[self.index];
         let num_pieces = self.num_pieces(&shards[0]);
+        let piece = |shard: &Tensor, index| piece(shard, index, piece_length(self.size));
         let mut answers = Vec::new();
         for peer in self.others() {
             for index in 0..num_pieces {
@@ -112,9 +136,10 @@ impl Peers {
         mut done: impl FnMut(i64) -> Result<(), Failed>,
     ) -> Result<(), Failed> {
         let own = &shards[self.index];
-        let scratch = Scratch::take(own, self.size)?;
+        let piece = |shard: &Tensor, index| piece(shard, index, piece_length(self.size));
+        let scratch = Scratch::take(own, shards[0].numel() as i64, self.size)?;
         let start = |index: i64| -> Result<(Vec<Tensor>, Vec<Posted>), Failed> {
-            let incoming = scratch.room(index, piece(own, index)?.numel() as i64)?;
+            let incoming = scratch.room(self.index, index, piece(own, index)?.numel() as i64)?;
             let mut posted = Vec::new();
             for peer in self.others() {
                 posted.extend(self.recv(&incoming[peer], peer, 0)?);
@@ -144,7 +169,8 @@ impl Peers {
     /// How many pieces the longest shard has; shorter ones have empty pieces at the end.
     fn num_pieces(&self, longest: &Tensor) -> i64 {
         let length = longest.numel() as i64;
-        ((length + PIECE - 1) / PIECE).max(1)
+        let piece = piece_length(self.size);
+        ((length + piece - 1) / piece).max(1)
     }
 
     /// `out` becomes every rank's `input`, in rank order.
@@ -204,14 +230,24 @@ impl Peers {
 
     fn send(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Option<Posted>, Failed> {
         self.post(tensor, || {
-            ffi::send(&self.group, borrow(tensor), peer as i32, self.tag(stage))
+            let way = self.way(self.index, peer);
+            ffi::send(way, borrow(tensor), peer as i32, self.tag(stage))
         })
     }
 
     fn recv(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Option<Posted>, Failed> {
         self.post(tensor, || {
-            ffi::recv(&self.group, borrow(tensor), peer as i32, self.tag(stage))
+            let way = self.way(peer, self.index);
+            ffi::recv(way, borrow(tensor), peer as i32, self.tag(stage))
         })
+    }
+
+    /// The connections for messages from one rank to another.
+    fn way(&self, from: usize, to: usize) -> &ffi::GroupHandle {
+        match from < to {
+            true => &self.upward,
+            false => &self.downward,
+        }
     }
 
     /// Nothing is sent of an empty piece: both sides know that it is empty.
@@ -256,29 +292,35 @@ struct Scratch {
 
 impl Scratch {
     /// Room for two pieces of every peer: one being summed, one on its way.
-    fn take(like: &Tensor, size: usize) -> Result<Scratch, Failed> {
-        let length = PIECE.min(like.numel() as i64);
-        let needed = 2 * size as i64 * length;
+    fn take(like: &Tensor, longest: i64, size: usize) -> Result<Scratch, Failed> {
+        let needed = room_for(longest, size);
         let kept = ROOM.with_borrow_mut(|room| room.remove(&(like.kind() as i32)));
         let buffer = match kept {
             Some(buffer) if buffer.numel() as i64 >= needed => buffer,
-            _ => like
-                .f_new_empty([needed], (like.kind(), like.device()))
-                .map_err(words)?,
+            _ => memory::scope(MemoryKind::Communication, || {
+                like.f_new_empty([needed], (like.kind(), like.device()))
+            })
+            .map_err(words)?,
         };
         Ok(Scratch {
             buffer,
-            length,
+            length: piece_length(size).min(longest),
             size,
         })
     }
 
-    /// One tensor per rank for piece `index`, of `length` elements each.
-    fn room(&self, index: i64, length: i64) -> Result<Vec<Tensor>, Failed> {
-        let first = (index % 2) * self.size as i64 * self.length;
-        (0..self.size as i64)
+    /// One tensor per rank for piece `index`, of `length` elements each; `own` needs none, and its
+    /// place holds an empty one.
+    fn room(&self, own: usize, index: i64, length: i64) -> Result<Vec<Tensor>, Failed> {
+        let first = (index % 2) * (self.size as i64 - 1) * self.length;
+        (0..self.size)
             .map(|peer| {
-                let start = first + peer * self.length;
+                let (place, length) = match peer.cmp(&own) {
+                    Ordering::Less => (peer, length),
+                    Ordering::Equal => (0, 0),
+                    Ordering::Greater => (peer - 1, length),
+                };
+                let start = first + place as i64 * self.length;
                 self.buffer.f_narrow(0, start, length).map_err(words)
             })
             .collect()
@@ -297,10 +339,10 @@ fn part(flat: &Tensor, range: Range<i64>) -> Result<Tensor, Failed> {
 }
 
 /// Piece `index` of a shard: empty where the shard has ended.
-fn piece(shard: &Tensor, index: i64) -> Result<Tensor, Failed> {
+fn piece(shard: &Tensor, index: i64, piece: i64) -> Result<Tensor, Failed> {
     let length = shard.numel() as i64;
-    let start = (index * PIECE).min(length);
-    part(shard, start..(start + PIECE).min(length))
+    let start = (index * piece).min(length);
+    part(shard, start..(start + piece).min(length))
 }
 
 /// Waits for every message, so that none is still under way when memory is reused, and then reports

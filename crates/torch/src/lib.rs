@@ -9,6 +9,7 @@
 //! - [`autograd`] and [`saved`]: hooks on gradients, functions with a backward in Rust, and what
 //!   becomes of saved tensors.
 //! - [`storage`] and [`meta`]: memory released and taken again, and tensors that have none.
+//! - [`bytes`]: a tensor's own bytes, to and from a file.
 //! - [`kernel`]: operators `tch` does not bind.
 //! - [`memory`] and [`operators`]: what was allocated, and what ran.
 #![allow(unsafe_code)]
@@ -16,6 +17,7 @@
 pub mod autograd;
 mod border;
 mod bridge;
+pub mod bytes;
 mod compose;
 mod error;
 mod group;

@@ -79,6 +79,13 @@ pub fn reset_peak() {
     ffi::reset_memory_peak();
 }
 
+/// Lets tensors on CPU hold no more than so many bytes: what would exceed it is refused with an error
+/// that says so. `None` lifts the limit. Counts what [`observe`] counts.
+pub fn limit(bytes: Option<u64>) {
+    observe();
+    ffi::set_memory_limit(bytes.unwrap_or(0));
+}
+
 /// Runs `body` and returns every allocation and release made meanwhile, by any thread. One record
 /// at a time.
 pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Allocation>) {

@@ -17,6 +17,17 @@ pub fn restore(tensor: &Tensor) -> Result<()> {
     Ok(ffi::restore_storage(borrow(tensor))?)
 }
 
+/// The memory behind `a` goes to `b` and that behind `b` to `a`; shapes and types stay. The caller
+/// sees to it that each is large enough for the other.
+pub fn exchange(a: &Tensor, b: &Tensor) -> Result<()> {
+    Ok(ffi::exchange_storages(borrow(a), borrow(b))?)
+}
+
+/// A number that grows whenever the values of `tensor`, or of a view of it, change in place.
+pub fn version(tensor: &Tensor) -> Result<i64> {
+    Ok(ffi::version(borrow(tensor))?)
+}
+
 /// Makes `tensor` stand on the memory, shape and strides of `data`, keeping its place in autograd.
 pub fn rebind(tensor: &Tensor, data: &Tensor) -> Result<()> {
     Ok(ffi::rebind(borrow(tensor), borrow(data))?)

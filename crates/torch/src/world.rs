@@ -12,7 +12,7 @@ use crate::bridge::ffi;
 use crate::error::{Result, TorchError};
 use crate::group::{Engine, Gloo, Group, Place};
 use crate::lane::Lane;
-use crate::sockets::Sockets;
+use crate::sockets::{Sockets, WireBytes};
 use crate::store::{Store, millis};
 
 /// What carries messages.
@@ -174,6 +174,16 @@ impl World {
         self.group(AxisSet::ALL)
     }
 
+    /// What the kernel counted on the connections of all groups formed so far.
+    pub fn wire_bytes(&self) -> WireBytes {
+        let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
+        let counted = groups.values().map(Group::wire_bytes);
+        counted.fold(WireBytes::default(), |sum, group| WireBytes {
+            sent: sum.sent + group.sent,
+            received: sum.received + group.received,
+        })
+    }
+
     fn form(&self, axes: AxisSet) -> Result<Group> {
         let place = Place {
             name: axes.to_string(),
@@ -184,7 +194,7 @@ impl World {
         let engine = match &self.carrier {
             _ if place.size == 1 => Engine::Alone,
             Carrier::Alone => Engine::Alone,
-            Carrier::Fake => Engine::Fake,
+            Carrier::Fake => Engine::Fake(Mutex::default()),
             Carrier::Real {
                 store,
                 backend,
@@ -222,14 +232,19 @@ impl World {
         let (index, size) = (place.index as i32, place.size as i32);
         match backend {
             Backend::Gloo => {
-                let (handle, sockets) = Sockets::during(store.port(), || {
+                let second = store.prefixed("downward")?;
+                let form = |store: &Store| {
                     ffi::gloo_group(store.raw(), index, size, address, millis(timeout))
+                };
+                let ((handle, downward), sockets) = Sockets::during(store.port(), || {
+                    Ok::<_, cxx::Exception>((form(store)?, form(&second)?))
                 })
                 .map_err(|e| failed(e.what().to_owned()))?;
                 let lane = Lane::new(&place.name, self.ledger.clone())
                     .map_err(|e| failed(format!("cannot start a thread: {e}")))?;
                 Ok(Engine::Gloo(Gloo {
                     handle,
+                    downward,
                     lane,
                     sockets: Arc::new(sockets),
                 }))
