@@ -13,6 +13,7 @@ mod mnist;
 mod order;
 mod sampler;
 mod source;
+mod step;
 mod synthetic;
 mod tokens;
 
@@ -23,5 +24,6 @@ pub use mnist::{Mnist, Split};
 pub use order::Order;
 pub use sampler::Sampler;
 pub use source::{IMAGE_SIDE, Sample, Source};
+pub use step::step_batches;
 pub use synthetic::{SyntheticImages, SyntheticTokens};
 pub use tokens::{TokenFile, write_tokens};

@@ -23,6 +23,18 @@ named! {
     }
 }
 
+impl MemoryKind {
+    /// What a report calls the bytes of this kind.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            MemoryKind::Parameter => "parameters",
+            MemoryKind::Gradient => "gradients",
+            MemoryKind::Activation => "activations",
+            MemoryKind::Optimizer | MemoryKind::Communication | MemoryKind::Other => self.name(),
+        }
+    }
+}
+
 /// Memory taken or given back.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {

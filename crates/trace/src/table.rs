@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{KindSummary, Summary};
+use crate::{KindSummary, Summary, readable_bytes, readable_time};
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,11 +28,11 @@ impl Summary {
                 "{:>5} {:>6} {:>10} {:>10} {:>13} {:>10} {:>10} {:>8}",
                 rank.rank,
                 rank.num_steps,
-                time(rank.wall_ns),
-                time(rank.compute_ns),
-                time(rank.communication_ns),
-                time(rank.hidden_ns),
-                time(rank.exposed_ns),
+                readable_time(rank.wall_ns),
+                readable_time(rank.compute_ns),
+                readable_time(rank.communication_ns),
+                readable_time(rank.hidden_ns),
+                readable_time(rank.exposed_ns),
                 percent(rank.hidden_ns, rank.communication_ns),
             )?;
         }
@@ -71,7 +71,7 @@ impl Summary {
             f,
             "\nslowest rank: {} (busy {}, {:.2} times the median)",
             slowest.rank,
-            time(slowest.busy_ns),
+            readable_time(slowest.busy_ns),
             slowest.busy_ns as f64 / median as f64
         )
     }
@@ -83,38 +83,13 @@ fn write_kind(f: &mut fmt::Formatter<'_>, name: &str, each: &KindSummary) -> fmt
         "{:<14} {:>8} {:>11} {:>11} {:>13} {:>10} {:>10} {:>8}",
         name,
         each.count,
-        bytes(each.payload_bytes),
-        bytes(each.sent_bytes),
-        time(each.communication_ns),
-        time(each.hidden_ns),
-        time(each.exposed_ns),
+        readable_bytes(each.payload_bytes),
+        readable_bytes(each.sent_bytes),
+        readable_time(each.communication_ns),
+        readable_time(each.hidden_ns),
+        readable_time(each.exposed_ns),
         percent(each.hidden_ns, each.communication_ns),
     )
-}
-
-fn time(ns: u64) -> String {
-    let ns = ns as f64;
-    match ns {
-        0.0 => "0".to_owned(),
-        _ if ns >= 1e9 => format!("{:.3} s", ns / 1e9),
-        _ if ns >= 1e6 => format!("{:.3} ms", ns / 1e6),
-        _ => format!("{:.3} us", ns / 1e3),
-    }
-}
-
-fn bytes(count: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{count} B")
-    } else {
-        format!("{value:.2} {}", units[unit])
-    }
 }
 
 fn percent(part: u64, whole: u64) -> String {

@@ -1,0 +1,23 @@
+//! The micro-batches of one step, read one after the other.
+
+use tch::Device;
+
+use crate::{Batch, DataError, Sampler, Source, collate};
+
+/// What `rank` computes in `step`, without a loader's threads: for tests and measurements.
+pub fn step_batches(
+    source: &dyn Source,
+    sampler: &Sampler,
+    step: u64,
+    rank: usize,
+) -> Result<Vec<Batch>, DataError> {
+    (0..sampler.num_microbatches())
+        .map(|microbatch| {
+            let samples = sampler
+                .positions(step, microbatch, rank as u64)?
+                .map(|index| source.sample(index))
+                .collect::<Result<Vec<_>, _>>()?;
+            collate(&samples, Device::Cpu)
+        })
+        .collect()
+}
