@@ -17,6 +17,9 @@ use crate::{NnError, Result, UnitCall};
 /// is there, and `after_backward` when all gradients of the unit are. A unit whose output needs no
 /// gradient has no backward.
 pub trait Intercept {
+    /// May change what the unit is told; comes before everything else.
+    fn adjust(&self, _call: &mut UnitCall) {}
+
     /// The unit is about to run.
     fn before_forward(&self, _call: &UnitCall) -> Result<()> {
         Ok(())

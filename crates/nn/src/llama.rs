@@ -2,11 +2,14 @@
 //!
 //! Its units are the embedding, every block, and the head, which holds the final norm too.
 
+use std::rc::Rc;
+
 use tch::Tensor;
 
 use crate::{
-    Builder, Context, Init, Model, Module, NnError, Result, Unit, cross_entropy_sum,
+    Builder, Context, Init, Model, Module, NnError, Parameter, Result, Unit, cross_entropy_sum,
     layers::{Attention, AttentionSizes, Embedding, Linear, RmsNorm, Rope, SwiGlu},
+    recomputed,
 };
 
 /// The sizes of a Llama, under the keys of Hugging Face's `config.json`.
@@ -139,12 +142,25 @@ impl Unit for Embed {
     }
 }
 
+/// The half of a block that mixes positions.
+#[derive(Module, Debug)]
+struct NormedAttention {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+}
+
+impl NormedAttention {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.self_attn.forward(&self.input_layernorm.forward(x)?)
+    }
+}
+
 /// Attention and a feed-forward part, each added to its input.
 #[derive(Module, Debug)]
 struct Block {
     name: String,
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
+    /// Shared with backward, where it may be computed again.
+    attention: Rc<NormedAttention>,
     post_attention_layernorm: RmsNorm,
     mlp: SwiGlu,
 }
@@ -156,8 +172,15 @@ impl Block {
         let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
         Ok(Block {
             name: builder.path().to_owned(),
-            input_layernorm: norm("input_layernorm")?,
-            self_attn: Attention::build(&builder.at("self_attn"), &config.attention(), rope, init)?,
+            attention: Rc::new(NormedAttention {
+                input_layernorm: norm("input_layernorm")?,
+                self_attn: Attention::build(
+                    &builder.at("self_attn"),
+                    &config.attention(),
+                    rope,
+                    init,
+                )?,
+            }),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: SwiGlu::build(&builder.at("mlp"), width, inner, init)?,
         })
@@ -169,8 +192,15 @@ impl Unit for Block {
         &self.name
     }
 
-    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        let x = x.f_add(&self.self_attn.forward(&self.input_layernorm.forward(x)?)?)?;
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        let attended = match cx.recompute_attention {
+            true => {
+                let attention = Rc::clone(&self.attention);
+                recomputed(x, Rc::new(move |x| attention.forward(x)))?
+            }
+            false => self.attention.forward(x)?,
+        };
+        let x = x.f_add(&attended)?;
         let fed = self
             .mlp
             .forward(&self.post_attention_layernorm.forward(&x)?)?;
@@ -225,5 +255,9 @@ impl Unit for Head {
             Some(linear) => linear.forward(&x),
             None => Ok(x),
         }
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.tied.as_ref().map_or_else(Vec::new, Linear::parameters)
     }
 }

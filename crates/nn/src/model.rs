@@ -1,5 +1,7 @@
 //! A model: a list of units and a loss.
 
+use std::rc::Rc;
+
 use tch::Tensor;
 
 use crate::{Module, Result, Unit};
@@ -12,6 +14,16 @@ pub trait Model: Module {
     /// The loss summed over `targets`, not their mean: the count may be spread over many ranks, so
     /// the caller divides by the global one.
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor>;
+}
+
+impl<M: Model + ?Sized> Model for Rc<M> {
+    fn units(&self) -> Vec<&dyn Unit> {
+        (**self).units()
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        (**self).loss(output, targets)
+    }
 }
 
 impl<M: Model + ?Sized> Model for Box<M> {

@@ -4,6 +4,8 @@
 //! order. Values that carry none (sizes, tables) are modules without parameters, and containers
 //! are their elements, so that `#[derive(Module)]` can simply visit every field.
 
+use std::rc::Rc;
+
 use tch::Tensor;
 
 use crate::Parameter;
@@ -59,6 +61,12 @@ impl<M: Module> Module for Vec<M> {
 }
 
 impl<M: Module + ?Sized> Module for Box<M> {
+    fn visit(&self, visitor: &mut dyn FnMut(&Parameter)) {
+        (**self).visit(visitor);
+    }
+}
+
+impl<M: Module + ?Sized> Module for Rc<M> {
     fn visit(&self, visitor: &mut dyn FnMut(&Parameter)) {
         (**self).visit(visitor);
     }

@@ -3,7 +3,11 @@
 //! What a rank holds of it follows from the layout alone. Optimisers work on [`Parameter::tensor`],
 //! the master copy; layers compute with [`Parameter::value`], which may have a smaller kind.
 
-use std::{cell::Cell, fmt, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    rc::Rc,
+};
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Layout;
@@ -19,7 +23,8 @@ struct Inner {
     shape: Vec<usize>,
     layout: Cell<Layout>,
     tensor: Tensor,
-    kind: Kind,
+    /// Where a strategy has put the gradient, if not on the leaf.
+    gradient: RefCell<Option<Tensor>>,
     compute_kind: Kind,
 }
 
@@ -40,9 +45,22 @@ impl Parameter {
             name: name.into(),
             shape: shape_of(&tensor),
             layout: Cell::new(Layout::replicated()),
-            kind: tensor.f_kind()?,
             tensor,
+            gradient: RefCell::default(),
             compute_kind,
+        })))
+    }
+
+    /// What this rank holds of the parameter, under its name: `tensor` is cut from it as `layout`
+    /// says. Optimisers train this one, and layers go on computing with the other.
+    pub fn shard(&self, tensor: Tensor, layout: Layout) -> Result<Parameter> {
+        Ok(Parameter(Rc::new(Inner {
+            name: self.0.name.clone(),
+            shape: self.0.shape.clone(),
+            layout: Cell::new(layout),
+            compute_kind: tensor.f_kind()?,
+            tensor,
+            gradient: RefCell::default(),
         })))
     }
 
@@ -76,9 +94,23 @@ impl Parameter {
         &self.0.tensor
     }
 
+    /// The gradient, if there is one: where a strategy has put it, or the leaf's own.
+    pub fn gradient(&self) -> Result<Option<Tensor>> {
+        if let Some(gradient) = self.0.gradient.borrow().as_ref() {
+            return Ok(Some(gradient.shallow_clone()));
+        }
+        let gradient = self.tensor().f_grad()?;
+        Ok(gradient.defined().then_some(gradient))
+    }
+
+    /// Says where the gradient is that a strategy has reduced; `None` when there is none any more.
+    pub fn set_gradient(&self, gradient: Option<Tensor>) {
+        self.0.gradient.replace(gradient);
+    }
+
     /// The kind of the master copy.
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.0.tensor.kind()
     }
 
     /// The kind layers compute in.

@@ -46,13 +46,16 @@ pub fn run(
     let num_units = units.len();
     let mut output = x.shallow_clone();
     for (index, unit) in units.into_iter().enumerate() {
-        let call = UnitCall {
+        let mut call = UnitCall {
             run,
             index,
             num_units,
             name: unit.name().into(),
             context: *cx,
         };
+        for interceptor in interceptors {
+            interceptor.adjust(&mut call);
+        }
         output = pass(unit, &output, call, interceptors, tape.as_ref())?;
     }
     Ok(Run { output, tape })

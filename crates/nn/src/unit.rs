@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use tch::Tensor;
 
-use crate::{Module, Result};
+use crate::{Module, Parameter, Result};
 
 /// What a forward pass knows beside its input.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Context {
     pub step: u64,
     /// Whether the model is trained, rather than evaluated.
     pub training: bool,
+    /// Whether attention keeps its input alone and is computed again in backward.
+    pub recompute_attention: bool,
 }
 
 impl Context {
@@ -24,6 +26,7 @@ impl Context {
         Context {
             step,
             training: true,
+            recompute_attention: false,
         }
     }
 
@@ -32,6 +35,7 @@ impl Context {
         Context {
             step,
             training: false,
+            recompute_attention: false,
         }
     }
 }
@@ -43,6 +47,11 @@ pub trait Unit: Module {
 
     /// The output for `x`.
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor>;
+
+    /// Parameters it computes with that another unit owns: a tied head's table.
+    fn borrowed(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
 }
 
 /// One passage of one run through one unit, as strategies see it.
