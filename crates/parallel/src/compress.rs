@@ -8,6 +8,11 @@ use trainyard_trace::Purpose;
 pub trait GradientHook: Send {
     /// Starts the reduction of a bucket.
     fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>>;
+
+    /// Bytes of one gradient element of `kind` on its way.
+    fn width(&self, kind: Kind) -> u64 {
+        kind.elt_size_in_bytes() as u64
+    }
 }
 
 /// A bucket under way.
@@ -50,6 +55,10 @@ impl GradientHook for Bf16Compression {
             short,
             bucket: bucket.shallow_clone(),
         }))
+    }
+
+    fn width(&self, _: Kind) -> u64 {
+        Kind::BFloat16.elt_size_in_bytes() as u64
     }
 }
 

@@ -1,7 +1,7 @@
 //! Distributed data parallelism: one model per rank, one batch over all.
 //!
 //! ```no_run
-//! # use trainyard_parallel::{Ddp, DdpOptions, Sync};
+//! # use trainyard_parallel::{Ddp, DdpOptions, Strategy, Sync};
 //! # use trainyard_nn::{Context, Llama, Model};
 //! # fn step(model: Llama, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = Ddp::new(model, &group, DdpOptions::default())?;
@@ -12,10 +12,11 @@
 //! # }
 //! ```
 
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tch::Tensor;
-use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
+use trainyard_nn::{Context, Intercept, Model, Module, Parameter, Run, Unit};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
 
@@ -23,15 +24,8 @@ use crate::bucket::BucketLimits;
 use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::reducer::{Plan, Reducer};
-
-/// What becomes of the gradients at the end of a backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sync {
-    /// They are reduced over all ranks: the last pass before an optimiser step.
-    Reduce,
-    /// They stay here and add up: a pass of gradient accumulation.
-    Accumulate,
-}
+use crate::strategy::{Strategy, Sync};
+use crate::volume::{StateBytes, Volume, replicated_volume};
 
 /// How [`Ddp`] reduces.
 pub struct DdpOptions {
@@ -46,6 +40,8 @@ pub struct DdpOptions {
     pub find_unused_parameters: bool,
     /// What travels.
     pub hook: Box<dyn GradientHook>,
+    /// What intercepts units: recomputation, for one.
+    pub inside: Vec<Rc<dyn Intercept>>,
 }
 
 impl Default for DdpOptions {
@@ -56,6 +52,7 @@ impl Default for DdpOptions {
             overlap: true,
             find_unused_parameters: false,
             hook: Box::new(PlainReduction),
+            inside: Vec::new(),
         }
     }
 }
@@ -67,6 +64,10 @@ pub struct Ddp<M> {
     /// None on a single rank, where there is nothing to reduce.
     reducer: Option<Arc<Mutex<Reducer>>>,
     find_unused: bool,
+    num_ranks: usize,
+    /// Of all gradients, as they travel.
+    gradient_bytes: u64,
+    interceptors: Vec<Rc<dyn Intercept>>,
     _hooks: Vec<HookHandle>,
 }
 
@@ -81,9 +82,14 @@ impl<M: Model> Ddp<M> {
                 parameters,
                 reducer: None,
                 find_unused,
+                num_ranks: 1,
+                gradient_bytes: 0,
+                interceptors: options.inside,
                 _hooks: Vec::new(),
             });
         }
+        let width = |p: &Parameter| options.hook.width(p.kind()) * p.num_elements();
+        let gradient_bytes = parameters.iter().map(width).sum();
         let plan = Plan {
             op: options.op,
             hook: options.hook,
@@ -110,6 +116,9 @@ impl<M: Model> Ddp<M> {
             parameters,
             reducer: Some(reducer),
             find_unused,
+            num_ranks: group.size(),
+            gradient_bytes,
+            interceptors: options.inside,
             _hooks: hooks,
         })
     }
@@ -118,15 +127,14 @@ impl<M: Model> Ddp<M> {
     pub fn model(&self) -> &M {
         &self.model
     }
+}
 
-    /// Runs the model on this rank's part of the batch.
-    pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
-        Ok(trainyard_nn::run(&self.model, x, cx, &[])?)
+impl<M: Model> Strategy for Ddp<M> {
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
     }
 
-    /// Computes gradients and, with [`Sync::Reduce`], returns once they are those of all ranks.
-    /// Returns the names of parameters that no rank used, if those were asked for.
-    pub fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
         let Some(reducer) = &self.reducer else {
             run.backward(loss)?;
             return Ok(Vec::new());
@@ -148,12 +156,26 @@ impl<M: Model> Ddp<M> {
         Ok(reducer.clear_globally_unused(&unused)?)
     }
 
-    /// Leaves every parameter without a gradient, ready for the next step.
-    pub fn zero_grad(&self) -> Result<()> {
+    fn zero_grad(&self) -> Result<()> {
         for parameter in &self.parameters {
             autograd::clear_grad(parameter.tensor())?;
         }
         Ok(())
+    }
+
+    fn volume(&self, _num_microbatches: usize) -> Volume {
+        replicated_volume(self.gradient_bytes, self.num_ranks)
+    }
+
+    fn states(&self, num_moments: u64) -> StateBytes {
+        let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64 * p.num_elements();
+        let bytes = self.parameters.iter().map(width).sum();
+        StateBytes {
+            parameters: bytes,
+            // On one rank autograd's own gradients are given back after every step.
+            gradients: if self.num_ranks > 1 { bytes } else { 0 },
+            optimizer: num_moments * bytes,
+        }
     }
 }
 

@@ -1,0 +1,59 @@
+//! Memory that units take turns with.
+//!
+//! A unit's row needs memory only while it is gathered or its gradients are on their way. Every
+//! buffer of the pool fits the longest row, so any buffer serves any unit, and after the first step
+//! nothing is allocated any more.
+
+use tch::Tensor;
+use trainyard_torch::{Result, TorchError, memory, storage};
+use trainyard_trace::MemoryKind;
+
+use super::blank::blank;
+
+/// Buffers of one type, lent and given back.
+pub(super) struct Pool {
+    /// Tells type and device.
+    like: Tensor,
+    length: usize,
+    /// Tensors that hold a buffer nobody uses.
+    free: Vec<Tensor>,
+    /// Tensors whose buffer is lent.
+    lent: Vec<Tensor>,
+}
+
+impl Pool {
+    /// A pool for rows of up to `length` elements of the type of `like`.
+    pub(super) fn new(like: &Tensor, length: usize) -> Pool {
+        Pool {
+            like: like.shallow_clone(),
+            length,
+            free: Vec::new(),
+            lent: Vec::new(),
+        }
+    }
+
+    /// Puts a buffer behind `row`, which has none; its contents are undefined.
+    pub(super) fn lend(&mut self, row: &Tensor) -> Result<()> {
+        let buffer = match self.free.pop() {
+            Some(buffer) => buffer,
+            None => memory::scope(MemoryKind::Communication, || {
+                blank(&self.like, self.length, self.like.kind())
+            })?,
+        };
+        storage::exchange(&buffer, row)?;
+        self.lent.push(buffer);
+        Ok(())
+    }
+
+    /// Takes the buffer behind `row` back.
+    pub(super) fn take_back(&mut self, row: &Tensor) -> Result<()> {
+        let Some(shell) = self.lent.pop() else {
+            return Err(TorchError::Invalid(
+                "a buffer was given back that was never lent".to_owned(),
+            ));
+        };
+        storage::exchange(&shell, row)?;
+        self.free.push(shell);
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! A sharded tensor made whole again, to be compared or saved.
+
+use tch::Tensor;
+use trainyard_mesh::{Layout, slice_of};
+use trainyard_nn::Parameter;
+use trainyard_torch::{ReduceOp, TorchError, World};
+use trainyard_trace::Purpose;
+
+use super::blank::blank;
+use crate::error::Result;
+
+/// The whole of `held`, which is laid out as `parameter` is: the parameter itself, its gradient, or a
+/// state of the optimiser. Every rank must ask, and every rank gets it.
+///
+/// Each rank puts its part into zeros and the parts are summed: more bytes than a gather, but right
+/// for any layout.
+pub fn whole(parameter: &Parameter, held: &Tensor, world: &World) -> Result<Tensor> {
+    let layout: Layout = parameter.layout();
+    let axes = layout.cut_axes();
+    let group = world.group(axes)?;
+    let shape: Vec<i64> = parameter.shape().iter().map(|&d| d as i64).collect();
+    let held = held.f_detach()?;
+    if group.size() == 1 {
+        return Ok(held.f_view(&shape[..])?.copy());
+    }
+    let slice = slice_of(parameter.shape(), &layout, world.mesh(), world.rank())
+        .map_err(|e| TorchError::Invalid(e.to_string()))?;
+    let length = parameter.num_elements() as usize;
+    let all = blank(&held, length, held.kind())?;
+    let mut target = all.f_view(&shape[..])?;
+    for (dim, (&start, &len)) in
+        std::iter::zip(&slice.region.offsets, &slice.region.lengths).enumerate()
+    {
+        target = target.f_narrow(dim as i64, start as i64, len as i64)?;
+    }
+    match slice.flat {
+        None => target.f_copy_(&held)?,
+        Some(part) => {
+            let mut flat = match target.is_contiguous() {
+                true => target.f_view(-1i64)?,
+                false => {
+                    return Err(TorchError::Invalid(format!(
+                        "{}: {} cannot be put together yet",
+                        parameter.name(),
+                        layout
+                    ))
+                    .into());
+                }
+            };
+            flat = flat.f_narrow(0, part.start as i64, part.len() as i64)?;
+            flat.f_copy_(&held)?
+        }
+    };
+    group
+        .all_reduce(&all, ReduceOp::Sum, Purpose::State)?
+        .wait()?;
+    Ok(all.f_view(&shape[..])?)
+}
