@@ -1,6 +1,9 @@
 //! Settings that contradict each other across sections.
 
-use crate::{Config, ConfigError, Dataset, Dtype, GradientCompression, LlamaConfig, ModelSpec};
+use crate::{
+    Config, ConfigError, Dataset, Dtype, GradientCompression, LlamaConfig, ModelSpec, Offload,
+    OptimizerName,
+};
 
 impl Config {
     /// The type in which gradients travel between ranks, compression included.
@@ -35,7 +38,55 @@ impl Config {
         self.check_datasets(&model)?;
         self.check_batch()?;
         self.check_schedule()?;
-        self.check_compression()
+        self.check_compression()?;
+        self.check_sharding()
+    }
+
+    /// What sharded states exclude.
+    fn check_sharding(&self) -> Result<(), ConfigError> {
+        let parallelism = &self.parallelism;
+        if parallelism.offload != Offload::None && self.checkpoint.enable {
+            return Err(ConfigError::not_built(
+                "checkpoint.enable = true with parallelism.offload",
+                "parallelism.offload = \"none\" where checkpoints are needed",
+            ));
+        }
+        let degree = parallelism.data_parallel_shard_degree;
+        if degree == 1 {
+            return Ok(());
+        }
+        let sharded = format!("parallelism.data_parallel_shard_degree = {degree}");
+        if matches!(
+            self.optimizer.name,
+            OptimizerName::Lamb | OptimizerName::Lars
+        ) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{sharded} leaves no rank with a whole parameter, whose norm LAMB and LARS need"
+                ),
+                "use optimizer.name = \"AdamW\", or replicate with \
+                 parallelism.data_parallel_replicate_degree",
+            ));
+        }
+        if parallelism.gradient_compression != GradientCompression::None {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{sharded} reduces gradients in training.mixed_precision_reduce, not by \
+                         parallelism.gradient_compression"
+                ),
+                "use training.mixed_precision_reduce = \"bfloat16\"",
+            ));
+        }
+        if parallelism.find_unused_parameters {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{sharded} needs a gradient of every parameter, so \
+                         parallelism.find_unused_parameters has no meaning"
+                ),
+                "remove parallelism.find_unused_parameters",
+            ));
+        }
+        Ok(())
     }
 
     fn check_length(&self, shape: &LlamaConfig) -> Result<(), ConfigError> {
@@ -202,9 +253,19 @@ mod tests {
                 "remove one",
             ),
             (
-                "activation_checkpoint.mode = \"full\"",
-                "not built yet",
-                "\"none\"",
+                "activation_checkpoint.mode = \"memory_budget\"",
+                "memory_budget_bytes is absent",
+                "set activation_checkpoint.memory_budget_bytes",
+            ),
+            (
+                "activation_checkpoint.selective_ac_option = \"op\"",
+                "names nothing",
+                "\"attention\"",
+            ),
+            (
+                "parallelism.data_parallel_shard_degree = 2\noptimizer.name = \"LAMB\"",
+                "no rank with a whole parameter",
+                "\"AdamW\"",
             ),
             ("optimizer.lr = nan", "optimizer.lr = NaN", "finite number"),
             ("optimizer.lr = -1", "optimizer.lr = -1", "choice is 0"),

@@ -1,7 +1,7 @@
 //! From parallel degrees and a number of ranks to a mesh.
 //!
 //! Each degree is the size of one mesh axis. One of the two data-parallel degrees may be -1: it
-//! takes the ranks that the others leave.
+//! takes the ranks that the others leave. Where both are, sharding takes them.
 
 use trainyard_mesh::{Axis, Mesh};
 
@@ -10,13 +10,16 @@ use crate::{Config, ConfigError, ParallelismSection};
 /// The value that means "all ranks that the other degrees leave".
 const REST: i64 = -1;
 
+/// The axes that can have more than one rank.
+const BUILT: [Axis; 2] = [Axis::DpReplicate, Axis::DpShard];
+
 impl Config {
     /// The mesh of `world_size` ranks that the degrees describe.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, ConfigError> {
         self.parallelism.check_degrees()?;
         let sizes = self.parallelism.sizes(world_size)?;
         for &(axis, size) in &sizes {
-            if axis != Axis::DpReplicate && size > 1 {
+            if !BUILT.contains(&axis) && size > 1 {
                 return Err(not_built(key_of(axis), size as i64));
             }
         }
@@ -26,9 +29,13 @@ impl Config {
 
 impl ParallelismSection {
     fn degrees(&self) -> [(Axis, i64); 5] {
+        let replicate = match self.data_parallel_shard_degree {
+            REST => self.data_parallel_replicate_degree.abs(),
+            _ => self.data_parallel_replicate_degree,
+        };
         [
             (Axis::Pp, self.pipeline_parallel_degree),
-            (Axis::DpReplicate, self.data_parallel_replicate_degree),
+            (Axis::DpReplicate, replicate),
             (Axis::DpShard, self.data_parallel_shard_degree),
             (Axis::Cp, self.context_parallel_degree),
             (Axis::Tp, self.tensor_parallel_degree),
@@ -50,20 +57,9 @@ impl ParallelismSection {
                     },
                 ));
             }
-            if degree > 1 && key != key_of(Axis::DpReplicate) {
+            if degree > 1 && !BUILT.map(key_of).contains(&key) {
                 return Err(not_built(key, degree));
             }
-        }
-        if [
-            self.data_parallel_replicate_degree,
-            self.data_parallel_shard_degree,
-        ] == [REST, REST]
-        {
-            return Err(ConfigError::contradiction(
-                "parallelism.data_parallel_replicate_degree and data_parallel_shard_degree are \
-                 both -1, but only one can take all remaining ranks",
-                "set one of them to 1",
-            ));
         }
         Ok(())
     }
@@ -106,7 +102,7 @@ fn key_of(axis: Axis) -> &'static str {
 fn not_built(key: &str, degree: i64) -> ConfigError {
     ConfigError::not_built(
         format!("parallelism.{key} = {degree}"),
-        "data_parallel_replicate_degree",
+        "data_parallel_replicate_degree or data_parallel_shard_degree",
     )
 }
 
@@ -172,21 +168,18 @@ mod tests {
         assert_eq!(
             Config::parse(text, &[]).unwrap_err().to_string(),
             "parallelism.tensor_parallel_degree = 2: not built yet in this version; \
-             use data_parallel_replicate_degree"
+             use data_parallel_replicate_degree or data_parallel_shard_degree"
         );
-        let mut config = replicate(1);
-        config.parallelism.data_parallel_shard_degree = -1;
-        assert!(config.mesh(1).is_ok());
-        let message = config.mesh(8).unwrap_err().to_string();
-        assert!(message.starts_with("parallelism.data_parallel_shard_degree = 8: not built"));
     }
 
     #[test]
     fn only_one_degree_takes_the_rest() {
         let mut config = replicate(-1);
         config.parallelism.data_parallel_shard_degree = -1;
-        let message = config.mesh(2).unwrap_err().to_string();
-        assert!(message.contains("only one can take"), "{message}");
+        assert_eq!(config.mesh(6).unwrap().size(Axis::DpShard), 6);
+        config.parallelism.data_parallel_shard_degree = 3;
+        let mesh = config.mesh(6).unwrap();
+        assert_eq!(mesh.size(Axis::DpReplicate), 2);
         config.parallelism.data_parallel_shard_degree = 1;
         config.parallelism.tensor_parallel_degree = -1;
         assert!(config.mesh(2).is_err());

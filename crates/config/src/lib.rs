@@ -39,9 +39,9 @@ pub use llama::LlamaConfig;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, Backend, CheckpointSection, CommSection,
     Dataset, DebugSection, DecayType, Dtype, Flavor, GradientCompression, JobSection,
-    LrSchedulerSection, MetricsSection, ModelName, ModelSection, OptimizerImplementation,
-    OptimizerName, OptimizerSection, ParallelismSection, ProfilingSection, TrainingSection,
-    ValidationSection,
+    LrSchedulerSection, MetricsSection, ModelName, ModelSection, Offload, OptimizerImplementation,
+    OptimizerName, OptimizerSection, ParallelismSection, ProfilingSection, ReshardAfterForward,
+    SelectiveOption, TrainingSection, ValidationSection,
 };
 pub use spec::ModelSpec;
 

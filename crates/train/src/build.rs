@@ -1,15 +1,24 @@
 //! From the words of a config to the things they name: a model, a source of data, a strategy.
 
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use tch::Kind;
-use trainyard_config::{Config, Dataset, Dtype, GradientCompression, ModelSpec};
+use trainyard_config::{
+    Config, Dataset, Dtype, GradientCompression, ModelSpec, Offload, ReshardAfterForward,
+};
 use trainyard_data::{Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
-use trainyard_nn::{Builder, Llama, LlamaConfig, Model, Place, SimpleCnn, weights};
-use trainyard_parallel::{Bf16Compression, BucketLimits, DdpOptions, GradientHook, PlainReduction};
-use trainyard_torch::ReduceOp;
+use trainyard_mesh::Axis;
+use trainyard_nn::{Builder, Intercept, Llama, LlamaConfig, Model, Place, SimpleCnn, weights};
+use trainyard_parallel::{
+    Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
+    PlainReduction, Precision, RecomputePlan, Recomputing, Reshard, ShardOptions, Stage, Strategy,
+};
+use trainyard_torch::{ReduceOp, World};
 
 use crate::error::{Result, TrainError};
+use crate::trainer::data_axes;
 
 /// libtorch's type of a config's.
 pub fn kind(dtype: Dtype) -> Kind {
@@ -17,6 +26,23 @@ pub fn kind(dtype: Dtype) -> Kind {
         Dtype::Float32 => Kind::Float,
         Dtype::Float64 => Kind::Double,
         Dtype::Bfloat16 => Kind::BFloat16,
+        Dtype::Float16 => Kind::Half,
+    }
+}
+
+/// The sizes of a config's Llama, as the model takes them.
+pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: shape.vocab_size,
+        hidden_size: shape.hidden_size,
+        intermediate_size: shape.intermediate_size,
+        num_hidden_layers: shape.num_hidden_layers,
+        num_attention_heads: shape.num_attention_heads,
+        num_key_value_heads: shape.num_key_value_heads,
+        head_dim: shape.head_dim,
+        rope_theta: shape.rope_theta,
+        rms_norm_eps: shape.rms_norm_eps,
+        tie_word_embeddings: shape.tie_word_embeddings,
     }
 }
 
@@ -28,18 +54,7 @@ pub fn model(config: &Config, place: Place) -> Result<Box<dyn Model>> {
         .compute_kind(kind(config.training.compute_dtype()));
     let model: Box<dyn Model> = match config.model.resolve()? {
         ModelSpec::Llama(shape) => {
-            let shape = LlamaConfig {
-                vocab_size: shape.vocab_size,
-                hidden_size: shape.hidden_size,
-                intermediate_size: shape.intermediate_size,
-                num_hidden_layers: shape.num_hidden_layers,
-                num_attention_heads: shape.num_attention_heads,
-                num_key_value_heads: shape.num_key_value_heads,
-                head_dim: shape.head_dim,
-                rope_theta: shape.rope_theta,
-                rms_norm_eps: shape.rms_norm_eps,
-                tie_word_embeddings: shape.tie_word_embeddings,
-            };
+            let shape = llama_shape(&shape);
             Box::new(Llama::build(&shape, config.training.seq_len, &builder)?)
         }
         ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
@@ -101,6 +116,80 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
     })
 }
 
+/// The model, wrapped in the strategy that the degrees ask for.
+pub fn strategy(
+    config: &Config,
+    model: Rc<dyn Model>,
+    world: &World,
+    plan: &RecomputePlan,
+) -> Result<Box<dyn Strategy>> {
+    let mut inside: Vec<Rc<dyn Intercept>> = Vec::new();
+    if !plan.is_empty() {
+        inside.push(Rc::new(Recomputing::new(Rc::clone(&model), plan.clone())));
+    }
+    let keeps_all = config.parallelism.offload == Offload::None;
+    if world.mesh().size(Axis::DpShard) == 1 && keeps_all {
+        let group = world.group(data_axes())?;
+        let options = DdpOptions {
+            inside,
+            ..ddp_options(config)
+        };
+        return Ok(Box::new(Ddp::new(model, &group, options)?));
+    }
+    let options = ShardOptions {
+        inside,
+        offload: offload_options(config, world.rank()),
+        ..shard_options(config)
+    };
+    Ok(Box::new(FullyShard::new(model, world, options)?))
+}
+
+/// Where states are kept. `cpu` means the system's memory file system: main memory, but not the
+/// allocator's that layers compute in.
+fn offload_options(config: &Config, rank: usize) -> Option<OffloadOptions> {
+    let folder = match config.parallelism.offload {
+        Offload::None => return None,
+        Offload::Cpu => PathBuf::from("/dev/shm").join(format!("trainyard-{}", std::process::id())),
+        Offload::Nvme => config
+            .parallelism
+            .offload_folder
+            .clone()
+            .unwrap_or_default(),
+    };
+    Some(OffloadOptions {
+        folder,
+        rank,
+        num_buffers: 3,
+    })
+}
+
+/// How states are sharded.
+pub fn shard_options(config: &Config) -> ShardOptions {
+    let parallelism = &config.parallelism;
+    ShardOptions {
+        stage: match parallelism.zero_stage {
+            1 => Stage::OptimizerStates,
+            2 => Stage::Gradients,
+            _ => Stage::Parameters,
+        },
+        precision: Precision {
+            param: Some(kind(config.training.compute_dtype())),
+            reduce: Some(kind(config.reduce_dtype())),
+            output: None,
+        },
+        op: ReduceOp::Sum,
+        reshard_after_forward: match parallelism.fsdp_reshard_after_forward {
+            ReshardAfterForward::Default => Reshard::Default,
+            ReshardAfterForward::Always => Reshard::Always,
+            ReshardAfterForward::Never => Reshard::Never,
+        },
+        prefetch: parallelism.fsdp_prefetch,
+        overlap: parallelism.overlap,
+        offload: None,
+        inside: Vec::new(),
+    }
+}
+
 /// How gradients are reduced. Losses are divided by the global count, so gradients are summed.
 pub fn ddp_options(config: &Config) -> DdpOptions {
     let mib = |megabytes: f64| (megabytes * f64::from(1 << 20)) as u64;
@@ -117,5 +206,6 @@ pub fn ddp_options(config: &Config) -> DdpOptions {
         overlap: config.parallelism.overlap,
         find_unused_parameters: config.parallelism.find_unused_parameters,
         hook,
+        inside: Vec::new(),
     }
 }

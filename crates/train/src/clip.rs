@@ -2,10 +2,15 @@
 //!
 //! The same operations in the same order as PyTorch's, so that one rank trains to PyTorch's bits.
 //! (Dividing inside the optimiser's kernel would save a pass over the gradients and cost that.)
+//!
+//! What a rank holds of a parameter, its layout says: squares are summed over the axes that cut it,
+//! and over no others, so every element counts once.
 
 use tch::{Kind, Tensor};
+use trainyard_mesh::AxisSet;
 use trainyard_nn::Parameter;
-use trainyard_torch::kernel;
+use trainyard_torch::{Group, ReduceOp, World, kernel};
+use trainyard_trace::Purpose;
 
 use crate::zero::zero_at;
 use crate::{Result, TrainError};
@@ -13,7 +18,61 @@ use crate::{Result, TrainError};
 /// What keeps the division finite, as in PyTorch.
 const EPS: f64 = 1e-6;
 
-/// The 2-norm of all gradients there are, as one scalar tensor that the host has not read.
+/// Parameters cut by the same axes, and the ranks that hold the rest of them.
+struct Part {
+    parameters: Vec<Parameter>,
+    group: Group,
+}
+
+/// All parameters of a job, by how they are cut.
+pub struct GradNorm(Vec<Part>);
+
+impl GradNorm {
+    /// For these parameters, whose layouts are final.
+    pub fn new(parameters: &[Parameter], world: &World) -> Result<GradNorm> {
+        let mut by_axes: Vec<(AxisSet, Vec<Parameter>)> = Vec::new();
+        for parameter in parameters {
+            let axes = parameter.layout().cut_axes();
+            match by_axes.iter_mut().find(|(known, _)| *known == axes) {
+                Some((_, members)) => members.push(parameter.clone()),
+                None => by_axes.push((axes, vec![parameter.clone()])),
+            }
+        }
+        let parts = by_axes.into_iter().map(|(axes, parameters)| {
+            let group = world.group(axes)?;
+            Ok(Part { parameters, group })
+        });
+        Ok(GradNorm(parts.collect::<Result<_>>()?))
+    }
+
+    /// The 2-norm of the global gradient, as one scalar tensor that the host has not read.
+    pub fn norm(&self) -> Result<Tensor> {
+        let norms = self.0.iter().map(Part::norm).collect::<Result<Vec<_>>>()?;
+        match &norms[..] {
+            [norm] => Ok(norm.shallow_clone()),
+            [] => Err(TrainError::NoParameters),
+            _ => tch::no_grad(|| Ok(stacked(&norms)?.f_norm()?)),
+        }
+    }
+}
+
+impl Part {
+    fn norm(&self) -> Result<Tensor> {
+        let own = grad_norm(&self.parameters)?;
+        if self.group.size() == 1 {
+            return Ok(own);
+        }
+        tch::no_grad(|| {
+            let square = own.f_square()?.f_view(1)?;
+            self.group
+                .all_reduce(&square, ReduceOp::Sum, Purpose::Control)?
+                .wait()?;
+            Ok(square.f_sqrt()?.f_squeeze()?)
+        })
+    }
+}
+
+/// The 2-norm of all gradients this rank holds, as one scalar tensor that the host has not read.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
     tch::no_grad(|| {
         let gradients = gradients(parameters)?;
@@ -50,8 +109,7 @@ fn clip_coefficient(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
 fn gradients(parameters: &[Parameter]) -> Result<Vec<Tensor>> {
     let mut gradients = Vec::with_capacity(parameters.len());
     for parameter in parameters {
-        let gradient = parameter.tensor().f_grad()?;
-        gradients.extend(gradient.defined().then_some(gradient));
+        gradients.extend(parameter.gradient()?);
     }
     Ok(gradients)
 }

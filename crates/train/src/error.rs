@@ -43,6 +43,32 @@ pub enum TrainError {
         /// What the system said.
         source: io::Error,
     },
+    /// Ranks would hold more than they may.
+    #[error(
+        "a rank would hold {peak} bytes, {} more than training.memory_limit_bytes = {limit}; {advice}",
+        peak - limit
+    )]
+    OverLimit {
+        /// The most a rank may hold.
+        limit: u64,
+        /// The most it would.
+        peak: u64,
+        /// What would fit.
+        advice: String,
+    },
+    /// No choice of what to recompute stays under the budget.
+    #[error(
+        "a rank would hold {peak} bytes with every block recomputed, more than \
+         activation_checkpoint.memory_budget_bytes = {budget}: raise it by {}, shard over more \
+         ranks, or lower training.local_batch_size",
+        peak - budget
+    )]
+    OverBudget {
+        /// The most a rank may hold.
+        budget: u64,
+        /// The least it would.
+        peak: u64,
+    },
     /// A tensor that is not part of this optimiser's state.
     #[error(
         "optimiser state {name} belongs to no parameter of this job: \

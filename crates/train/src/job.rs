@@ -6,19 +6,27 @@ use std::time::{Duration, Instant};
 use trainyard_checkpoint::{Checkpoint, TrainState};
 use trainyard_config::{Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
-use trainyard_nn::{Module, Place};
+use trainyard_nn::Place;
 use trainyard_torch::{World, memory};
 use trainyard_trace::{SpanKind, chrome_file_name};
 
 use crate::build;
 use crate::error::{Result, TrainError};
+use crate::fits;
 use crate::memory_capacity::memory_capacity;
+use crate::memory_report::{MemoryRecord, MemoryWatch};
 use crate::metrics::{Sinks, StepMetrics};
 use crate::trainer::{StepOutcome, Trainer};
+use crate::whole_state::{
+    blank_parameters, load_parameters, part_of_optimizer, whole_optimizer, whole_parameters,
+};
 
 /// Trains as the config says, on this rank, to the end.
 pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
     memory::observe();
+    fits::check(config, world)?;
+    let limit = config.training.memory_limit_bytes;
+    memory::limit((limit > 0).then_some(limit));
     let mut job = Job::new(config, world, place)?;
     while job.trainer.steps_taken() < config.training.steps {
         job.step()?;
@@ -35,6 +43,8 @@ struct Job<'a> {
     sinks: Sinks,
     flops_per_target: f64,
     memory_capacity: u64,
+    /// Until the step it waits for.
+    memory_watch: Option<MemoryWatch>,
     window: Window,
 }
 
@@ -60,7 +70,7 @@ impl Window {
 impl<'a> Job<'a> {
     fn new(config: &'a Config, world: &'a World, place: Place) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, place)?;
-        resume(config, &mut trainer, world.rank())?;
+        resume(config, &mut trainer, world)?;
         let loader = loader(config, &trainer, false, trainer.steps_taken())?;
         let spec = config.model.resolve()?;
         if world.rank() == 0 {
@@ -79,6 +89,7 @@ impl<'a> Job<'a> {
             sinks: Sinks::open(config, world.rank(), trainer.steps_taken())?,
             flops_per_target: flops_per_target(&spec, config.training.seq_len),
             memory_capacity: memory_capacity()?,
+            memory_watch: MemoryWatch::from_config(config, world.rank(), trainer.steps_taken()),
             window: Window::begin(),
             config,
             world,
@@ -92,10 +103,15 @@ impl<'a> Job<'a> {
         let batches = self.next_batches()?;
         self.window.num_steps += 1;
         self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
-        let outcome = self.trainer.step(&batches)?;
+        let (outcome, memory) = self.take_step(&batches)?;
         let step = self.trainer.steps_taken();
         if self.sinks.is_due(step) || step == self.config.training.steps {
             self.report(&outcome)?;
+        }
+        if let Some(memory) = memory {
+            memory.write()?;
+            // Time spent here is not the steps' own.
+            self.window = Window::begin();
         }
         self.sinks.advance(step);
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
@@ -107,6 +123,20 @@ impl<'a> Job<'a> {
             self.save()?;
         }
         Ok(())
+    }
+
+    /// The step itself, watched if its memory is to be reported.
+    fn take_step(&mut self, batches: &[Batch]) -> Result<(StepOutcome, Option<MemoryRecord>)> {
+        let number = self.trainer.steps_taken() + 1;
+        let due = |watch: &mut MemoryWatch| watch.step() == number;
+        match self.memory_watch.take_if(due) {
+            Some(watch) => {
+                let ledger = self.world.ledger();
+                let (outcome, memory) = watch.watch(ledger, || self.trainer.step(batches))?;
+                Ok((outcome, Some(memory)))
+            }
+            None => Ok((self.trainer.step(batches)?, None)),
+        }
     }
 
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
@@ -168,6 +198,8 @@ impl<'a> Job<'a> {
             .world
             .ledger()
             .enter(SpanKind::Checkpoint, "checkpoint");
+        let parameters = whole_parameters(&self.trainer, self.world)?;
+        let optimizer = whole_optimizer(&self.trainer, self.world)?;
         if self.world.rank() == 0 {
             let step = self.trainer.steps_taken();
             let state = TrainState {
@@ -180,8 +212,8 @@ impl<'a> Job<'a> {
             };
             let path = trainyard_checkpoint::save(
                 checkpoint_folder(self.config),
-                self.trainer.model(),
-                &self.trainer.optimizer().state(),
+                &parameters,
+                &optimizer,
                 &state,
                 self.config.checkpoint.keep_latest_k,
             )?;
@@ -228,7 +260,7 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first_step: u64)
 }
 
 /// Takes model and optimiser from the newest checkpoint, if there is one and the config wants it.
-fn resume(config: &Config, trainer: &mut Trainer, rank: usize) -> Result<()> {
+fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
     let named = config.checkpoint.initial_load_path.clone();
     let newest = match config.checkpoint.enable && config.checkpoint.resume {
         true => trainyard_checkpoint::latest(checkpoint_folder(config))?,
@@ -238,12 +270,13 @@ fn resume(config: &Config, trainer: &mut Trainer, rank: usize) -> Result<()> {
         return Ok(());
     };
     let checkpoint = Checkpoint::open(path)?;
-    checkpoint.load_model(trainer.model())?;
-    trainer
-        .optimizer_mut()
-        .load_state(checkpoint.load_optimizer()?)?;
+    let parameters = blank_parameters(trainer)?;
+    checkpoint.load_model(&parameters)?;
+    load_parameters(trainer, world, &parameters)?;
+    let state = part_of_optimizer(trainer, world, checkpoint.load_optimizer()?)?;
+    trainer.optimizer_mut().load_state(state)?;
     trainer.resume_at(checkpoint.state().step);
-    if rank == 0 {
+    if world.rank() == 0 {
         tracing::info!(
             "resumed after step {} from {}",
             checkpoint.state().step,

@@ -4,12 +4,16 @@ pub mod build;
 pub mod clip;
 pub mod dry_run;
 mod error;
+mod fits;
 pub mod job;
 mod memory_capacity;
+mod memory_report;
 pub mod metrics;
 pub mod optimizer;
+mod recompute;
 mod schedule;
 mod trainer;
+pub mod whole_state;
 mod zero;
 
 pub use error::{Result, TrainError};

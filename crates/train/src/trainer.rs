@@ -1,18 +1,21 @@
 //! One optimiser step: forward, backward, clip, update.
 
 use tch::{Kind, Tensor};
-use trainyard_config::{Batching, Config, ModelSpec};
+use trainyard_config::{Batching, Config, Dtype, ModelSpec};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Model, Module, Parameter, Place};
-use trainyard_parallel::{Ddp, DdpOptions, Sync};
+use trainyard_nn::{Context, Parameter, Place};
+use trainyard_parallel::{
+    Ddp, DdpOptions, LossScale, ParallelError, RecomputePlan, Strategy, Sync, Update, Verdict,
+};
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 
 use crate::build;
-use crate::clip::{clip, grad_norm};
+use crate::clip::{GradNorm, clip};
 use crate::error::Result;
 use crate::optimizer::{self, Optimizer};
+use crate::recompute;
 use crate::schedule::Schedule;
 
 /// The axes over which the batch is divided.
@@ -22,11 +25,14 @@ pub fn data_axes() -> AxisSet {
 
 /// A model under training on this rank.
 pub struct Trainer {
-    model: Ddp<Box<dyn Model>>,
+    model: Box<dyn Strategy>,
     parameters: Vec<Parameter>,
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
+    grad_norm: GradNorm,
     max_norm: f64,
+    /// With float16 only.
+    loss_scale: Option<LossScale>,
     data_group: Group,
     ledger: Ledger,
     batching: Batching,
@@ -35,6 +41,27 @@ pub struct Trainer {
     nominal: f64,
     is_dry_run: bool,
     step: u64,
+}
+
+/// The optimiser in one step, as the strategy calls it.
+struct Stepping<'a> {
+    optimizer: &'a mut dyn Optimizer,
+    learning_rate: f64,
+    scale: Option<Tensor>,
+}
+
+impl Update for Stepping<'_> {
+    fn step(&mut self) -> trainyard_parallel::Result<()> {
+        self.optimizer
+            .step(self.learning_rate, self.scale.as_ref())
+            .map_err(|e| ParallelError::Update {
+                reason: e.to_string(),
+            })
+    }
+
+    fn states(&self) -> Vec<(String, Tensor)> {
+        self.optimizer.state()
+    }
 }
 
 /// The global number of targets on its way.
@@ -64,24 +91,49 @@ pub struct StepOutcome {
 impl Trainer {
     /// Builds model, strategy and optimiser as the config says.
     pub fn new(config: &Config, world: &World, place: Place) -> Result<Trainer> {
-        Self::with_options(config, world, place, build::ddp_options(config))
+        Self::with_plan(config, world, place, &recompute::plan(config, world)?)
     }
 
-    /// The same with another way of reducing gradients.
+    /// The same with another choice of what to recompute.
+    pub fn with_plan(
+        config: &Config,
+        world: &World,
+        place: Place,
+        plan: &RecomputePlan,
+    ) -> Result<Trainer> {
+        let model = build::model(config, place)?;
+        let strategy = build::strategy(config, model.into(), world, plan)?;
+        Self::with_strategy(config, world, strategy)
+    }
+
+    /// The same, replicated, with another way of reducing gradients.
     pub fn with_options(
         config: &Config,
         world: &World,
         place: Place,
         options: DdpOptions,
     ) -> Result<Trainer> {
+        let model = build::model(config, place)?;
+        let model = Ddp::new(model, &world.group(data_axes())?, options)?;
+        Self::with_strategy(config, world, Box::new(model))
+    }
+
+    /// The same with a model that is wrapped already.
+    pub fn with_strategy(
+        config: &Config,
+        world: &World,
+        model: Box<dyn Strategy>,
+    ) -> Result<Trainer> {
         let data_group = world.group(data_axes())?;
         let batching = config.batching(data_group.size())?;
-        let model = Ddp::new(build::model(config, place)?, &data_group, options)?;
         let parameters: Vec<Parameter> = model.parameters();
         Ok(Trainer {
             optimizer: optimizer::build(&config.optimizer, parameters.clone()),
             schedule: Schedule::from_config(config, batching.global),
+            grad_norm: GradNorm::new(&parameters, world)?,
             max_norm: config.training.max_norm,
+            loss_scale: (config.training.compute_dtype() == Dtype::Float16)
+                .then(LossScale::default),
             nominal: match config.model.resolve()? {
                 ModelSpec::Llama(_) => batching.global * config.training.seq_len,
                 ModelSpec::Cnn => batching.global,
@@ -107,15 +159,23 @@ impl Trainer {
         })?;
         // Counts that differ between ranks are set right here, where nobody waits for them any more.
         let correction = nominal / counting.finish()?;
+        // What gradients must be multiplied by to be those of the mean loss.
+        let factor = correction / self.scale();
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
-            let grad_norm = scaled(grad_norm(&self.parameters)?, correction)?;
-            if self.max_norm > 0.0 {
-                clip(&self.parameters, &grad_norm, self.max_norm)?;
-            }
-            let scale = (correction != 1.0).then(|| Tensor::from(1.0 / correction));
+            let grad_norm = scaled(self.grad_norm.norm()?, factor)?;
             let learning_rate = self.schedule.lr(self.step);
-            self.optimizer.step(learning_rate, scale.as_ref())?;
+            if self.judge(&grad_norm)? == Verdict::Take {
+                if self.max_norm > 0.0 {
+                    clip(&self.parameters, &grad_norm, self.max_norm)?;
+                }
+                let scale = (factor != 1.0).then(|| Tensor::from(1.0 / factor));
+                self.model.update(&mut Stepping {
+                    optimizer: &mut *self.optimizer,
+                    learning_rate,
+                    scale,
+                })?;
+            }
             self.model.zero_grad()?;
             StepOutcome {
                 loss_part: scaled(loss_part, correction)?,
@@ -125,6 +185,30 @@ impl Trainer {
         };
         self.step += 1;
         Ok(outcome)
+    }
+
+    /// What the loss is multiplied by.
+    fn scale(&self) -> f64 {
+        self.loss_scale.as_ref().map_or(1.0, LossScale::scale)
+    }
+
+    /// Whether the step may be taken. The host reads the norm only where losses are scaled.
+    fn judge(&mut self, norm: &Tensor) -> Result<Verdict> {
+        let Some(scale) = &mut self.loss_scale else {
+            return Ok(Verdict::Take);
+        };
+        if self.is_dry_run {
+            return Ok(Verdict::Take);
+        }
+        let verdict = scale.judge(f64::try_from(norm)?);
+        if verdict == Verdict::Skip && self.ledger.rank() == 0 {
+            tracing::warn!(
+                "step {} skipped: a gradient overflowed; loss scale is now {}",
+                self.step + 1,
+                scale.scale()
+            );
+        }
+        Ok(verdict)
     }
 
     fn forward_backward(&mut self, microbatches: &[Batch], count: f64) -> Result<Tensor> {
@@ -143,7 +227,8 @@ impl Trainer {
             };
             {
                 let _span = self.ledger.enter(SpanKind::Backward, "backward");
-                self.model.backward(run, &loss, sync)?;
+                let scaled = scaled(loss.shallow_clone(), self.scale())?;
+                self.model.backward(run, &scaled, sync)?;
             }
             let loss = loss.detach();
             total = Some(match total {
@@ -195,6 +280,11 @@ impl Trainer {
         self.global_loss(&total)
     }
 
+    /// Waits for what the last step has left under way for the next one.
+    pub fn settle(&self) -> Result<()> {
+        Ok(self.model.settle()?)
+    }
+
     /// Steps taken so far.
     pub fn steps_taken(&self) -> u64 {
         self.step
@@ -216,8 +306,8 @@ impl Trainer {
     }
 
     /// The model, wrapped in its strategy.
-    pub fn model(&self) -> &Ddp<Box<dyn Model>> {
-        &self.model
+    pub fn model(&self) -> &dyn Strategy {
+        &*self.model
     }
 
     /// All parameters, in the model's order.

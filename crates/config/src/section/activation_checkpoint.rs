@@ -11,32 +11,80 @@ pub enum ActivationCheckpointMode {
     #[default]
     #[serde(rename = "none")]
     None,
-    /// What is cheap to recompute.
+    /// What `selective_ac_option` says.
     #[serde(rename = "selective")]
     Selective,
     /// Every block.
     #[serde(rename = "full")]
     Full,
+    /// As little as `memory_budget_bytes` allows.
+    #[serde(rename = "memory_budget")]
+    MemoryBudget,
+}
+
+/// What selective recomputation makes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelectiveOption {
+    /// The attention of every block.
+    Attention,
+    /// All of every so manieth block.
+    Every(usize),
 }
 
 /// `[activation_checkpoint]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ActivationCheckpointSection {
     /// What is recomputed in backward.
     pub mode: ActivationCheckpointMode,
+    /// For `selective`: "attention", or a number k for all of every k-th block.
+    pub selective_ac_option: String,
+    /// For `memory_budget`: the most bytes a rank may hold.
+    pub memory_budget_bytes: u64,
+}
+
+impl Default for ActivationCheckpointSection {
+    fn default() -> Self {
+        ActivationCheckpointSection {
+            mode: ActivationCheckpointMode::None,
+            selective_ac_option: "attention".to_owned(),
+            memory_budget_bytes: 0,
+        }
+    }
 }
 
 impl ActivationCheckpointSection {
+    /// What selective recomputation makes again.
+    pub fn selective(&self) -> Result<SelectiveOption, ConfigError> {
+        let option = self.selective_ac_option.as_str();
+        match (option, option.parse()) {
+            ("attention", _) => Ok(SelectiveOption::Attention),
+            (_, Ok(k)) if k > 0 => Ok(SelectiveOption::Every(k)),
+            _ => Err(ConfigError::contradiction(
+                format!(
+                    "activation_checkpoint.selective_ac_option = {option:?} names nothing to recompute"
+                ),
+                "use \"attention\", or \"2\" for every second block",
+            )),
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let mode = match self.mode {
-            ActivationCheckpointMode::None => return Ok(()),
-            ActivationCheckpointMode::Selective => "selective",
-            ActivationCheckpointMode::Full => "full",
-        };
-        Err(ConfigError::not_built(
-            format!("activation_checkpoint.mode = \"{mode}\""),
-            "activation_checkpoint.mode = \"none\"",
-        ))
+        self.selective()?;
+        let budget = self.memory_budget_bytes;
+        match (self.mode == ActivationCheckpointMode::MemoryBudget, budget) {
+            (true, 0) => Err(ConfigError::contradiction(
+                "activation_checkpoint.mode = \"memory_budget\", but memory_budget_bytes is absent",
+                "set activation_checkpoint.memory_budget_bytes",
+            )),
+            (false, 1..) => Err(ConfigError::contradiction(
+                format!(
+                    "activation_checkpoint.memory_budget_bytes = {budget} has a meaning only in \
+                     mode \"memory_budget\""
+                ),
+                "use activation_checkpoint.mode = \"memory_budget\"",
+            )),
+            _ => Ok(()),
+        }
     }
 }

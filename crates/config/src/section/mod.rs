@@ -14,7 +14,9 @@ mod profiling;
 mod training;
 mod validation;
 
-pub use activation_checkpoint::{ActivationCheckpointMode, ActivationCheckpointSection};
+pub use activation_checkpoint::{
+    ActivationCheckpointMode, ActivationCheckpointSection, SelectiveOption,
+};
 pub use checkpoint::CheckpointSection;
 pub use comm::{Backend, CommSection};
 pub use debug::DebugSection;
@@ -23,7 +25,7 @@ pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
 pub use model::{Flavor, ModelName, ModelSection};
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
-pub use parallelism::{GradientCompression, ParallelismSection};
+pub use parallelism::{GradientCompression, Offload, ParallelismSection, ReshardAfterForward};
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};
 pub use validation::ValidationSection;

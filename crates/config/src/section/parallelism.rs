@@ -1,5 +1,7 @@
 //! `[parallelism]`: how the work is split over ranks.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::within;
@@ -17,6 +19,36 @@ pub enum GradientCompression {
     Bf16,
 }
 
+/// Whether parameters sharded over ranks go after forward and are gathered again for backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReshardAfterForward {
+    /// All but the last unit's, which backward needs at once.
+    #[default]
+    #[serde(rename = "default")]
+    Default,
+    /// All.
+    #[serde(rename = "always")]
+    Always,
+    /// None.
+    #[serde(rename = "never")]
+    Never,
+}
+
+/// Where parameters and optimiser states are kept while nobody computes with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Offload {
+    /// With the layers that compute with them.
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// In main memory, outside of what tensors are allocated from.
+    #[serde(rename = "cpu")]
+    Cpu,
+    /// In files.
+    #[serde(rename = "nvme")]
+    Nvme,
+}
+
 /// `[parallelism]`. A degree of -1 takes all ranks that the others leave.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -25,6 +57,16 @@ pub struct ParallelismSection {
     pub data_parallel_replicate_degree: i64,
     /// Ranks over which the state of one copy is sharded.
     pub data_parallel_shard_degree: i64,
+    /// What those ranks shard: 1 optimiser states, 2 gradients too, 3 parameters too.
+    pub zero_stage: usize,
+    /// Whether sharded parameters go after forward; stage 3 only.
+    pub fsdp_reshard_after_forward: ReshardAfterForward,
+    /// How many units' parameters are gathered ahead of their use; stage 3 only.
+    pub fsdp_prefetch: usize,
+    /// Where parameters and optimiser states are kept while nobody computes with them.
+    pub offload: Offload,
+    /// The folder of the files, on a fast disk, for `nvme`.
+    pub offload_folder: Option<PathBuf>,
     /// Ranks that share every matrix.
     pub tensor_parallel_degree: i64,
     /// Ranks that share the layers.
@@ -50,6 +92,11 @@ impl Default for ParallelismSection {
         ParallelismSection {
             data_parallel_replicate_degree: -1,
             data_parallel_shard_degree: 1,
+            zero_stage: 3,
+            fsdp_reshard_after_forward: ReshardAfterForward::Default,
+            fsdp_prefetch: 1,
+            offload: Offload::None,
+            offload_folder: None,
             tensor_parallel_degree: 1,
             pipeline_parallel_degree: 1,
             context_parallel_degree: 1,
@@ -73,6 +120,35 @@ impl ParallelismSection {
         ] {
             within(key, value, smallest, 1024.0 * 1024.0)?;
         }
+        within("parallelism.zero_stage", self.zero_stage as f64, 1.0, 3.0)?;
+        self.check_offload()?;
         Ok(())
+    }
+
+    fn check_offload(&self) -> Result<(), ConfigError> {
+        match (self.offload, &self.offload_folder) {
+            (Offload::Nvme, None) => Err(ConfigError::contradiction(
+                "parallelism.offload = \"nvme\", but parallelism.offload_folder is absent",
+                "set parallelism.offload_folder to a folder on a fast disk",
+            )),
+            (Offload::None | Offload::Cpu, Some(folder)) => Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.offload_folder = {folder:?} has a meaning only with \
+                     parallelism.offload = \"nvme\""
+                ),
+                "use parallelism.offload = \"nvme\", or remove the folder",
+            )),
+            (Offload::Nvme | Offload::Cpu, _) if self.zero_stage != 3 => {
+                Err(ConfigError::contradiction(
+                    format!(
+                        "parallelism.offload needs parameters that are gathered when needed, but \
+                         parallelism.zero_stage = {}",
+                        self.zero_stage
+                    ),
+                    "use parallelism.zero_stage = 3",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -23,6 +23,9 @@ pub struct ProfilingSection {
     pub enable_memory_snapshot: bool,
     /// Folder for memory records, under `job.dump_folder`.
     pub save_memory_snapshot_folder: PathBuf,
+    /// A file for the picture of the second step's memory, as HTML. Rank 0 writes it; rank N puts
+    /// `.rankN` before the extension.
+    pub memory: Option<PathBuf>,
 }
 
 impl Default for ProfilingSection {
@@ -34,6 +37,7 @@ impl Default for ProfilingSection {
             profiler_active: 1,
             enable_memory_snapshot: false,
             save_memory_snapshot_folder: "memory_snapshot".into(),
+            memory: None,
         }
     }
 }
@@ -42,6 +46,7 @@ impl ProfilingSection {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         at_least_one("profiling.profile_freq", self.profile_freq)?;
         at_least_one("profiling.profiler_active", self.profiler_active)?;
+        self.check_memory()?;
         if self.profiler_active <= self.profile_freq {
             return Ok(());
         }
@@ -50,5 +55,31 @@ impl ProfilingSection {
             format!("profiling.profiler_active = {active} exceeds profiling.profile_freq = {freq}"),
             format!("use profiling.profiler_active = {freq} or less"),
         ))
+    }
+
+    fn check_memory(&self) -> Result<(), ConfigError> {
+        match &self.memory {
+            Some(path) if path.file_name().is_none() => Err(ConfigError::contradiction(
+                format!("profiling.memory = {path:?} names no file"),
+                "use a name such as memory.html",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    #[test]
+    fn the_memory_report_needs_a_file_name() {
+        let config = Config::parse("", &["--profiling.memory=out/step.html".into()]).unwrap();
+        assert_eq!(
+            config.profiling.memory.as_deref(),
+            Some("out/step.html".as_ref())
+        );
+        let refused = Config::parse("[profiling]\nmemory = ''\n", &[]).unwrap_err();
+        assert!(refused.to_string().contains("memory.html"), "{refused}");
     }
 }

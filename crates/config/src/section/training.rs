@@ -35,13 +35,16 @@ pub enum Dtype {
     /// 16 bits with the range of `float32`.
     #[serde(rename = "bfloat16")]
     Bfloat16,
+    /// 16 bits with more precision and little range: losses are scaled.
+    #[serde(rename = "float16")]
+    Float16,
 }
 
 impl Dtype {
     /// Bytes of one number.
     pub fn size(self) -> usize {
         match self {
-            Dtype::Bfloat16 => 2,
+            Dtype::Bfloat16 | Dtype::Float16 => 2,
             Dtype::Float32 => 4,
             Dtype::Float64 => 8,
         }
@@ -51,6 +54,7 @@ impl Dtype {
     pub fn name(self) -> &'static str {
         match self {
             Dtype::Bfloat16 => "bfloat16",
+            Dtype::Float16 => "float16",
             Dtype::Float32 => "float32",
             Dtype::Float64 => "float64",
         }
@@ -76,6 +80,9 @@ pub struct TrainingSection {
     pub max_norm: f64,
     /// Optimiser steps.
     pub steps: u64,
+    /// The most bytes that tensors of a rank may hold; 0 for no limit. A job that would need more is
+    /// refused before it starts, with what would fit.
+    pub memory_limit_bytes: u64,
     /// The type in which weights and optimiser state are held.
     pub dtype: Dtype,
     /// The type in which layers compute; `dtype` if absent.
@@ -94,6 +101,7 @@ impl Default for TrainingSection {
             seq_len: 2048,
             max_norm: 1.0,
             steps: 10_000,
+            memory_limit_bytes: 0,
             dtype: Dtype::Float32,
             mixed_precision_param: None,
             mixed_precision_reduce: None,
@@ -115,6 +123,12 @@ impl TrainingSection {
             at_least_one("training.global_batch_size", global as u64)?;
         }
         within("training.max_norm", self.max_norm, 0.0, f64::INFINITY)?;
+        if self.dtype == Dtype::Float16 {
+            return Err(ConfigError::contradiction(
+                "training.dtype = \"float16\" leaves no room for small updates of weights",
+                "use training.dtype = \"float32\" with training.mixed_precision_param = \"float16\"",
+            ));
+        }
         self.check_dataset_path()?;
         let mixed = [
             ("mixed_precision_param", self.mixed_precision_param),
@@ -146,8 +160,8 @@ impl TrainingSection {
     /// narrowing `float64` would lose what it was chosen for.
     fn check_mixed(&self, key: &str, mixed: Option<Dtype>) -> Result<(), ConfigError> {
         let Some(mixed) = mixed else { return Ok(()) };
-        let allowed =
-            mixed == self.dtype || (self.dtype == Dtype::Float32 && mixed == Dtype::Bfloat16);
+        let is_narrow = matches!(mixed, Dtype::Bfloat16 | Dtype::Float16);
+        let allowed = mixed == self.dtype || (self.dtype == Dtype::Float32 && is_narrow);
         if allowed {
             return Ok(());
         }

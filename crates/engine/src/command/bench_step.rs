@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use trainyard_config::Config;
-use trainyard_data::{Batch, Sampler, Source, collate};
+use trainyard_data::{Sampler, step_batches};
 use trainyard_nn::Place;
-use trainyard_torch::{Backend, Group, Rendezvous, memory};
+use trainyard_torch::{Backend, Group, Rendezvous, World, memory};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::{Trainer, build};
 
@@ -25,7 +25,11 @@ pub struct Arguments {
     #[arg(long, value_parser = ["tiny", "small", "cnn"])]
     preset: String,
     /// How the work is divided; `bare` is one rank's work without communication.
-    #[arg(long, value_parser = ["single", "bare", "ddp"], default_value = "ddp")]
+    #[arg(
+        long,
+        value_parser = ["single", "bare", "ddp", "zero1", "zero2", "zero3", "fsdp2"],
+        default_value = "ddp"
+    )]
     strategy: String,
     /// Number types.
     #[arg(long, value_parser = ["fp32", "bf16"], default_value = "fp32")]
@@ -124,8 +128,8 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let num_steps = arguments.warmup + arguments.steps;
     let batches = (0..num_steps)
         .map(|step| step_batches(&*source, &sampler, step as u64, at.rank))
-        .collect::<Result<Vec<_>>>()?;
-    let alone = trainyard_torch::World::alone(Ledger::new(at.rank))?;
+        .collect::<Result<Vec<_>, _>>()?;
+    let alone = World::alone(Ledger::new(at.rank))?;
     if is_bare {
         config.training.global_batch_size =
             config.training.global_batch_size.map(|b| b / at.world_size);
@@ -136,7 +140,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     for (step, microbatches) in batches.iter().enumerate() {
         if step == arguments.warmup {
             everyone.barrier()?.wait()?;
-            measured.begin(trainer.data_group());
+            measured.begin(&world);
         }
         let start = Instant::now();
         let outcome = trainer.step(microbatches)?;
@@ -146,7 +150,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     }
     let cpu_ms = 1e3 * (cpu_seconds() - measured.cpu_before) / arguments.steps as f64;
     everyone.barrier()?.wait()?;
-    let wire = trainer.data_group().wire_bytes();
+    let wire = world.wire_bytes();
     let per_step = |after: u64, before: u64| (after - before) as f64 / arguments.steps as f64;
     let mine = [
         cpu_ms,
@@ -238,9 +242,9 @@ struct Measured {
 }
 
 impl Measured {
-    fn begin(&mut self, group: &Group) {
+    fn begin(&mut self, world: &World) {
         self.cpu_before = cpu_seconds();
-        self.wire_before = group.wire_bytes();
+        self.wire_before = world.wire_bytes();
         memory::reset_peak();
     }
 }
@@ -261,10 +265,16 @@ fn preset(arguments: &Arguments) -> Result<Config> {
         "bf16" => "mixed_precision_param = \"bfloat16\"\nmixed_precision_reduce = \"float32\"",
         _ => "",
     };
+    let sharding = match arguments.strategy.as_str() {
+        "zero1" => "data_parallel_shard_degree = -1\nzero_stage = 1",
+        "zero2" => "data_parallel_shard_degree = -1\nzero_stage = 2",
+        "zero3" | "fsdp2" => "data_parallel_shard_degree = -1",
+        _ => "",
+    };
     let text = format!(
         "[model]\n{model}\n[training]\nlocal_batch_size = 1\nglobal_batch_size = {batch}\n\
          seq_len = {seq_len}\nmax_norm = 1.0\nsteps = {}\n{precision}\n\
-         [parallelism]\nbucket_cap_mb = {:?}\noverlap = {}\n\
+         [parallelism]\n{sharding}\nbucket_cap_mb = {:?}\noverlap = {}\n\
          [optimizer]\nlr = 3e-4\nbeta1 = 0.9\nbeta2 = 0.95\neps = 1e-8\nweight_decay = 0.1\n\
          [debug]\nseed = {}\n",
         arguments.warmup + arguments.steps,
@@ -273,23 +283,6 @@ fn preset(arguments: &Arguments) -> Result<Config> {
         arguments.seed,
     );
     Ok(Config::parse(&text, &[])?)
-}
-
-fn step_batches(
-    source: &dyn Source,
-    sampler: &Sampler,
-    step: u64,
-    rank: usize,
-) -> Result<Vec<Batch>> {
-    (0..sampler.num_microbatches())
-        .map(|microbatch| {
-            let samples = sampler
-                .positions(step, microbatch, rank as u64)?
-                .map(|index| source.sample(index))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok(collate(&samples, Device::Cpu)?)
-        })
-        .collect()
 }
 
 /// Every rank's list, on every rank.
@@ -315,7 +308,7 @@ fn print_operators(operators: &[trainyard_trace::Operator]) {
     }
 }
 
-fn write_trace(folder: &std::path::Path, world: &trainyard_torch::World) -> Result<()> {
+fn write_trace(folder: &std::path::Path, world: &World) -> Result<()> {
     let io = |source| crate::error::EngineError::Io {
         path: folder.to_owned(),
         source,

@@ -52,6 +52,15 @@ fn table(found: &DryRun) -> String {
         let share = 100.0 * *bytes as f64 / found.peak_bytes.max(1) as f64;
         out += &format!("  {kind:<14} {:>12}  {share:5.1} %\n", readable(*bytes));
     }
+    let (states, formula) = (found.states.total(), found.states_by_formula.total());
+    out += &format!(
+        "states      {} between steps ({})\n",
+        readable(states),
+        match states == formula {
+            true => "as the formula says".to_owned(),
+            false => format!("{states} bytes, {formula} by formula"),
+        }
+    );
     out += &format!(
         "\n{:<16} {:<11} {:>6} {:>14} {:>14}\n",
         "collective", "purpose", "count", "payload", "sent"

@@ -44,7 +44,7 @@ impl Tolerance {
                 parameters: 1e-5,
                 by_element: false,
             },
-            Dtype::Float32 | Dtype::Bfloat16 => Tolerance {
+            Dtype::Float32 | Dtype::Bfloat16 | Dtype::Float16 => Tolerance {
                 name: "bfloat16",
                 scalars: 2e-2,
                 parameters: 5e-2,
@@ -196,34 +196,34 @@ fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> 
     })
 }
 
-/// Gradients travel once per step, and what all ranks send of them adds up to `2 (n - 1)` times that.
+/// What all ranks sent together: exactly what the formulas say, and what the kernel saw.
 fn bytes(ranks: &[Findings]) -> Vec<Row> {
-    let steps = ranks[0].losses.len() as u64;
-    let num_ranks = ranks.len() as u64;
-    let payload = steps * ranks[0].gradient_bytes;
+    let sum = |of: fn(&Findings) -> u64| ranks.iter().map(of).sum::<u64>();
     let exact = |what: &str, found: u64, expected: u64| Row {
         what: what.to_owned(),
         worst: found.abs_diff(expected) as f64,
         at: format!("{found} of {expected}"),
         allowed: 0.0,
     };
-    let sent: u64 = ranks.iter().map(|r| r.gradient_sent).sum();
-    let all_sent: u64 = ranks.iter().map(|r| r.sent).sum();
-    let wire: u64 = ranks.iter().map(|r| r.wire_sent).sum();
-    vec![
-        exact("gradient bytes reduced", ranks[0].gradient_payload, payload),
-        exact(
-            "gradient bytes sent, all ranks",
-            sent,
-            2 * (num_ranks - 1) * payload,
-        ),
-        Row {
-            what: "ledger against the kernel's counters".to_owned(),
-            worst: wire.abs_diff(all_sent) as f64 / all_sent.max(1) as f64,
-            at: format!("{all_sent} of {wire}"),
-            allowed: 0.02,
-        },
-    ]
+    let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
+    let (sent, wire) = (sum(|r| r.sent), sum(|r| r.wire_sent));
+    let formula = &ranks[0];
+    let mut rows = vec![exact(
+        "gradient bytes sent",
+        gradients,
+        formula.gradient_formula,
+    )];
+    if parameters + formula.parameter_formula > 0 {
+        let expected = formula.parameter_formula;
+        rows.push(exact("parameter bytes sent", parameters, expected));
+    }
+    rows.push(Row {
+        what: "ledger against the kernel's counters".to_owned(),
+        worst: wire.abs_diff(sent) as f64 / sent.max(1) as f64,
+        at: format!("{sent} of {wire}"),
+        allowed: 0.02,
+    });
+    rows
 }
 
 fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: f64) -> Row {

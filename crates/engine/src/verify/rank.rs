@@ -4,13 +4,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor};
+use tch::Tensor;
 use trainyard_config::Config;
-use trainyard_data::{Sampler, collate};
+use trainyard_data::{Sampler, step_batches};
 use trainyard_nn::{Place, weights};
 use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
 use trainyard_trace::{Ledger, Purpose};
+use trainyard_train::whole_state::whole_parameters;
 use trainyard_train::{Trainer, build};
 
 use crate::error::{EngineError, Result};
@@ -23,16 +24,18 @@ pub struct Findings {
     pub losses: Vec<f64>,
     /// Norm of the global gradient, per step.
     pub grad_norms: Vec<f64>,
-    /// Bytes of gradients reduced, over all steps.
-    pub gradient_payload: u64,
     /// Bytes of gradients this rank sent by its algorithm.
     pub gradient_sent: u64,
+    /// Bytes of parameters this rank sent by its algorithm.
+    pub parameter_sent: u64,
     /// Bytes of anything this rank sent by its algorithms.
     pub sent: u64,
     /// Bytes the kernel counted as sent.
     pub wire_sent: u64,
-    /// Bytes of one gradient per parameter, in the type they are reduced in.
-    pub gradient_bytes: u64,
+    /// Bytes of gradients all ranks send in all steps, by formula.
+    pub gradient_formula: u64,
+    /// The same of parameters.
+    pub parameter_formula: u64,
 }
 
 /// A deliberate mistake.
@@ -61,11 +64,14 @@ pub fn parameters_file(folder: &Path, rank: usize) -> PathBuf {
 /// Trains `steps` steps and writes findings and parameters into `out`.
 pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) -> Result<()> {
     let world = join(config, Ledger::new)?;
-    let mut options = build::ddp_options(config);
-    if sabotage == Some(Sabotage::UnreducedGradient) {
-        options.hook = Box::new(Unreduced);
-    }
-    let mut trainer = Trainer::with_options(config, &world, Place::Cpu, options)?;
+    let mut trainer = match sabotage {
+        None => Trainer::new(config, &world, Place::Cpu)?,
+        Some(Sabotage::UnreducedGradient) => {
+            let mut options = build::ddp_options(config);
+            options.hook = Box::new(Unreduced);
+            Trainer::with_options(config, &world, Place::Cpu, options)?
+        }
+    };
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let source = build::source(config, false)?;
@@ -73,48 +79,39 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
 
     // Nobody may be counting while another still starts up.
     group.barrier()?.wait()?;
-    let (before, wire_before) = (world.ledger().totals(), group.wire_bytes());
+    let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
-        let batches = (0..sampler.num_microbatches())
-            .map(|microbatch| {
-                let samples = sampler
-                    .positions(step, microbatch, group.index() as u64)?
-                    .map(|index| source.sample(index))
-                    .collect::<Result<Vec<_>, _>>()?;
-                let mut batch = collate(&samples, Device::Cpu)?;
-                if batch.inputs.is_floating_point() {
-                    batch.inputs = batch.inputs.f_to_kind(build::kind(config.training.dtype))?;
-                }
-                Ok(batch)
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let mut batches = step_batches(&*source, &sampler, step, group.index())?;
+        for batch in &mut batches {
+            if batch.inputs.is_floating_point() {
+                batch.inputs = batch.inputs.f_to_kind(build::kind(config.training.dtype))?;
+            }
+        }
         let outcome = trainer.step(&batches)?;
         losses.push(trainer.global_loss(&outcome.loss_part)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
+    trainer.settle()?;
     // Whoever is here has received everything, so everything sent is acknowledged.
     group.barrier()?.wait()?;
     let totals = world.ledger().totals() - before;
-    let gradients = totals.of_purpose(Purpose::Gradient);
-    let reduce_width = config.reduce_dtype().size() as u64;
+    let volume = trainer.model().volume(batching.num_microbatches);
     let findings = Findings {
         losses,
         grad_norms,
-        gradient_payload: gradients.payload_bytes,
-        gradient_sent: gradients.sent_bytes,
+        gradient_sent: totals.of_purpose(Purpose::Gradient).sent_bytes,
+        parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
         sent: totals.all_collectives().sent_bytes,
-        wire_sent: group.wire_bytes().sent - wire_before.sent,
-        gradient_bytes: trainer
-            .parameters()
-            .iter()
-            .map(|p| p.num_elements() * reduce_width)
-            .sum(),
+        wire_sent: world.wire_bytes().sent - wire_before.sent,
+        gradient_formula: steps * volume.gradients,
+        parameter_formula: steps * volume.parameters,
     };
     let path = findings_file(out, world.rank());
     let text = serde_json::to_string(&findings).unwrap_or_default();
     std::fs::write(&path, text).map_err(|source| EngineError::Io { path, source })?;
-    weights::save(parameters_file(out, world.rank()), trainer.model())?;
+    let parameters = whole_parameters(&trainer, &world)?;
+    weights::save(parameters_file(out, world.rank()), &parameters)?;
     // Rank 0 serves the store: nobody leaves before all are done.
     world.everyone()?.barrier()?.wait()?;
     Ok(())

@@ -85,6 +85,10 @@ impl Optimizer for AdamW {
             .update(|batch| update(batch, &options, grad_scale))
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        self.state.kinds()
+    }
+
     fn state(&self) -> Vec<(String, Tensor)> {
         self.state.named()
     }

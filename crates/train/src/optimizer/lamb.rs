@@ -40,6 +40,10 @@ impl Optimizer for Lamb {
         })
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        self.state.kinds()
+    }
+
     fn state(&self) -> Vec<(String, Tensor)> {
         self.state.named()
     }

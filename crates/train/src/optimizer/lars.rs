@@ -69,6 +69,10 @@ impl Optimizer for Lars {
         })
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        self.state.kinds()
+    }
+
     fn state(&self) -> Vec<(String, Tensor)> {
         self.state.named()
     }

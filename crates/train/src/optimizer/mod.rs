@@ -31,6 +31,9 @@ pub trait Optimizer {
     /// is passed over, and so is its state.
     fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()>;
 
+    /// The names of what is kept beside each parameter, as they stand before the parameter's name.
+    fn kinds(&self) -> Vec<&'static str>;
+
     /// The state so far, each tensor as `exp_avg.<parameter>`; the tensors are shared, not copied.
     fn state(&self) -> Vec<(String, Tensor)>;
 

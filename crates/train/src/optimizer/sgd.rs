@@ -79,6 +79,13 @@ impl Optimizer for Sgd {
         }
     }
 
+    fn kinds(&self) -> Vec<&'static str> {
+        match &self.state {
+            Directions::Forgotten(state) => state.kinds(),
+            Directions::Kept(state) => state.kinds(),
+        }
+    }
+
     fn state(&self) -> Vec<(String, Tensor)> {
         match &self.state {
             Directions::Forgotten(_) => Vec::new(),

@@ -64,6 +64,11 @@ impl<const N: usize> State<N> {
         })
     }
 
+    /// The names of the slots.
+    pub(super) fn kinds(&self) -> Vec<&'static str> {
+        self.slots.iter().map(|slot| slot.name).collect()
+    }
+
     /// Every tensor there is, by name.
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::new();
@@ -98,10 +103,9 @@ impl<const N: usize> State<N> {
     fn batches(&mut self) -> Result<Vec<Batch<N>>> {
         let mut batches: Vec<Batch<N>> = Vec::new();
         for Entry { parameter, held } in &mut self.entries {
-            let gradient = parameter.tensor().f_grad()?;
-            if !gradient.defined() {
+            let Some(gradient) = parameter.gradient()? else {
                 continue;
-            }
+            };
             let held = match held {
                 Some(held) => held,
                 None => held.insert(zeros(&self.slots, parameter)?),
@@ -112,7 +116,8 @@ impl<const N: usize> State<N> {
                 batches.push(Batch::new(kind));
                 batches.len() - 1
             });
-            batches[index].push(parameter.tensor(), gradient, held);
+            // Gradients may have travelled in a narrower type than the optimiser works in.
+            batches[index].push(parameter.tensor(), gradient.f_to_kind(kind)?, held);
         }
         Ok(batches)
     }

@@ -1,0 +1,126 @@
+//! The state of a job as one rank would hold it: to be saved, loaded and compared.
+//!
+//! Shards are put together and cut again by their layouts alone, so a state saved on one mesh loads
+//! on any other. Every rank holds the whole state for a moment.
+
+use std::collections::HashMap;
+
+use tch::Tensor;
+use trainyard_mesh::slice_of;
+use trainyard_nn::{Parameter, Place};
+use trainyard_parallel::whole;
+use trainyard_torch::World;
+
+use crate::Result;
+use crate::trainer::Trainer;
+
+/// Every parameter, whole. All ranks must ask.
+pub fn whole_parameters(trainer: &Trainer, world: &World) -> Result<Vec<Parameter>> {
+    let mut all = Vec::new();
+    trainer.model().with_parameters(&mut |p| {
+        let tensor = whole(p, p.tensor(), world)?;
+        all.push(Parameter::from_tensor(p.name(), tensor)?);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// The optimiser's state, whole. All ranks must ask.
+pub fn whole_optimizer(trainer: &Trainer, world: &World) -> Result<Vec<(String, Tensor)>> {
+    let mut held: HashMap<String, Tensor> = trainer.optimizer().state().into_iter().collect();
+    let mut all = Vec::new();
+    for (kind, parameter) in entries(trainer) {
+        let name = format!("{kind}.{}", parameter.name());
+        let Some(state) = held.remove(&name) else {
+            continue;
+        };
+        let state = match is_cut(parameter) && state.dim() > 0 {
+            true => whole(parameter, &state, world)?,
+            false => state,
+        };
+        all.push((name, state));
+    }
+    Ok(all)
+}
+
+/// Parameters of the same names and global shapes, with nothing in them yet.
+pub fn blank_parameters(trainer: &Trainer) -> Result<Vec<Parameter>> {
+    let parameters = trainer.parameters().iter();
+    parameters
+        .map(|p| {
+            let empty = Place::Cpu.empty(p.shape(), p.kind())?;
+            Ok(Parameter::from_tensor(p.name(), empty)?)
+        })
+        .collect()
+}
+
+/// Puts whole parameters where they belong.
+pub fn load_parameters(trainer: &Trainer, world: &World, all: &[Parameter]) -> Result<()> {
+    for (parameter, whole) in trainer.parameters().iter().zip(all) {
+        let part = part_of(parameter, whole.tensor(), world)?;
+        tch::no_grad(|| parameter.tensor().shallow_clone().f_copy_(&part))?;
+    }
+    Ok(())
+}
+
+/// This rank's part of a whole optimiser state.
+pub fn part_of_optimizer(
+    trainer: &Trainer,
+    world: &World,
+    all: Vec<(String, Tensor)>,
+) -> Result<Vec<(String, Tensor)>> {
+    let mut all: HashMap<String, Tensor> = all.into_iter().collect();
+    let mut parts = Vec::new();
+    for (kind, parameter) in entries(trainer) {
+        let name = format!("{kind}.{}", parameter.name());
+        let Some(state) = all.remove(&name) else {
+            continue;
+        };
+        let part = match state.dim() > 0 {
+            true => part_of(parameter, &state, world)?,
+            false => state,
+        };
+        parts.push((name, part));
+    }
+    // What belongs to no parameter is for the optimiser to refuse.
+    parts.extend(all);
+    Ok(parts)
+}
+
+/// Which elements of a whole tensor this rank holds.
+fn part_of(parameter: &Parameter, whole: &Tensor, world: &World) -> Result<Tensor> {
+    if !is_cut(parameter) {
+        return Ok(whole.shallow_clone());
+    }
+    let slice = slice_of(
+        parameter.shape(),
+        &parameter.layout(),
+        world.mesh(),
+        world.rank(),
+    )?;
+    let mut part = whole.f_detach()?;
+    let region = std::iter::zip(&slice.region.offsets, &slice.region.lengths);
+    for (dim, (&start, &length)) in region.enumerate() {
+        part = part.f_narrow(dim as i64, start as i64, length as i64)?;
+    }
+    Ok(match slice.flat {
+        Some(flat) => part
+            .f_reshape(-1i64)?
+            .f_narrow(0, flat.start as i64, flat.len() as i64)?,
+        None => part,
+    })
+}
+
+fn is_cut(parameter: &Parameter) -> bool {
+    !parameter.layout().cut_axes().is_empty()
+}
+
+/// Every state there may be, in an order that is the same on all ranks.
+fn entries(trainer: &Trainer) -> impl Iterator<Item = (&'static str, &Parameter)> {
+    let kinds = trainer.optimizer().kinds();
+    let parameters = trainer.parameters().iter();
+    parameters.flat_map(move |parameter| {
+        let kinds = kinds.clone().into_iter();
+        kinds.map(move |kind| (kind, parameter))
+    })
+}
