@@ -7,7 +7,7 @@
 //! It also runs alone, and computes the same: the batch is divided over however many ranks there
 //! are. Comments name PyTorch's calls.
 
-use trainyard::parallel::{Ddp, DdpOptions, Sync};
+use trainyard::parallel::{Ddp, DdpOptions, Strategy, Sync};
 use trainyard::tch::{
     self, Reduction,
     nn::{self, Module as _},

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use trainyard_config::Config;
 use trainyard_mesh::{Axis, Mesh};
 use trainyard_torch::{Backend, Rendezvous, Result, Store, TorchError, World};
 use trainyard_trace::Ledger;
@@ -73,6 +74,14 @@ impl Rank {
     pub fn world_with(&self, ledger: Ledger) -> Result<Rc<World>> {
         let mesh = Mesh::new(&[(Axis::DpReplicate, self.size)])?;
         self.join(mesh, ledger, TIMEOUT)
+    }
+
+    /// A new world of the mesh a config describes.
+    pub fn join_config(&self, config: &Config) -> Result<Rc<World>> {
+        let mesh = config
+            .mesh(self.size)
+            .map_err(|e| TorchError::Invalid(e.to_string()))?;
+        self.join(mesh, Ledger::new(self.rank), TIMEOUT)
     }
 
     /// A new world of any mesh. It lives until every rank has ended the case, or this one has failed.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use trainyard_config::{Config, Dtype};
-use trainyard_data::{Batch, Sampler, Source, collate};
-use trainyard_nn::{Module, Parameter, Place};
-use trainyard_parallel::DdpOptions;
+use trainyard_data::{Batch, Sampler, Source, step_batches};
+use trainyard_nn::{Parameter, Place};
+use trainyard_parallel::{DdpOptions, Volume};
 use trainyard_torch::World;
 use trainyard_trace::{Ledger, Totals};
+use trainyard_train::whole_state::whole_parameters;
 use trainyard_train::{Result, StepOutcome, Trainer, build};
 
 /// A Llama small enough that a step takes milliseconds, with every part a large one has. Its batch
@@ -60,12 +61,19 @@ pub struct Session {
 impl Session {
     /// The job a config describes.
     pub fn new(config: &Config, world: &World) -> Result<Session> {
-        Session::with_options(config, world, build::ddp_options(config))
+        Session::with_trainer(config, Trainer::new(config, world, Place::Cpu)?)
     }
 
     /// The same with another way of reducing gradients.
     pub fn with_options(config: &Config, world: &World, options: DdpOptions) -> Result<Session> {
-        let trainer = Trainer::with_options(config, world, Place::Cpu, options)?;
+        Session::with_trainer(
+            config,
+            Trainer::with_options(config, world, Place::Cpu, options)?,
+        )
+    }
+
+    /// The same with a trainer at hand.
+    pub fn with_trainer(config: &Config, trainer: Trainer) -> Result<Session> {
         let batching = *trainer.batching();
         Ok(Session {
             sampler: Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?,
@@ -83,17 +91,8 @@ impl Session {
     /// This rank's micro-batches of the next step.
     pub fn batches(&self) -> Result<Vec<Batch>> {
         let step = self.trainer.steps_taken();
-        let rank = self.trainer.data_group().index() as u64;
-        (0..self.sampler.num_microbatches())
-            .map(|microbatch| {
-                let samples = self
-                    .sampler
-                    .positions(step, microbatch, rank)?
-                    .map(|index| self.source.sample(index))
-                    .collect::<Result<Vec<_>, _>>()?;
-                Ok(collate(&samples, Device::Cpu)?)
-            })
-            .collect()
+        let rank = self.trainer.data_group().index();
+        Ok(step_batches(&*self.source, &self.sampler, step, rank)?)
     }
 }
 
@@ -109,6 +108,8 @@ pub struct Trained {
     pub totals: Totals,
     /// Bytes the kernel counted as sent meanwhile.
     pub wire_sent: u64,
+    /// What all ranks send in a step, by formula.
+    pub volume: Volume,
 }
 
 /// Trains for `config.training.steps` steps.
@@ -125,21 +126,27 @@ pub fn reference(config: &Config) -> Result<Trained> {
 pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Trained> {
     let group = session.trainer.data_group().clone();
     group.barrier()?.wait()?;
-    let (before, wire_before) = (world.ledger().totals(), group.wire_bytes());
+    let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for _ in 0..config.training.steps {
         let outcome = session.step()?;
         losses.push(session.trainer.global_loss(&outcome.loss_part)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
+    session.trainer.settle()?;
     let totals = world.ledger().totals() - before;
     group.barrier()?.wait()?;
+    let wire_sent = world.wire_bytes().sent - wire_before.sent;
     Ok(Trained {
         losses,
         grad_norms,
-        parameters: values(&session.trainer.model().parameters()),
+        parameters: values(&whole_parameters(&session.trainer, world)?),
         totals,
-        wire_sent: group.wire_bytes().sent - wire_before.sent,
+        wire_sent,
+        volume: session
+            .trainer
+            .model()
+            .volume(session.trainer.batching().num_microbatches),
     })
 }
 
@@ -173,7 +180,7 @@ impl Tolerance {
         match dtype {
             Dtype::Float64 => all(1e-9),
             Dtype::Float32 => all(1e-5),
-            Dtype::Bfloat16 => all(2e-2),
+            Dtype::Bfloat16 | Dtype::Float16 => all(2e-2),
         }
     }
 }

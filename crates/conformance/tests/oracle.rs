@@ -1,7 +1,7 @@
 //! PyTorch as oracle: the same weights and data, twenty losses and gradient norms.
 //!
-//! Like is compared with like: one rank with one rank, PyTorch's DDP with ours on as many ranks, one
-//! thread each. The CNN's gradients jump where a rectifier turns on or off and rounding decides
+//! Like is compared with like: one rank with one rank, and PyTorch's DDP, ZeroRedundancyOptimizer and
+//! `fully_shard` with our strategies on as many ranks, one thread each. The CNN's gradients jump where a rectifier turns on or off and rounding decides
 //! which, so sums taken in another order differ by more than a mistake might. The peers make weights
 //! by our formula; `crates/nn` tests that they are the same to the bit.
 
@@ -19,13 +19,17 @@ const ALLOWED: f64 = 1e-5;
 const STEPS: &str = "17";
 const WARMUP: &str = "3";
 
-/// A preset on one rank, or on two with DDP.
-const CASES: [(&str, usize); 5] = [
-    ("tiny", 1),
-    ("tiny", 2),
-    ("cnn", 1),
-    ("cnn", 2),
-    ("small", 2),
+/// A preset, a strategy as both sides call it, and the number of ranks.
+const CASES: [(&str, &str, usize); 9] = [
+    ("tiny", "single", 1),
+    ("tiny", "ddp", 2),
+    ("cnn", "single", 1),
+    ("cnn", "ddp", 2),
+    ("small", "ddp", 2),
+    ("tiny", "zero1", 2),
+    ("tiny", "fsdp2", 2),
+    ("tiny", "fsdp2", 4),
+    ("small", "fsdp2", 2),
 ];
 
 #[derive(Deserialize)]
@@ -37,18 +41,18 @@ struct Line {
 fn main() -> ExitCode {
     // Skipped by name where there is no PyTorch to ask.
     let reason = python().err();
-    let trials = CASES.map(|(preset, ranks)| {
+    let trials = CASES.map(|(preset, strategy, ranks)| {
         if let Some(reason) = &reason {
-            println!("SKIPPED {preset} on {ranks} ranks: {reason}");
+            println!("SKIPPED {preset}, {strategy} on {ranks} ranks: {reason}");
         }
-        let name = format!("{preset}_on_{ranks}_ranks_trains_as_in_pytorch");
-        Trial::test(name, move || agrees(preset, ranks)).with_ignored_flag(reason.is_some())
+        let name = format!("{preset}_{strategy}_on_{ranks}_ranks_trains_as_in_pytorch");
+        Trial::test(name, move || agrees(preset, strategy, ranks))
+            .with_ignored_flag(reason.is_some())
     });
     libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }
 
-fn agrees(preset: &str, ranks: usize) -> Result<(), Failed> {
-    let strategy = if ranks == 1 { "single" } else { "ddp" };
+fn agrees(preset: &str, strategy: &str, ranks: usize) -> Result<(), Failed> {
     let workload = [
         ["--preset", preset],
         ["--strategy", strategy],

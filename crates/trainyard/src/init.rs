@@ -12,9 +12,13 @@ use crate::{Axis, Ledger, Mesh, Result, World};
 /// this process is a world of one, so that a program runs alone as well. Gloo carries the messages;
 /// for NCCL call [`World::join`] with that backend.
 pub fn init() -> Result<World> {
+    init_along(Axis::DpReplicate)
+}
+
+/// The same, all of them along another axis: `dp_shard` for sharded states.
+pub fn init_along(axis: Axis) -> Result<World> {
     let at = rendezvous()?;
-    let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
-    join(mesh, &at)
+    join(Mesh::new(&[(axis, at.world_size)])?, &at)
 }
 
 /// The same along several axes, whose sizes multiply to the number of ranks.

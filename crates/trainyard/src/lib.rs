@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use trainyard::train::optimizer;
-//! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Sync};
+//! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Strategy, Sync};
 //!
 //! fn main() -> trainyard::Result<()> {
 //!     let world = trainyard::init()?; // the ranks that `trainyard run` or torchrun started
@@ -52,13 +52,15 @@ pub use trainyard_trace as trace;
 pub use trainyard_train as train;
 
 pub use config::Config;
-pub use init::{init, init_mesh};
+pub use init::{init, init_along, init_mesh};
 pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
     Builder, Context, Init, Llama, LlamaConfig, Model, Module, Parameter, SimpleCnn, Unit, UnitFn,
     VarStoreModel, cross_entropy_sum,
 };
-pub use parallel::{DataParallel, Ddp, DdpOptions, Sync};
+pub use parallel::{
+    DataParallel, Ddp, DdpOptions, FullyShard, Precision, ShardOptions, Strategy, Sync,
+};
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};
 /// Any error of this library: whatever a program meets, `?` turns into this.

@@ -11,10 +11,12 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 3] = [
+    let trials: [(&str, fn()); 5] = [
         ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
         ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
         ("data_parallel_trains_with_two_threads", data_parallel),
+        ("fsdp_on_two_ranks_is_close_to_one", fsdp),
+        ("zero_holds_what_the_formula_says", zero),
     ];
     let as_trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
@@ -45,6 +47,23 @@ fn ddp_on_two_ranks() {
 
 fn data_parallel() {
     assert_falls(&alone("data_parallel"));
+}
+
+fn fsdp() {
+    let (together, alone) = (on_ranks("fsdp", 2), alone("fsdp"));
+    assert!(together.len() >= 10 && together.len() == alone.len());
+    for (step, (together, alone)) in together.iter().zip(&alone).enumerate() {
+        // bfloat16: the halves of the batch are rounded apart.
+        assert!(
+            (together - alone).abs() < 5e-2,
+            "step {step}: {together} on two ranks, {alone} on one"
+        );
+    }
+}
+
+fn zero() {
+    // It compares by itself, and fails where a stage holds anything else.
+    on_ranks("zero", 2);
 }
 
 fn assert_falls(losses: &[f64]) {

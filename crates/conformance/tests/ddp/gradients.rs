@@ -8,7 +8,7 @@ use trainyard_conformance::training::{divided, fingerprint, little_llama};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_data::collate;
 use trainyard_nn::{Context, Model, Module, Place};
-use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, Sync};
+use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, Strategy, Sync};
 use trainyard_torch::{ReduceOp, storage};
 use trainyard_train::build;
 

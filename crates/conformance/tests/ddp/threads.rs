@@ -22,18 +22,7 @@ fn shape(config: &Config) -> Result<LlamaConfig, Box<dyn Error>> {
     let ModelSpec::Llama(shape) = config.model.resolve()? else {
         return Err("not a Llama".into());
     };
-    Ok(LlamaConfig {
-        vocab_size: shape.vocab_size,
-        hidden_size: shape.hidden_size,
-        intermediate_size: shape.intermediate_size,
-        num_hidden_layers: shape.num_hidden_layers,
-        num_attention_heads: shape.num_attention_heads,
-        num_key_value_heads: shape.num_key_value_heads,
-        head_dim: shape.head_dim,
-        rope_theta: shape.rope_theta,
-        rms_norm_eps: shape.rms_norm_eps,
-        tie_word_embeddings: shape.tie_word_embeddings,
-    })
+    Ok(build::llama_shape(&shape))
 }
 
 fn replicas(config: &Config, number: usize) -> Result<DataParallel<Llama>, Box<dyn Error>> {

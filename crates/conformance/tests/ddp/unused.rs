@@ -5,7 +5,7 @@ use std::error::Error;
 use tch::{Device, Kind, Tensor};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_nn::{Builder, Context, Init, Model, Module, NnError, Parameter, Unit, run};
-use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, ParallelError, Sync};
+use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, ParallelError, Strategy, Sync};
 use trainyard_torch::ReduceOp;
 
 /// What a rank asks for, and what must come of it.

@@ -1,0 +1,89 @@
+//! What travels, counted by the ledger and by the kernel.
+
+use std::error::Error;
+
+use trainyard_config::{Config, Dtype, ReshardAfterForward};
+use trainyard_conformance::training::{Trained, divided, little_llama};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_trace::Purpose;
+
+use crate::equality::train_as_is;
+
+/// Trains with the states sharded, in `num_replicas` copies.
+pub fn sharded(
+    rank: &Rank,
+    config: &mut Config,
+    num_replicas: usize,
+) -> Result<Trained, Box<dyn Error>> {
+    config.parallelism.data_parallel_replicate_degree = num_replicas as i64;
+    config.parallelism.data_parallel_shard_degree = -1;
+    train_as_is(rank, config)
+}
+
+/// Stages 1 and 2 send two times the model and stage 3 three times, times (n - 1)/n; accumulation
+/// and number types as the formula says.
+pub fn closed_form(rank: &Rank) -> Outcome {
+    for stage in [1, 2, 3] {
+        for num_microbatches in [1, 2] {
+            for mixed in [None, Some(Dtype::Bfloat16)] {
+                let mut config = little_llama(Dtype::Float32);
+                config.training.mixed_precision_param = mixed;
+                check(rank, config, stage, num_microbatches, 1)?;
+            }
+        }
+    }
+    // Once in plain numbers, beside the formula.
+    let mut config = divided(&little_llama(Dtype::Float32), rank.size(), 1);
+    config.training.steps = 2;
+    config.parallelism.fsdp_reshard_after_forward = ReshardAfterForward::Always;
+    let num_parameters = config.model.resolve()?.num_parameters();
+    let run = sharded(rank, &mut config, 1)?;
+    let sent = run.volume.gradients + run.volume.parameters;
+    let expected = 3 * (rank.size() as u64 - 1) * num_parameters * 4;
+    assert!(
+        sent >= expected && sent < expected + 100 * 1024,
+        "{sent}, not {expected}"
+    );
+    Ok(())
+}
+
+pub fn hybrid(rank: &Rank) -> Outcome {
+    for stage in [1, 2, 3] {
+        for num_microbatches in [1, 2] {
+            let config = little_llama(Dtype::Float32);
+            check(rank, config, stage, num_microbatches, 2)?;
+        }
+    }
+    Ok(())
+}
+
+fn check(
+    rank: &Rank,
+    config: Config,
+    stage: usize,
+    num_microbatches: usize,
+    num_replicas: usize,
+) -> Outcome {
+    let mut config = divided(&config, rank.size(), num_microbatches);
+    config.training.steps = 3;
+    config.parallelism.zero_stage = stage;
+    let run = sharded(rank, &mut config, num_replicas)?;
+    let of = |purpose| run.totals.of_purpose(purpose).sent_bytes;
+    let own = [
+        of(Purpose::Gradient),
+        of(Purpose::Parameter),
+        run.totals.all_collectives().sent_bytes,
+        run.wire_sent,
+    ];
+    let facts = rank.everyone(&own)?;
+    let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
+    let what = format!("stage {stage}, {num_microbatches} micro-batches");
+    assert_eq!(sum(0), 3 * run.volume.gradients, "gradients, {what}");
+    assert_eq!(sum(1), 3 * run.volume.parameters, "parameters, {what}");
+    let ratio = sum(3) as f64 / sum(2) as f64;
+    assert!(
+        (0.98..1.02).contains(&ratio),
+        "{what}: the kernel counted {ratio:.4} of the ledger: {facts:?}"
+    );
+    Ok(())
+}

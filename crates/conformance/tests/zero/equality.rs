@@ -1,0 +1,177 @@
+//! Losses, gradient norms and every parameter, for every stage.
+
+use std::error::Error;
+
+use trainyard_config::{Config, Dtype, ReshardAfterForward};
+use trainyard_conformance::training::{
+    Session, Tolerance, Trained, assert_close, divided, finish, little_llama, reference,
+};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_torch::World;
+use trainyard_trace::Ledger;
+
+use crate::bytes::sharded;
+
+const STAGES: [usize; 3] = [1, 2, 3];
+
+pub fn fp64(rank: &Rank) -> Outcome {
+    equals_one_rank(rank, little_llama(Dtype::Float64), Dtype::Float64)
+}
+
+pub fn fp32(rank: &Rank) -> Outcome {
+    equals_one_rank(rank, little_llama(Dtype::Float32), Dtype::Float32)
+}
+
+/// Against one rank that computes in bfloat16 too. Its sums run over other halves of the batch in
+/// other orders, each rounded to 8 bits: over ten steps that allows a few parts in a hundred.
+pub fn bf16(rank: &Rank) -> Outcome {
+    let mut config = little_llama(Dtype::Float32);
+    config.training.mixed_precision_param = Some(Dtype::Bfloat16);
+    config.training.steps = 10;
+    equals_one_rank(rank, config.clone(), Dtype::Bfloat16)?;
+    config.training.mixed_precision_reduce = Some(Dtype::Bfloat16);
+    equals_one_rank(rank, config, Dtype::Bfloat16)
+}
+
+/// Stage, micro-batches, clipping: every pair of settings in CI, everything with `TRAINYARD_FULL=1`.
+fn matrix() -> Vec<(usize, usize, f64)> {
+    if std::env::var_os("TRAINYARD_FULL").is_none() {
+        return vec![
+            (1, 1, 1.0),
+            (1, 2, 0.0),
+            (2, 1, 0.0),
+            (2, 2, 1.0),
+            (3, 1, 1.0),
+            (3, 2, 0.0),
+        ];
+    }
+    let all = STAGES.into_iter().flat_map(|stage| {
+        let microbatches = [1, 2].into_iter();
+        microbatches.flat_map(move |num| [(stage, num, 1.0), (stage, num, 0.0)])
+    });
+    all.collect()
+}
+
+/// Every stage, with and without accumulation and clipping; all ranks to the bit.
+fn equals_one_rank(rank: &Rank, config: Config, dtype: Dtype) -> Outcome {
+    let mut expected: Vec<(f64, Option<Trained>)> = Vec::new();
+    for (stage, num_microbatches, max_norm) in matrix() {
+        let mut config = config.clone();
+        config.training.max_norm = max_norm;
+        if !expected.iter().any(|(known, _)| *known == max_norm) {
+            expected.push((max_norm, on_first(rank, || reference(&config))?));
+        }
+        let mut config = divided(&config, rank.size(), num_microbatches);
+        config.parallelism.zero_stage = stage;
+        let run = sharded(rank, &mut config, 1)?;
+        agreed(rank, &run)?;
+        let reference = expected.iter().find(|(known, _)| *known == max_norm);
+        if let Some((_, Some(reference))) = reference {
+            run.assert_agrees(reference, Tolerance::of(dtype));
+        }
+    }
+    Ok(())
+}
+
+/// When things are gathered and reduced is a matter of time alone.
+pub fn schedules(rank: &Rank) -> Outcome {
+    let config = divided(&little_llama(Dtype::Float32), rank.size(), 2);
+    for stage in STAGES {
+        let mut prints = Vec::new();
+        let run = |change: &dyn Fn(&mut Config)| -> Result<Vec<u64>, Box<dyn Error>> {
+            let mut config = config.clone();
+            config.training.steps = 6;
+            config.parallelism.zero_stage = stage;
+            change(&mut config);
+            agreed(rank, &sharded(rank, &mut config, 1)?)
+        };
+        prints.push(run(&|c| c.parallelism.overlap = false)?);
+        for prefetch in [0, 1, 2] {
+            prints.push(run(&|c| c.parallelism.fsdp_prefetch = prefetch)?);
+        }
+        for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never] {
+            prints.push(run(&|c| {
+                c.parallelism.fsdp_reshard_after_forward = reshard;
+            })?);
+        }
+        assert!(
+            prints.iter().all(|print| *print == prints[0]),
+            "stage {stage}: a schedule changes the result"
+        );
+    }
+    Ok(())
+}
+
+/// A table that the first and the last unit compute with.
+pub fn tied(rank: &Rank) -> Outcome {
+    let mut config = little_llama(Dtype::Float64);
+    config.model.tie_word_embeddings = Some(true);
+    config.training.steps = 6;
+    equals_one_rank(rank, config, Dtype::Float64)
+}
+
+/// Forward passes without backward, between steps.
+pub fn evaluation(rank: &Rank) -> Outcome {
+    let losses = |config: &Config, world: &World| -> Result<Vec<f64>, Box<dyn Error>> {
+        let mut session = Session::new(config, world)?;
+        let mut losses = Vec::new();
+        for _ in 0..3 {
+            let batches = session.batches()?;
+            losses.push(session.trainer.evaluate(&batches)?);
+            session.step()?;
+        }
+        Ok(losses)
+    };
+    let config = little_llama(Dtype::Float64);
+    let expected = losses(&divided(&config, 1, 1), &World::alone(Ledger::new(0))?)?;
+    for stage in STAGES {
+        let mut config = divided(&config, rank.size(), 1);
+        config.parallelism.zero_stage = stage;
+        config.parallelism.data_parallel_shard_degree = -1;
+        let world = rank.join_config(&config)?;
+        assert_close("loss", &losses(&config, &world)?, &expected, 1e-9);
+    }
+    Ok(())
+}
+
+/// Two copies of two shards.
+pub fn hybrid(rank: &Rank) -> Outcome {
+    let config = little_llama(Dtype::Float64);
+    let expected = on_first(rank, || reference(&config))?;
+    for stage in STAGES {
+        for num_microbatches in [1, 2] {
+            let mut config = divided(&config, rank.size(), num_microbatches);
+            config.parallelism.zero_stage = stage;
+            let run = sharded(rank, &mut config, 2)?;
+            agreed(rank, &run)?;
+            if let Some(expected) = &expected {
+                run.assert_agrees(expected, Tolerance::of(Dtype::Float64));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs something on rank 0 only.
+fn on_first<T, E: Into<Box<dyn Error>>>(
+    rank: &Rank,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<Option<T>, Box<dyn Error>> {
+    (rank.index() == 0)
+        .then(body)
+        .transpose()
+        .map_err(Into::into)
+}
+
+/// The fingerprint of a run, after seeing that it is every rank's.
+fn agreed(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dyn Error>> {
+    let mut all = rank.everyone(&run.fingerprint())?;
+    assert!(all.iter().all(|each| *each == all[0]), "ranks differ");
+    Ok(all.swap_remove(0))
+}
+
+/// Trains a config as it is.
+pub fn train_as_is(rank: &Rank, config: &Config) -> Result<Trained, Box<dyn Error>> {
+    let world = rank.join_config(config)?;
+    Ok(finish(Session::new(config, &world)?, config, &world)?)
+}

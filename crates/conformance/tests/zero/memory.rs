@@ -1,0 +1,70 @@
+//! What a rank holds, counted by the allocator.
+
+use trainyard_config::{Config, Dtype};
+use trainyard_conformance::training::{Session, divided, little_llama};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_nn::Place;
+use trainyard_parallel::{FullyShard, StateBytes};
+use trainyard_torch::memory;
+use trainyard_train::{Trainer, build};
+
+/// Between steps: to the byte, for every stage and mix of types.
+pub fn states(rank: &Rank) -> Outcome {
+    memory::observe();
+    let bf16 = Some(Dtype::Bfloat16);
+    for stage in [1, 2, 3] {
+        for (param, reduce) in [(None, None), (bf16, None), (bf16, bf16)] {
+            let mut config = configured(rank, stage);
+            config.training.mixed_precision_param = param;
+            config.training.mixed_precision_reduce = reduce;
+            let world = rank.join_config(&config)?;
+            let before = memory::report()?.held;
+            let model = build::model(&config, Place::Cpu)?;
+            let model = FullyShard::new(model, &world, build::shard_options(&config))?;
+            let expected = model.formulas().states(2);
+            let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
+            let mut session = Session::with_trainer(&config, trainer)?;
+            for _ in 0..2 {
+                session.step()?;
+            }
+            let after = memory::report()?.held;
+            let grown = |kind: usize| after[kind] - before[kind];
+            // A scalar per parameter counts the optimiser's steps.
+            let steps = 4 * session.trainer.parameters().len() as u64;
+            let found = StateBytes {
+                parameters: grown(0),
+                gradients: grown(1),
+                optimizer: grown(2) - steps,
+            };
+            assert_eq!(found, expected, "stage {stage}, {param:?}, {reduce:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Buffers are taken in the first step and never again.
+pub fn steady(rank: &Rank) -> Outcome {
+    memory::observe();
+    for stage in [1, 2, 3] {
+        let config = configured(rank, stage);
+        let world = rank.join_config(&config)?;
+        let mut session = Session::new(&config, &world)?;
+        session.step()?;
+        let batches = session.batches()?;
+        let (stepped, allocations) = memory::record(|| session.trainer.step(&batches));
+        stepped?;
+        let taken: Vec<_> = allocations
+            .iter()
+            .filter(|a| a.kind == trainyard_trace::MemoryKind::Communication && a.bytes > 0)
+            .collect();
+        assert!(taken.is_empty(), "stage {stage}: {taken:?}");
+    }
+    Ok(())
+}
+
+fn configured(rank: &Rank, stage: usize) -> Config {
+    let mut config = divided(&little_llama(Dtype::Float32), rank.size(), 1);
+    config.parallelism.data_parallel_shard_degree = -1;
+    config.parallelism.zero_stage = stage;
+    config
+}

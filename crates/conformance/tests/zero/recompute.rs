@@ -1,0 +1,80 @@
+//! Recomputation: the same numbers for less memory.
+
+use trainyard_config::{ActivationCheckpointMode, Config, Dtype};
+use trainyard_conformance::training::{Session, divided, little_llama, train};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_torch::memory;
+
+use crate::equality::train_as_is;
+
+/// With every stage and without sharding; attention alone, every second block, every block.
+pub fn same_bits(rank: &Rank) -> Outcome {
+    for stage in 0..=3 {
+        let plain = configured(rank, stage);
+        let expected = train_as_is(rank, &plain)?.fingerprint();
+        for (mode, option) in [
+            (ActivationCheckpointMode::Selective, "attention"),
+            (ActivationCheckpointMode::Selective, "2"),
+            (ActivationCheckpointMode::Full, "attention"),
+        ] {
+            let mut config = plain.clone();
+            config.activation_checkpoint.mode = mode;
+            config.activation_checkpoint.selective_ac_option = option.to_owned();
+            let found = train_as_is(rank, &config)?.fingerprint();
+            assert!(found == expected, "stage {stage}, {mode:?} {option}");
+        }
+    }
+    Ok(())
+}
+
+/// Budgets between the peak that keeps everything and the one that recomputes every block: the plan
+/// that is picked by dry run stays under them when it runs.
+pub fn budget(rank: &Rank) -> Outcome {
+    memory::observe();
+    let config = configured(rank, 3);
+    let peak = |config: &Config| -> Result<u64, Box<dyn std::error::Error>> {
+        let world = rank.join_config(config)?;
+        let held = memory::report()?.total;
+        let mut session = Session::new(config, &world)?;
+        session.step()?;
+        // Batches are read before, as a loader would have.
+        let batches = session.batches()?;
+        memory::reset_peak();
+        session.trainer.step(&batches)?;
+        Ok(memory::report()?.peak - held)
+    };
+    let mut full = config.clone();
+    full.activation_checkpoint.mode = ActivationCheckpointMode::Full;
+    let (most, least) = (peak(&config)?, peak(&full)?);
+
+    assert!(
+        least < most,
+        "recomputation saves nothing: {least} of {most}"
+    );
+    for share in [0.15, 0.5, 0.9] {
+        let budget = least + ((most - least) as f64 * share) as u64;
+        let mut config = config.clone();
+        config.activation_checkpoint.mode = ActivationCheckpointMode::MemoryBudget;
+        config.activation_checkpoint.memory_budget_bytes = budget;
+        let found = peak(&config)?;
+        assert!(found <= budget, "{found} bytes under a budget of {budget}");
+    }
+    let mut config = config;
+    config.activation_checkpoint.mode = ActivationCheckpointMode::MemoryBudget;
+    config.activation_checkpoint.memory_budget_bytes = least / 2;
+    let refused = train(&config, &*rank.join_config(&config)?).err();
+    let refused = refused.map(|e| e.to_string()).unwrap_or_default();
+    assert!(refused.contains("raise it by"), "{refused}");
+    Ok(())
+}
+
+fn configured(rank: &Rank, stage: usize) -> Config {
+    let mut config = divided(&little_llama(Dtype::Float32), rank.size(), 2);
+    config.training.steps = 4;
+    config.model.num_hidden_layers = Some(4);
+    if stage > 0 {
+        config.parallelism.data_parallel_shard_degree = -1;
+        config.parallelism.zero_stage = stage;
+    }
+    config
+}

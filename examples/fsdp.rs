@@ -1,0 +1,83 @@
+//! A fully sharded model (ZeRO stage 3) with a loop of one's own: every rank holds a part of each
+//! layer, and a layer is whole only while it computes.
+//!
+//! ```text
+//! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/fsdp
+//! ```
+//!
+//! Comments name PyTorch's calls. The model's parameters are this rank's shards, so the optimiser
+//! and its states are sharded without knowing it.
+
+use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::parallel::{FullyShard, Precision, ShardOptions, Strategy, Sync};
+use trainyard::train::optimizer;
+use trainyard::{
+    Axis, Builder, Context, Kind, Llama, LlamaConfig, Model, Module, Purpose, ReduceOp, Result,
+};
+
+const STEPS: u64 = 30;
+const SEQ_LEN: usize = 64;
+const LEARNING_RATE: f64 = 3e-3;
+
+fn main() -> Result<()> {
+    // init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
+    let world = trainyard::init_along(Axis::DpShard)?;
+    let model = Llama::build(
+        &little(),
+        SEQ_LEN,
+        &Builder::new(1).compute_kind(Kind::BFloat16),
+    )?;
+
+    // fully_shard(model, mp_policy=MixedPrecisionPolicy(bfloat16, reduce_dtype=float32))
+    let model = FullyShard::new(
+        model,
+        &world,
+        ShardOptions {
+            precision: Precision::bf16(),
+            ..ShardOptions::default()
+        },
+    )?;
+    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+
+    let everyone = world.everyone()?;
+    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let sampler = Sampler::new(12, world.size(), 1)?;
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
+        let run = model.forward(&batch.inputs, &Context::training(step))?;
+        let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
+        model.backward(run, &loss, Sync::Reduce)?; // gradients are reduce-scattered
+        optimizer.step(LEARNING_RATE, None)?;
+        model.zero_grad()?;
+
+        let mean = loss.detach().to_kind(Kind::Float);
+        everyone
+            .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
+            .wait()?;
+        losses.push(f64::try_from(&mean)?);
+        if world.rank() == 0 {
+            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+        }
+    }
+    if losses[losses.len() - 1] > 0.8 * losses[0] {
+        eprintln!("the loss did not fall: {losses:?}");
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+fn little() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 256,
+        hidden_size: 64,
+        intermediate_size: 160,
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+    }
+}

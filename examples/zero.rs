@@ -1,0 +1,73 @@
+//! What each stage of ZeRO holds: the same model trained under all three, with this rank's bytes
+//! beside the formula's.
+//!
+//! ```text
+//! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/zero
+//! ```
+
+use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::parallel::{FullyShard, ShardOptions, Stage, Strategy, Sync};
+use trainyard::torch::memory;
+use trainyard::train::optimizer;
+use trainyard::{Axis, Builder, Context, Error, Llama, LlamaConfig, Model, Module, Result, World};
+
+const SEQ_LEN: usize = 64;
+
+fn main() -> Result<()> {
+    memory::observe();
+    let world = trainyard::init_along(Axis::DpShard)?;
+    for stage in [Stage::OptimizerStates, Stage::Gradients, Stage::Parameters] {
+        train(stage, &world)?;
+    }
+    Ok(())
+}
+
+fn train(stage: Stage, world: &World) -> Result<()> {
+    let before = memory::report()?.held;
+    let model = Llama::build(&little(), SEQ_LEN, &Builder::new(1))?;
+    let options = ShardOptions {
+        stage,
+        ..ShardOptions::default()
+    };
+    let model = FullyShard::new(model, world, options)?;
+    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let sampler = Sampler::new(12, world.size(), 1)?;
+    for step in 0..3 {
+        let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
+        let run = model.forward(&batch.inputs, &Context::training(step))?;
+        let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
+        model.backward(run, &loss, Sync::Reduce)?;
+        optimizer.step(3e-3, None)?;
+        model.zero_grad()?;
+    }
+    let after = memory::report()?.held;
+    let held: u64 = (0..3).map(|kind| after[kind] - before[kind]).sum();
+    // The optimiser counts its steps in one small number per parameter.
+    let counters = 4 * model.parameters().len() as u64;
+    let expected = model.formulas().states(2).total() + counters;
+    if world.rank() == 0 {
+        println!("{stage:?}: {held} bytes of states; by formula {expected}");
+    }
+    match held == expected {
+        true => Ok(()),
+        false => Err(Error::Dataset(format!(
+            "{stage:?}: {held} bytes, not {expected}"
+        ))),
+    }
+}
+
+fn little() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 256,
+        hidden_size: 64,
+        intermediate_size: 160,
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+    }
+}
