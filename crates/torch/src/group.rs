@@ -151,7 +151,7 @@ impl Group {
         &self.0.ledger
     }
 
-    /// Makes whoever waits in a collective of this group leave at once with [`Cause::Aborted`], here
+    /// Makes whoever waits in a collective of this group leave at once with [`Cause::Aborted`](crate::Cause::Aborted), here
     /// and (seeing a lost peer) on the other ranks. The group is of no use afterwards.
     pub fn abort(&self) {
         self.0.aborted.store(true, Ordering::Release);

@@ -7,8 +7,9 @@ use trainyard_checkpoint::{Checkpoint, TrainState};
 use trainyard_config::{Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
 use trainyard_nn::Place;
+use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, memory};
-use trainyard_trace::{SpanKind, chrome_file_name};
+use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
 use crate::build;
 use crate::error::{Result, TrainError};
@@ -226,12 +227,32 @@ impl<'a> Job<'a> {
 
     fn finish(self) -> Result<()> {
         self.sinks.finish();
+        if self.world.rank() == 0 {
+            report_offload(&self.trainer.model().offload_counters());
+        }
         if self.config.profiling.enable_profiling {
             write_trace(self.config, self.world)?;
         }
         // Rank 0 serves the store: nobody leaves before all are done.
         self.world.everyone()?.barrier()?.wait()?;
         Ok(())
+    }
+}
+
+/// Says what went to files and came back, and how much of that nobody waited for.
+fn report_offload(files: &[Counters]) {
+    let sum = |of: fn(&Counters) -> f64| files.iter().map(of).sum::<f64>();
+    let (busy, waited) = (
+        sum(|file| file.busy.as_secs_f64()),
+        sum(|file| file.waited.as_secs_f64()),
+    );
+    if busy > 0.0 {
+        tracing::info!(
+            "offload: {} read, {} written in {busy:.2} s, of which {:.0} % were hidden",
+            readable_bytes(sum(|file| file.bytes_read as f64) as u64),
+            readable_bytes(sum(|file| file.bytes_written as f64) as u64),
+            100.0 * (1.0 - waited / busy).max(0.0),
+        );
     }
 }
 

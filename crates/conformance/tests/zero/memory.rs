@@ -4,7 +4,7 @@ use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{Session, divided, little_llama};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_nn::Place;
-use trainyard_parallel::{FullyShard, StateBytes};
+use trainyard_parallel::{FullyShard, ShardedModel, StateBytes};
 use trainyard_torch::memory;
 use trainyard_train::{Trainer, build};
 
@@ -22,6 +22,7 @@ pub fn states(rank: &Rank) -> Outcome {
             let model = build::model(&config, Place::Cpu)?;
             let model = FullyShard::new(model, &world, build::shard_options(&config))?;
             let expected = model.formulas().states(2);
+            let most = most_buffers(model.formulas(), &config);
             let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
             let mut session = Session::with_trainer(&config, trainer)?;
             for _ in 0..2 {
@@ -37,9 +38,23 @@ pub fn states(rank: &Rank) -> Outcome {
                 optimizer: grown(2) - steps,
             };
             assert_eq!(found, expected, "stage {stage}, {param:?}, {reduce:?}");
+            let buffers = grown(4);
+            assert!(
+                buffers <= most,
+                "stage {stage}: {buffers} bytes of buffers, not {most}"
+            );
         }
     }
     Ok(())
+}
+
+/// The longest row, as often as a step may need one at once, and room for what comes in from peers.
+fn most_buffers(model: &ShardedModel, config: &Config) -> u64 {
+    let longest = model.rows.iter().max().copied().unwrap_or(0);
+    let row = longest * model.widths.param.max(model.widths.reduce);
+    let num_peers = model.num_shards as u64 - 1;
+    let room = 2 * num_peers * longest.div_ceil(model.num_shards as u64) * model.widths.reduce;
+    (2 + config.parallelism.fsdp_prefetch as u64) * row + room
 }
 
 /// Buffers are taken in the first step and never again.
