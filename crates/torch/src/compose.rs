@@ -345,20 +345,23 @@ fn piece(shard: &Tensor, index: i64, piece: i64) -> Result<Tensor, Failed> {
     part(shard, start..(start + piece).min(length))
 }
 
-/// Waits for every message, so that none is still under way when memory is reused, and then reports
-/// the first failure. `on_failure` runs as soon as that is seen, so that the rest need not be long.
+/// Waits for every message, so that none is still under way when memory is reused, or until one fails.
+///
+/// Then `on_failure` ends the connections and the rest is not waited for: Gloo may tell a message of
+/// another connection only when its time is up. What is left is leaked on purpose, and with it the
+/// memory it stands on, which nobody else may have while Gloo could still write there.
 pub(crate) fn wait_all(posted: Vec<Posted>, on_failure: impl Fn()) -> Result<(), Failed> {
-    let mut outcome = Ok(());
-    for work in &posted {
-        if let Some(work) = work.as_ref()
-            && let Err(e) = ffi::work_wait(work)
-            && outcome.is_ok()
+    let mut posted = posted.into_iter();
+    for work in posted.by_ref() {
+        if let Some(handle) = work.as_ref()
+            && let Err(e) = ffi::work_wait(handle)
         {
-            outcome = Err(e.what().to_owned());
             on_failure();
+            posted.for_each(std::mem::forget);
+            return Err(e.what().to_owned());
         }
     }
-    outcome
+    Ok(())
 }
 
 fn words(e: tch::TchError) -> String {

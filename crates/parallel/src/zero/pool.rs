@@ -5,7 +5,7 @@
 //! nothing is allocated any more.
 
 use tch::Tensor;
-use trainyard_torch::{Result, TorchError, memory, storage};
+use trainyard_torch::{Result, TorchError, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
 use super::blank::blank;
@@ -34,11 +34,9 @@ impl Pool {
 
     /// Puts a buffer behind `row`, which has none; its contents are undefined.
     pub(super) fn lend(&mut self, row: &Tensor) -> Result<()> {
-        let buffer = match self.free.pop() {
+        let buffer = match self.free.pop().filter(|_| !self.is_dry()) {
             Some(buffer) => buffer,
-            None => memory::scope(MemoryKind::Communication, || {
-                blank(&self.like, self.length, self.like.kind())
-            })?,
+            None => self.buffer(MemoryKind::Communication)?,
         };
         storage::exchange(&buffer, row)?;
         self.lent.push(buffer);
@@ -53,7 +51,24 @@ impl Pool {
             ));
         };
         storage::exchange(&shell, row)?;
-        self.free.push(shell);
+        let idle = match self.is_dry() {
+            true => {
+                drop(shell);
+                self.buffer(MemoryKind::Other)?
+            }
+            false => shell,
+        };
+        self.free.push(idle);
         Ok(())
+    }
+
+    /// In a dry run buffers cost nothing, so those that nobody uses are made anew under another kind:
+    /// its timeline shows what is released, and its total what is held.
+    fn is_dry(&self) -> bool {
+        meta::is_meta(&self.like)
+    }
+
+    fn buffer(&self, kind: MemoryKind) -> Result<Tensor> {
+        memory::scope(kind, || blank(&self.like, self.length, self.like.kind()))
     }
 }

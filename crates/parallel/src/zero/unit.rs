@@ -72,50 +72,20 @@ impl ShardedUnit {
     ) -> Result<(ShardedUnit, Vec<Parameter>)> {
         let lengths = parameters.iter().map(|p| p.tensor().numel()).collect();
         let row = Row::new(lengths, group.size());
-        let index = group.index();
         let like = parameters[0].tensor().f_detach()?;
-        let own = |whole: &Tensor| chunk_of(whole, &row, index);
-        let new = |length, kind, what| memory::scope(what, || blank(&like, length, kind));
-
-        let full = match stage {
-            Stage::Parameters => shell(&like, row.padded(), kinds.param)?,
-            _ => new(row.padded(), kinds.param, MemoryKind::Parameter)?,
+        let memory = Memory {
+            like: &like,
+            row: &row,
+            index: group.index(),
+            stage,
+            kinds,
         };
-        let (master, sent) = match (stage, kinds.master == kinds.param) {
-            (Stage::Parameters, true) => {
-                let both = new(row.chunk(), kinds.master, MemoryKind::Parameter)?;
-                (both.shallow_clone(), both)
-            }
-            (_, true) => (own(&full)?, own(&full)?),
-            (_, false) => {
-                let master = new(row.chunk(), kinds.master, MemoryKind::Optimizer)?;
-                let sent = match stage {
-                    Stage::Parameters => new(row.chunk(), kinds.param, MemoryKind::Parameter)?,
-                    _ => own(&full)?,
-                };
-                (master, sent)
-            }
-        };
-        let (gradients, accumulated) = match (stage, kinds.param == kinds.reduce) {
-            (Stage::OptimizerStates, same) => {
-                let kept = new(row.padded(), kinds.param, MemoryKind::Gradient)?;
-                match same {
-                    true => (kept.shallow_clone(), Some(kept)),
-                    false => (shell(&like, row.padded(), kinds.reduce)?, Some(kept)),
-                }
-            }
-            // A parameter is not needed any more once its gradient is there: the gradient takes
-            // its place.
-            (Stage::Parameters, true) => (full.shallow_clone(), None),
-            _ => (shell(&like, row.padded(), kinds.reduce)?, None),
-        };
-        let gradient_shard = match (stage, kinds.param == kinds.reduce) {
-            (Stage::OptimizerStates, true) => own(&gradients)?,
-            _ => new(row.chunk(), kinds.reduce, MemoryKind::Gradient)?,
-        };
-
+        let full = memory.full()?;
+        let (master, sent) = memory.chunks(&full)?;
+        let (gradients, accumulated) = memory.gradients(&full)?;
+        let gradient_shard = memory.gradient_shard(&gradients)?;
         let mut unit = ShardedUnit {
-            index,
+            index: group.index(),
             members: Vec::with_capacity(parameters.len()),
             status: Status::Released,
             full,
@@ -382,6 +352,73 @@ impl ShardedUnit {
     /// Leaves the leaves without gradients.
     pub(super) fn clear_gradients(&self) -> Result<()> {
         self.leaves().try_for_each(autograd::clear_grad)
+    }
+}
+
+/// Takes the memory of a unit: what each stage keeps, and in which type.
+struct Memory<'a> {
+    like: &'a Tensor,
+    row: &'a Row,
+    index: usize,
+    stage: Stage,
+    kinds: Kinds,
+}
+
+impl Memory<'_> {
+    /// The whole row; in stage 3 its memory is lent.
+    fn full(&self) -> Result<Tensor> {
+        match self.stage {
+            Stage::Parameters => self.shell(self.kinds.param),
+            _ => self.taken(self.row.padded(), self.kinds.param, MemoryKind::Parameter),
+        }
+    }
+
+    /// This rank's chunk as the optimiser changes it, and as it is sent.
+    fn chunks(&self, full: &Tensor) -> Result<(Tensor, Tensor)> {
+        let chunk = self.row.chunk();
+        let sent = match self.stage {
+            Stage::Parameters => self.taken(chunk, self.kinds.param, MemoryKind::Parameter)?,
+            _ => chunk_of(full, self.row, self.index)?,
+        };
+        let master = match self.kinds.master == self.kinds.param {
+            true => sent.shallow_clone(),
+            false => self.taken(chunk, self.kinds.master, MemoryKind::Optimizer)?,
+        };
+        Ok((master, sent))
+    }
+
+    /// The row that is reduced and, in stage 1, the one in which gradients add up.
+    fn gradients(&self, full: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let is_same = self.kinds.param == self.kinds.reduce;
+        Ok(match (self.stage, is_same) {
+            (Stage::OptimizerStates, _) => {
+                let kept = self.taken(self.row.padded(), self.kinds.param, MemoryKind::Gradient)?;
+                match is_same {
+                    true => (kept.shallow_clone(), Some(kept)),
+                    false => (self.shell(self.kinds.reduce)?, Some(kept)),
+                }
+            }
+            // A parameter is not needed any more once its gradient is there: the gradient takes
+            // its place.
+            (Stage::Parameters, true) => (full.shallow_clone(), None),
+            _ => (self.shell(self.kinds.reduce)?, None),
+        })
+    }
+
+    /// This rank's chunk of the reduced gradients.
+    fn gradient_shard(&self, gradients: &Tensor) -> Result<Tensor> {
+        match (self.stage, self.kinds.param == self.kinds.reduce) {
+            (Stage::OptimizerStates, true) => chunk_of(gradients, self.row, self.index),
+            _ => self.taken(self.row.chunk(), self.kinds.reduce, MemoryKind::Gradient),
+        }
+    }
+
+    fn taken(&self, length: usize, kind: Kind, what: MemoryKind) -> Result<Tensor> {
+        memory::scope(what, || blank(self.like, length, kind))
+    }
+
+    fn shell(&self, kind: Kind) -> Result<Tensor> {
+        shell(self.like, self.row.padded(), kind)
     }
 }
 

@@ -1,0 +1,310 @@
+//! The model as its user sees it: a strategy whose parameters are this rank's shards.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use tch::{Kind, Tensor};
+use trainyard_mesh::Axis;
+use trainyard_nn::{Context, Intercept, Model, Module, Parameter, Run, Unit};
+use trainyard_torch::autograd::HookHandle;
+use trainyard_torch::{Group, World};
+
+use super::at_units::{AtUnits, listen};
+use super::blank::blank;
+use super::offload::{Offloaded, Placed};
+use super::owned::{mark_lent, owned_parameters};
+use super::schedule::Schedule;
+use super::shards::{Shards, Wiring};
+use super::unit::{Kinds, ShardedUnit};
+use super::{ShardOptions, Stage, lock, shard_axes};
+use crate::error::{ParallelError, Result};
+use crate::offload::Counters;
+use crate::precision::Precision;
+use crate::strategy::{Strategy, Sync, Update};
+use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
+
+/// A model whose states are spread over the ranks of `dp_shard` and `cp`, in as many copies as
+/// `dp_replicate` has ranks. Its parameters are this rank's shards.
+pub struct FullyShard<M> {
+    model: M,
+    /// This rank's shards, unit by unit.
+    parameters: Vec<Shard>,
+    /// How many of them each unit owns.
+    num_members: Vec<usize>,
+    shards: Arc<Mutex<Shards>>,
+    interceptors: Vec<Rc<dyn Intercept>>,
+    /// Where states are not kept in memory.
+    offloaded: Option<Offloaded>,
+    formulas: ShardedModel,
+    _hooks: Vec<HookHandle>,
+}
+
+/// This rank's part of a parameter, and where its gradient is.
+struct Shard {
+    /// What layers compute with.
+    whole: Parameter,
+    /// What the optimiser trains.
+    parameter: Parameter,
+    gradient: Tensor,
+}
+
+impl<M: Model> FullyShard<M> {
+    /// Shards a model over the ranks of `world`. All ranks must give it the same weights.
+    pub fn new(model: M, world: &World, options: ShardOptions) -> Result<FullyShard<M>> {
+        let shard_group = world.group(shard_axes())?;
+        let owned = owned_parameters(&model)?;
+        let Some(first) = owned.iter().flatten().next() else {
+            return Err(ParallelError::NothingToShard);
+        };
+        // Asked before anything is cut: from then on layers' own parameters have another type.
+        let kinds = kinds_of(first, &options.precision);
+        let (mut units, parameters) = cut(&owned, &shard_group, options.stage, kinds)?;
+        mark_lent(&model, &owned, &mut units);
+        let num_members: Vec<usize> = owned.iter().map(Vec::len).collect();
+        let sample = |kind| blank(&first.tensor().detach(), 0, kind);
+        let wiring = Wiring {
+            stage: options.stage,
+            schedule: Schedule {
+                reshard: options.reshard_after_forward,
+                prefetch: options.prefetch,
+                overlap: options.overlap,
+            },
+            op: options.op,
+            replicate_group: world.group(Axis::DpReplicate)?,
+            shard_group,
+        };
+        let formulas = formulas(&wiring, &units, kinds);
+        let mut shards = Shards::new(wiring, units, &sample(kinds.param)?, &sample(kinds.reduce)?);
+        let offloaded = match &options.offload {
+            Some(_) if options.stage != Stage::Parameters => {
+                return Err(ParallelError::OffloadNeedsStage3);
+            }
+            Some(offload) => {
+                let states = shards.offload(offload)?;
+                Some(Offloaded::new(
+                    states,
+                    placed(&num_members, &parameters, &shards),
+                ))
+            }
+            None => None,
+        };
+        let shards = Arc::new(Mutex::new(shards));
+        let hooks = listen(&shards)?;
+        let mut interceptors: Vec<Rc<dyn Intercept>> = vec![Rc::new(AtUnits {
+            shards: Arc::clone(&shards),
+            output: options.precision.output,
+        })];
+        interceptors.extend(options.inside);
+        Ok(FullyShard {
+            model,
+            parameters,
+            num_members,
+            shards,
+            interceptors,
+            offloaded,
+            formulas,
+            _hooks: hooks,
+        })
+    }
+
+    /// The wrapped model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// What the formulas for bytes need to know of it.
+    pub fn formulas(&self) -> &ShardedModel {
+        &self.formulas
+    }
+
+    /// Steps unit by unit where every unit's new parameters can leave at once.
+    fn update_in_memory(&self, update: &mut dyn Update) -> Result<()> {
+        if self.formulas.stage == Stage::Parameters {
+            return update.step();
+        }
+        let mut gradients = Vec::with_capacity(self.parameters.len());
+        for Shard { parameter, .. } in &self.parameters {
+            gradients.push((parameter.gradient()?, parameter));
+        }
+        gradients.iter().for_each(|(_, p)| p.set_gradient(None));
+        let mut rest = &gradients[..];
+        for (index, &num_members) in self.num_members.iter().enumerate() {
+            let (unit, others) = rest.split_at(num_members);
+            rest = others;
+            for (gradient, parameter) in unit {
+                let gradient = gradient.as_ref().map(Tensor::shallow_clone);
+                parameter.set_gradient(gradient);
+            }
+            if num_members > 0 {
+                update.step()?;
+            }
+            unit.iter().for_each(|(_, p)| p.set_gradient(None));
+            lock(&self.shards).publish(index)?;
+        }
+        Ok(())
+    }
+
+    fn shard_of(&self, parameter: &Parameter) -> Option<&Shard> {
+        let mut shards = self.parameters.iter();
+        shards.find(|shard| shard.whole.is(parameter))
+    }
+}
+
+impl<M: Model> Strategy for FullyShard<M> {
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        lock(&self.shards).begin_forward()?;
+        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
+    }
+
+    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+        lock(&self.shards).begin_backward(sync)?;
+        run.backward(loss)?;
+        let names = lock(&self.shards).end_backward()?;
+        if !names.is_empty() {
+            return Err(ParallelError::UnusedParameters { names });
+        }
+        if sync == Sync::Reduce {
+            for shard in &self.parameters {
+                let gradient = shard.gradient.shallow_clone();
+                shard.parameter.set_gradient(Some(gradient));
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn zero_grad(&self) -> Result<()> {
+        for shard in &self.parameters {
+            shard.parameter.set_gradient(None);
+        }
+        Ok(lock(&self.shards).clear_gradients()?)
+    }
+
+    fn update(&self, update: &mut dyn Update) -> Result<()> {
+        match &self.offloaded {
+            Some(offloaded) => offloaded.update(&self.shards, update),
+            None => self.update_in_memory(update),
+        }
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(lock(&self.shards).settle()?)
+    }
+
+    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        match &self.offloaded {
+            Some(offloaded) => offloaded.with_parameters(&self.shards, visitor),
+            None => self.parameters().iter().try_for_each(visitor),
+        }
+    }
+
+    fn offload_counters(&self) -> Vec<Counters> {
+        match &self.offloaded {
+            Some(offloaded) => offloaded.counters(&self.shards),
+            None => Vec::new(),
+        }
+    }
+
+    fn volume(&self, num_microbatches: usize) -> Volume {
+        self.formulas.volume(num_microbatches)
+    }
+
+    fn states(&self, num_moments: u64) -> StateBytes {
+        self.formulas.states(num_moments)
+    }
+}
+
+impl<M: Model> Module for FullyShard<M> {
+    fn visit(&self, visitor: &mut dyn FnMut(&Parameter)) {
+        self.model
+            .visit(&mut |parameter| match self.shard_of(parameter) {
+                Some(shard) => visitor(&shard.parameter),
+                None => visitor(parameter),
+            });
+    }
+}
+
+impl<M: Model> Model for FullyShard<M> {
+    fn units(&self) -> Vec<&dyn Unit> {
+        self.model.units()
+    }
+
+    fn loss(&self, output: &Tensor, targets: &Tensor) -> trainyard_nn::Result<Tensor> {
+        self.model.loss(output, targets)
+    }
+}
+
+/// Every unit cut, and this rank's shards in the order of units.
+fn cut(
+    owned: &[Vec<Parameter>],
+    group: &Group,
+    stage: Stage,
+    kinds: Kinds,
+) -> Result<(Vec<Option<ShardedUnit>>, Vec<Shard>)> {
+    let mut units = Vec::with_capacity(owned.len());
+    let mut all = Vec::new();
+    for members in owned {
+        if members.is_empty() {
+            units.push(None);
+            continue;
+        }
+        let (unit, shards) = ShardedUnit::new(members, group, stage, kinds)?;
+        for (index, (whole, parameter)) in members.iter().zip(shards).enumerate() {
+            all.push(Shard {
+                whole: whole.clone(),
+                parameter,
+                gradient: unit.gradient_of(index)?,
+            });
+        }
+        units.push(Some(unit));
+    }
+    Ok((units, all))
+}
+
+/// The shards of every unit, and where each lies in this rank's chunk.
+fn placed(num_members: &[usize], parameters: &[Shard], shards: &Shards) -> Vec<Vec<Placed>> {
+    let mut units: Vec<Vec<Placed>> = num_members.iter().map(|_| Vec::new()).collect();
+    let mut rest = parameters.iter();
+    for (index, unit) in shards.units() {
+        for (member, shard) in rest.by_ref().take(num_members[index]).enumerate() {
+            units[index].push(Placed {
+                parameter: shard.parameter.clone(),
+                gradient: shard.gradient.shallow_clone(),
+                place: unit.place_in_chunk(member),
+            });
+        }
+    }
+    units
+}
+
+fn formulas(wiring: &Wiring, units: &[Option<ShardedUnit>], kinds: Kinds) -> ShardedModel {
+    let width = |kind: Kind| kind.elt_size_in_bytes() as u64;
+    ShardedModel {
+        stage: wiring.stage,
+        reshard: wiring.schedule.reshard,
+        rows: units
+            .iter()
+            .map(|unit| unit.as_ref().map_or(0, |unit| unit.padded() as u64))
+            .collect(),
+        num_held: units.iter().flatten().map(ShardedUnit::num_held).sum(),
+        lent: units
+            .iter()
+            .map(|unit| unit.as_ref().is_some_and(|unit| unit.is_lent))
+            .collect(),
+        num_shards: wiring.shard_group.size(),
+        num_replicas: wiring.replicate_group.size(),
+        widths: Widths {
+            master: width(kinds.master),
+            param: width(kinds.param),
+            reduce: width(kinds.reduce),
+        },
+    }
+}
+
+fn kinds_of(parameter: &Parameter, precision: &Precision) -> Kinds {
+    let master = parameter.kind();
+    Kinds {
+        master,
+        param: precision.param.unwrap_or(parameter.compute_kind()),
+        reduce: precision.reduce.unwrap_or(master),
+    }
+}
