@@ -213,10 +213,11 @@ impl Shards {
     /// How many reductions may be under way while backward goes on: as many as there are where
     /// gradients have memory of their own, else one, whose memory the next unit does not need.
     fn num_allowed(&self) -> usize {
-        match (self.wiring.schedule.overlap, self.wiring.stage) {
-            (false, _) => 0,
-            (true, Stage::OptimizerStates) => usize::MAX,
-            (true, _) => 1,
+        let mut units = self.units.iter().flatten();
+        match self.wiring.schedule.overlap {
+            false => 0,
+            true if units.all(ShardedUnit::keeps_gradients) => usize::MAX,
+            true => 1,
         }
     }
 

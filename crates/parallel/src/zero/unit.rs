@@ -189,6 +189,12 @@ impl ShardedUnit {
         self.row.padded()
     }
 
+    /// Whether the row that is reduced has memory of its own, which no other unit waits for.
+    pub(super) fn keeps_gradients(&self) -> bool {
+        let kept = self.accumulated.as_ref().map(Tensor::kind);
+        kept == Some(self.gradients.kind())
+    }
+
     /// Whether gradients overwrite the gathered parameters.
     fn shares_memory(&self) -> Result<bool> {
         storage::is_shared(&self.full, &self.gradients)
