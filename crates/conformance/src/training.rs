@@ -1,6 +1,7 @@
 //! A config trained step by step, and everything about it that can be compared.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use trainyard_torch::World;
 use trainyard_trace::{Ledger, Totals};
 use trainyard_train::whole_state::whole_parameters;
 use trainyard_train::{Result, StepOutcome, Trainer, build};
+
+use crate::Rank;
 
 /// A Llama small enough that a step takes milliseconds, with every part a large one has. Its batch
 /// of 24 can be divided over 2, 3 and 4 ranks with 1 and with 2 micro-batches each.
@@ -120,6 +123,24 @@ pub fn train(config: &Config, world: &World) -> Result<Trained> {
 /// The same job on this rank alone.
 pub fn reference(config: &Config) -> Result<Trained> {
     train(&divided(config, 1, 1), &World::alone(Ledger::new(0))?)
+}
+
+/// Runs something on rank 0 only: the reference, which all others would only repeat.
+pub fn on_first<T, E: Into<Box<dyn Error>>>(
+    rank: &Rank,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<Option<T>, Box<dyn Error>> {
+    (rank.index() == 0)
+        .then(body)
+        .transpose()
+        .map_err(Into::into)
+}
+
+/// The fingerprint of a run, after seeing that it is every rank's.
+pub fn agreed_fingerprint(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dyn Error>> {
+    let mut all = rank.everyone(&run.fingerprint())?;
+    assert!(all.iter().all(|each| *each == all[0]), "ranks differ");
+    Ok(all.swap_remove(0))
 }
 
 /// Takes all steps of a session.

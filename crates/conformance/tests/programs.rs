@@ -82,7 +82,7 @@ fn assert_passes(output: &Output, types: &[&str]) -> Result<(), Failed> {
     let rows = rows(&report);
     for each in types {
         assert!(
-            rows.iter().filter(|(t, _)| t == each).count() >= 5,
+            rows.iter().filter(|(t, _)| t == each).count() >= 6,
             "{each} in {report}"
         );
     }

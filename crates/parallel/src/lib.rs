@@ -30,4 +30,6 @@ pub use precision::Precision;
 pub use recompute::{Recompute, RecomputePlan, Recomputing, fit};
 pub use strategy::{Strategy, Sync, Update};
 pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
-pub use zero::{FullyShard, OffloadOptions, Reshard, Row, ShardOptions, Stage, shard_axes, whole};
+pub use zero::{
+    FullyShard, OffloadOptions, Reshard, Row, ShardOptions, Stage, part, shard_axes, whole,
+};

@@ -7,12 +7,14 @@ use serde::Serialize;
 
 use crate::zero::{Reshard, Stage};
 
-/// Bytes that all ranks together send in one step.
+/// Bytes of one step: handed in by one rank, and sent by all ranks together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Of gradients.
+    /// Of gradients, as one rank hands them to the collectives that reduce them.
+    pub reduced: u64,
+    /// Of gradients, sent.
     pub gradients: u64,
-    /// Of parameters.
+    /// Of parameters, sent.
     pub parameters: u64,
 }
 
@@ -20,6 +22,7 @@ pub struct Volume {
 /// the sum back.
 pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
     Volume {
+        reduced: bytes,
         gradients: 2 * (num_ranks as u64 - 1) * bytes,
         parameters: 0,
     }
@@ -83,6 +86,8 @@ impl ShardedModel {
                 _ => passes,
             };
             let copies_meet = 2 * (replicas - 1) * elements;
+            let shard = if replicas > 1 { elements / shards } else { 0 };
+            volume.reduced += (num_reductions * elements + shard) * self.widths.reduce;
             volume.gradients += (num_reductions * once + copies_meet) * self.widths.reduce;
             let num_gathers = match self.stage {
                 Stage::Parameters => passes * self.gathers_per_pass(index),

@@ -6,9 +6,8 @@
 use std::collections::HashMap;
 
 use tch::Tensor;
-use trainyard_mesh::slice_of;
 use trainyard_nn::{Parameter, Place};
-use trainyard_parallel::whole;
+use trainyard_parallel::{part, whole};
 use trainyard_torch::World;
 
 use crate::Result;
@@ -57,7 +56,7 @@ pub fn blank_parameters(trainer: &Trainer) -> Result<Vec<Parameter>> {
 /// Puts whole parameters where they belong.
 pub fn load_parameters(trainer: &Trainer, world: &World, all: &[Parameter]) -> Result<()> {
     for (parameter, whole) in trainer.parameters().iter().zip(all) {
-        let part = part_of(parameter, whole.tensor(), world)?;
+        let part = part(parameter, whole.tensor(), world)?;
         tch::no_grad(|| parameter.tensor().shallow_clone().f_copy_(&part))?;
     }
     Ok(())
@@ -77,7 +76,7 @@ pub fn part_of_optimizer(
             continue;
         };
         let part = match state.dim() > 0 {
-            true => part_of(parameter, &state, world)?,
+            true => part(parameter, &state, world)?,
             false => state,
         };
         parts.push((name, part));
@@ -85,30 +84,6 @@ pub fn part_of_optimizer(
     // What belongs to no parameter is for the optimiser to refuse.
     parts.extend(all);
     Ok(parts)
-}
-
-/// Which elements of a whole tensor this rank holds.
-fn part_of(parameter: &Parameter, whole: &Tensor, world: &World) -> Result<Tensor> {
-    if !is_cut(parameter) {
-        return Ok(whole.shallow_clone());
-    }
-    let slice = slice_of(
-        parameter.shape(),
-        &parameter.layout(),
-        world.mesh(),
-        world.rank(),
-    )?;
-    let mut part = whole.f_detach()?;
-    let region = std::iter::zip(&slice.region.offsets, &slice.region.lengths);
-    for (dim, (&start, &length)) in region.enumerate() {
-        part = part.f_narrow(dim as i64, start as i64, length as i64)?;
-    }
-    Ok(match slice.flat {
-        Some(flat) => part
-            .f_reshape(-1i64)?
-            .f_narrow(0, flat.start as i64, flat.len() as i64)?,
-        None => part,
-    })
 }
 
 fn is_cut(parameter: &Parameter) -> bool {

@@ -1,10 +1,8 @@
 //! Losses, gradient norms, every parameter, and the bytes it took.
 
-use std::error::Error;
-
 use trainyard_config::{Dtype, GradientCompression};
 use trainyard_conformance::training::{
-    Tolerance, Trained, divided, little_llama, reference, train,
+    Tolerance, Trained, agreed_fingerprint, divided, little_llama, on_first, reference, train,
 };
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_trace::{CollectiveKind, Purpose};
@@ -38,24 +36,6 @@ fn equals_one_rank(rank: &Rank, dtype: Dtype) -> Outcome {
         assert!(runs[0] == runs[1], "overlap changes the result");
     }
     Ok(())
-}
-
-/// Runs something on rank 0 only.
-fn on_first<T, E: Into<Box<dyn Error>>>(
-    rank: &Rank,
-    body: impl FnOnce() -> Result<T, E>,
-) -> Result<Option<T>, Box<dyn Error>> {
-    (rank.index() == 0)
-        .then(body)
-        .transpose()
-        .map_err(Into::into)
-}
-
-/// The fingerprint of a run, after seeing that it is every rank's.
-fn agreed_fingerprint(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dyn Error>> {
-    let mut all = rank.everyone(&run.fingerprint())?;
-    assert!(all.iter().all(|each| *each == all[0]), "ranks differ");
-    Ok(all.swap_remove(0))
 }
 
 pub fn compression(rank: &Rank) -> Outcome {

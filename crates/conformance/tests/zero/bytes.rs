@@ -79,6 +79,8 @@ fn check(
     let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
     let what = format!("stage {stage}, {num_microbatches} micro-batches");
     assert_eq!(sum(0), 3 * run.volume.gradients, "gradients, {what}");
+    let reduced = run.totals.of_purpose(Purpose::Gradient).payload_bytes;
+    assert_eq!(reduced, 3 * run.volume.reduced, "payload, {what}");
     assert_eq!(sum(1), 3 * run.volume.parameters, "parameters, {what}");
     let ratio = sum(3) as f64 / sum(2) as f64;
     assert!(

@@ -4,7 +4,8 @@ use std::error::Error;
 
 use trainyard_config::{Config, Dtype, ReshardAfterForward};
 use trainyard_conformance::training::{
-    Session, Tolerance, Trained, assert_close, divided, finish, little_llama, reference,
+    Session, Tolerance, Trained, agreed_fingerprint, assert_close, divided, finish, little_llama,
+    on_first, reference,
 };
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_torch::World;
@@ -64,7 +65,7 @@ fn equals_one_rank(rank: &Rank, config: Config, dtype: Dtype) -> Outcome {
         let mut config = divided(&config, rank.size(), num_microbatches);
         config.parallelism.zero_stage = stage;
         let run = sharded(rank, &mut config, 1)?;
-        agreed(rank, &run)?;
+        agreed_fingerprint(rank, &run)?;
         let reference = expected.iter().find(|(known, _)| *known == max_norm);
         if let Some((_, Some(reference))) = reference {
             run.assert_agrees(reference, Tolerance::of(dtype));
@@ -83,7 +84,7 @@ pub fn schedules(rank: &Rank) -> Outcome {
             config.training.steps = 6;
             config.parallelism.zero_stage = stage;
             change(&mut config);
-            agreed(rank, &sharded(rank, &mut config, 1)?)
+            agreed_fingerprint(rank, &sharded(rank, &mut config, 1)?)
         };
         prints.push(run(&|c| c.parallelism.overlap = false)?);
         for prefetch in [0, 1, 2] {
@@ -143,31 +144,13 @@ pub fn hybrid(rank: &Rank) -> Outcome {
             let mut config = divided(&config, rank.size(), num_microbatches);
             config.parallelism.zero_stage = stage;
             let run = sharded(rank, &mut config, 2)?;
-            agreed(rank, &run)?;
+            agreed_fingerprint(rank, &run)?;
             if let Some(expected) = &expected {
                 run.assert_agrees(expected, Tolerance::of(Dtype::Float64));
             }
         }
     }
     Ok(())
-}
-
-/// Runs something on rank 0 only.
-fn on_first<T, E: Into<Box<dyn Error>>>(
-    rank: &Rank,
-    body: impl FnOnce() -> Result<T, E>,
-) -> Result<Option<T>, Box<dyn Error>> {
-    (rank.index() == 0)
-        .then(body)
-        .transpose()
-        .map_err(Into::into)
-}
-
-/// The fingerprint of a run, after seeing that it is every rank's.
-fn agreed(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dyn Error>> {
-    let mut all = rank.everyone(&run.fingerprint())?;
-    assert!(all.iter().all(|each| *each == all[0]), "ranks differ");
-    Ok(all.swap_remove(0))
 }
 
 /// Trains a config as it is.

@@ -1,7 +1,9 @@
 //! Losses scaled for float16.
 
 use trainyard_config::Dtype;
-use trainyard_conformance::training::{Session, divided, little_llama, reference, values};
+use trainyard_conformance::training::{
+    Session, divided, little_llama, on_first, reference, values,
+};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_train::whole_state::whole_parameters;
 
@@ -10,9 +12,7 @@ use trainyard_train::whole_state::whole_parameters;
 pub fn float16(rank: &Rank) -> Outcome {
     let mut config = little_llama(Dtype::Float32);
     config.training.mixed_precision_param = Some(Dtype::Float16);
-    let alone = (rank.index() == 0)
-        .then(|| reference(&config))
-        .transpose()?;
+    let alone = on_first(rank, || reference(&config))?;
     for stage in [1, 2, 3] {
         let mut config = divided(&config, rank.size(), 1);
         config.parallelism.data_parallel_shard_degree = -1;

@@ -208,14 +208,25 @@ fn bytes(ranks: &[Findings]) -> Vec<Row> {
     let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
     let (sent, wire) = (sum(|r| r.sent), sum(|r| r.wire_sent));
     let formula = &ranks[0];
-    let mut rows = vec![exact(
-        "gradient bytes sent",
-        gradients,
-        formula.gradient_formula,
-    )];
+    let mut rows = vec![
+        exact(
+            "gradient bytes reduced",
+            formula.gradient_payload,
+            formula.payload_formula,
+        ),
+        exact(
+            "gradient bytes sent, all ranks",
+            gradients,
+            formula.gradient_formula,
+        ),
+    ];
     if parameters + formula.parameter_formula > 0 {
         let expected = formula.parameter_formula;
-        rows.push(exact("parameter bytes sent", parameters, expected));
+        rows.push(exact(
+            "parameter bytes sent, all ranks",
+            parameters,
+            expected,
+        ));
     }
     rows.push(Row {
         what: "ledger against the kernel's counters".to_owned(),

@@ -24,6 +24,8 @@ pub struct Findings {
     pub losses: Vec<f64>,
     /// Norm of the global gradient, per step.
     pub grad_norms: Vec<f64>,
+    /// Bytes of gradients reduced, over all steps.
+    pub gradient_payload: u64,
     /// Bytes of gradients this rank sent by its algorithm.
     pub gradient_sent: u64,
     /// Bytes of parameters this rank sent by its algorithm.
@@ -32,6 +34,8 @@ pub struct Findings {
     pub sent: u64,
     /// Bytes the kernel counted as sent.
     pub wire_sent: u64,
+    /// Bytes of gradients reduced in all steps, by formula.
+    pub payload_formula: u64,
     /// Bytes of gradients all ranks send in all steps, by formula.
     pub gradient_formula: u64,
     /// The same of parameters.
@@ -96,14 +100,17 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     // Whoever is here has received everything, so everything sent is acknowledged.
     group.barrier()?.wait()?;
     let totals = world.ledger().totals() - before;
+    let gradients = totals.of_purpose(Purpose::Gradient);
     let volume = trainer.model().volume(batching.num_microbatches);
     let findings = Findings {
         losses,
         grad_norms,
-        gradient_sent: totals.of_purpose(Purpose::Gradient).sent_bytes,
+        gradient_payload: gradients.payload_bytes,
+        gradient_sent: gradients.sent_bytes,
         parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
         sent: totals.all_collectives().sent_bytes,
         wire_sent: world.wire_bytes().sent - wire_before.sent,
+        payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,
         parameter_formula: steps * volume.parameters,
     };

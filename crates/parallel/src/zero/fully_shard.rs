@@ -1,5 +1,6 @@
 //! The model as its user sees it: a strategy whose parameters are this rank's shards.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +12,7 @@ use trainyard_torch::{Group, World};
 
 use super::at_units::{AtUnits, listen};
 use super::blank::blank;
-use super::offload::{Offloaded, Placed};
+use super::offload::Offloaded;
 use super::owned::{mark_lent, owned_parameters};
 use super::schedule::Schedule;
 use super::shards::{Shards, Wiring};
@@ -27,10 +28,8 @@ use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
 /// `dp_replicate` has ranks. Its parameters are this rank's shards.
 pub struct FullyShard<M> {
     model: M,
-    /// This rank's shards, unit by unit.
-    parameters: Vec<Shard>,
-    /// How many of them each unit owns.
-    num_members: Vec<usize>,
+    /// This rank's shards, by unit.
+    units: Vec<Vec<Shard>>,
     shards: Arc<Mutex<Shards>>,
     interceptors: Vec<Rc<dyn Intercept>>,
     /// Where states are not kept in memory.
@@ -39,13 +38,31 @@ pub struct FullyShard<M> {
     _hooks: Vec<HookHandle>,
 }
 
-/// This rank's part of a parameter, and where its gradient is.
-struct Shard {
+/// This rank's part of a parameter, where its gradient is, and where it lies in the unit's chunk.
+pub(super) struct Shard {
     /// What layers compute with.
     whole: Parameter,
     /// What the optimiser trains.
-    parameter: Parameter,
+    pub parameter: Parameter,
     gradient: Tensor,
+    pub place: Range<usize>,
+}
+
+/// Steps with gradients for these shards alone; afterwards they have none.
+pub(super) fn step_alone(shards: &[Shard], update: &mut dyn Update) -> Result<()> {
+    for shard in shards {
+        let gradient = shard.gradient.shallow_clone();
+        shard.parameter.set_gradient(Some(gradient));
+    }
+    let stepped = update.step();
+    clear(shards);
+    stepped
+}
+
+fn clear<'a>(shards: impl IntoIterator<Item = &'a Shard>) {
+    for shard in shards {
+        shard.parameter.set_gradient(None);
+    }
 }
 
 impl<M: Model> FullyShard<M> {
@@ -58,9 +75,13 @@ impl<M: Model> FullyShard<M> {
         };
         // Asked before anything is cut: from then on layers' own parameters have another type.
         let kinds = kinds_of(first, &options.precision);
-        let (mut units, parameters) = cut(&owned, &shard_group, options.stage, kinds)?;
+        let (mut units, mut shards_of_units) = (Vec::new(), Vec::new());
+        for members in &owned {
+            let (unit, shards) = cut(members, &shard_group, options.stage, kinds)?;
+            units.push(unit);
+            shards_of_units.push(shards);
+        }
         mark_lent(&model, &owned, &mut units);
-        let num_members: Vec<usize> = owned.iter().map(Vec::len).collect();
         let sample = |kind| blank(&first.tensor().detach(), 0, kind);
         let wiring = Wiring {
             stage: options.stage,
@@ -79,13 +100,7 @@ impl<M: Model> FullyShard<M> {
             Some(_) if options.stage != Stage::Parameters => {
                 return Err(ParallelError::OffloadNeedsStage3);
             }
-            Some(offload) => {
-                let states = shards.offload(offload)?;
-                Some(Offloaded::new(
-                    states,
-                    placed(&num_members, &parameters, &shards),
-                ))
-            }
+            Some(offload) => Some(Offloaded::new(shards.offload(offload)?)),
             None => None,
         };
         let shards = Arc::new(Mutex::new(shards));
@@ -97,8 +112,7 @@ impl<M: Model> FullyShard<M> {
         interceptors.extend(options.inside);
         Ok(FullyShard {
             model,
-            parameters,
-            num_members,
+            units: shards_of_units,
             shards,
             interceptors,
             offloaded,
@@ -119,33 +133,24 @@ impl<M: Model> FullyShard<M> {
 
     /// Steps unit by unit where every unit's new parameters can leave at once.
     fn update_in_memory(&self, update: &mut dyn Update) -> Result<()> {
-        if self.formulas.stage == Stage::Parameters {
-            return update.step();
-        }
-        let mut gradients = Vec::with_capacity(self.parameters.len());
-        for Shard { parameter, .. } in &self.parameters {
-            gradients.push((parameter.gradient()?, parameter));
-        }
-        gradients.iter().for_each(|(_, p)| p.set_gradient(None));
-        let mut rest = &gradients[..];
-        for (index, &num_members) in self.num_members.iter().enumerate() {
-            let (unit, others) = rest.split_at(num_members);
-            rest = others;
-            for (gradient, parameter) in unit {
-                let gradient = gradient.as_ref().map(Tensor::shallow_clone);
-                parameter.set_gradient(gradient);
+        for (index, shards) in self.units.iter().enumerate() {
+            if !shards.is_empty() {
+                step_alone(shards, update)?;
             }
-            if num_members > 0 {
-                update.step()?;
-            }
-            unit.iter().for_each(|(_, p)| p.set_gradient(None));
             lock(&self.shards).publish(index)?;
         }
         Ok(())
     }
 
+    /// Whether there are gradients of all ranks to step with.
+    fn has_gradients(&self) -> Result<bool> {
+        let first = self.units.iter().flatten().next();
+        let gradient = first.map(|shard| shard.parameter.gradient()).transpose()?;
+        Ok(gradient.flatten().is_some())
+    }
+
     fn shard_of(&self, parameter: &Parameter) -> Option<&Shard> {
-        let mut shards = self.parameters.iter();
+        let mut shards = self.units.iter().flatten();
         shards.find(|shard| shard.whole.is(parameter))
     }
 }
@@ -164,7 +169,7 @@ impl<M: Model> Strategy for FullyShard<M> {
             return Err(ParallelError::UnusedParameters { names });
         }
         if sync == Sync::Reduce {
-            for shard in &self.parameters {
+            for shard in self.units.iter().flatten() {
                 let gradient = shard.gradient.shallow_clone();
                 shard.parameter.set_gradient(Some(gradient));
             }
@@ -173,15 +178,21 @@ impl<M: Model> Strategy for FullyShard<M> {
     }
 
     fn zero_grad(&self) -> Result<()> {
-        for shard in &self.parameters {
-            shard.parameter.set_gradient(None);
-        }
+        clear(self.units.iter().flatten());
         Ok(lock(&self.shards).clear_gradients()?)
     }
 
     fn update(&self, update: &mut dyn Update) -> Result<()> {
+        if self.offloaded.is_none() && self.formulas.stage == Stage::Parameters {
+            return update.step();
+        }
+        if !self.has_gradients()? {
+            return Ok(());
+        }
+        // Each unit gets its own back when its turn comes.
+        clear(self.units.iter().flatten());
         match &self.offloaded {
-            Some(offloaded) => offloaded.update(&self.shards, update),
+            Some(offloaded) => offloaded.update(&self.units, &self.shards, update),
             None => self.update_in_memory(update),
         }
     }
@@ -192,7 +203,7 @@ impl<M: Model> Strategy for FullyShard<M> {
 
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
         match &self.offloaded {
-            Some(offloaded) => offloaded.with_parameters(&self.shards, visitor),
+            Some(offloaded) => offloaded.with_parameters(&self.units, &self.shards, visitor),
             None => self.parameters().iter().try_for_each(visitor),
         }
     }
@@ -233,47 +244,27 @@ impl<M: Model> Model for FullyShard<M> {
     }
 }
 
-/// Every unit cut, and this rank's shards in the order of units.
+/// A unit cut, and this rank's shards of it; neither where it has nothing to train.
 fn cut(
-    owned: &[Vec<Parameter>],
+    members: &[Parameter],
     group: &Group,
     stage: Stage,
     kinds: Kinds,
-) -> Result<(Vec<Option<ShardedUnit>>, Vec<Shard>)> {
-    let mut units = Vec::with_capacity(owned.len());
-    let mut all = Vec::new();
-    for members in owned {
-        if members.is_empty() {
-            units.push(None);
-            continue;
-        }
-        let (unit, shards) = ShardedUnit::new(members, group, stage, kinds)?;
-        for (index, (whole, parameter)) in members.iter().zip(shards).enumerate() {
-            all.push(Shard {
-                whole: whole.clone(),
-                parameter,
-                gradient: unit.gradient_of(index)?,
-            });
-        }
-        units.push(Some(unit));
+) -> Result<(Option<ShardedUnit>, Vec<Shard>)> {
+    if members.is_empty() {
+        return Ok((None, Vec::new()));
     }
-    Ok((units, all))
-}
-
-/// The shards of every unit, and where each lies in this rank's chunk.
-fn placed(num_members: &[usize], parameters: &[Shard], shards: &Shards) -> Vec<Vec<Placed>> {
-    let mut units: Vec<Vec<Placed>> = num_members.iter().map(|_| Vec::new()).collect();
-    let mut rest = parameters.iter();
-    for (index, unit) in shards.units() {
-        for (member, shard) in rest.by_ref().take(num_members[index]).enumerate() {
-            units[index].push(Placed {
-                parameter: shard.parameter.clone(),
-                gradient: shard.gradient.shallow_clone(),
-                place: unit.place_in_chunk(member),
-            });
-        }
+    let (unit, parameters) = ShardedUnit::new(members, group, stage, kinds)?;
+    let mut shards = Vec::with_capacity(members.len());
+    for (index, (whole, parameter)) in members.iter().zip(parameters).enumerate() {
+        shards.push(Shard {
+            whole: whole.clone(),
+            parameter,
+            gradient: unit.gradient_of(index)?,
+            place: unit.place_in_chunk(index),
+        });
     }
-    units
+    Ok((Some(unit), shards))
 }
 
 fn formulas(wiring: &Wiring, units: &[Option<ShardedUnit>], kinds: Kinds) -> ShardedModel {

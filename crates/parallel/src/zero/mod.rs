@@ -49,7 +49,7 @@ pub use fully_shard::FullyShard;
 pub use row::Row;
 pub use schedule::Reshard;
 pub use shelf::OffloadOptions;
-pub use whole::whole;
+pub use whole::{part, whole};
 
 /// What is sharded; each stage shards what those before it do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,57 +2,49 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Mutex;
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
 
+use super::fully_shard::{Shard, step_alone};
 use super::lock;
 use super::shards::Shards;
 use super::shelf::{Borrowed, OffloadOptions, Shelf};
 use crate::error::Result;
-use crate::offload::{Counters, Part, Record, Staged};
+use crate::offload::{Counters, Record, Staged};
 use crate::strategy::Update;
 
-/// A shard, its gradient, and where it lies in this rank's chunk of its unit.
-pub(super) struct Placed {
-    pub parameter: Parameter,
-    pub gradient: Tensor,
-    pub place: Range<usize>,
-}
-
-/// All shards of a model, by unit, and where their states are.
-pub(super) struct Offloaded {
-    states: RefCell<States>,
-    units: Vec<Vec<Placed>>,
-}
+/// A sharded model's states, where they are not kept in memory.
+pub(super) struct Offloaded(RefCell<States>);
 
 impl Offloaded {
-    pub(super) fn new(states: States, units: Vec<Vec<Placed>>) -> Offloaded {
-        Offloaded {
-            states: RefCell::new(states),
-            units,
-        }
+    pub(super) fn new(states: States) -> Offloaded {
+        Offloaded(RefCell::new(states))
     }
 
     /// Steps unit by unit: while one is updated the next is read and the last is written.
-    pub(super) fn update(&self, shards: &Mutex<Shards>, update: &mut dyn Update) -> Result<()> {
-        let all = self.units.iter().flatten();
-        all.for_each(|member| member.parameter.set_gradient(None));
-        let is_first = !update.states().iter().any(|(_, state)| state.dim() > 0);
-        for (index, members) in self.units.iter().enumerate() {
+    pub(super) fn update(
+        &self,
+        units: &[Vec<Shard>],
+        shards: &Mutex<Shards>,
+        update: &mut dyn Update,
+    ) -> Result<()> {
+        let mut known = by_parameter(update);
+        let is_first = known.is_empty();
+        for (index, members) in units.iter().enumerate() {
             if members.is_empty() {
                 continue;
             }
-            if index + 1 < self.units.len() {
-                self.states.borrow_mut().read_ahead(index + 1)?;
+            if index + 1 < units.len() {
+                self.0.borrow_mut().read_ahead(index + 1)?;
                 lock(shards).read_ahead(index + 1)?;
             }
-            self.update_unit(index, members, shards, update)?;
+            let moments = moments_of(members, &mut known);
+            self.update_unit(index, members, &moments, shards, update)?;
             if is_first {
-                let mut states = self.states.borrow_mut();
-                states.keep_moments(index, &self.units, update)?;
+                let moments = moments_of(members, &mut by_parameter(update));
+                self.0.borrow_mut().keep_moments(index, units, &moments)?;
             }
         }
         Ok(())
@@ -61,42 +53,36 @@ impl Offloaded {
     fn update_unit(
         &self,
         index: usize,
-        members: &[Placed],
+        members: &[Shard],
+        moments: &[Tensor],
         shards: &Mutex<Shards>,
         update: &mut dyn Update,
     ) -> Result<()> {
         let travelling = lock(shards).take_shard(index)?;
-        let at_hand = self
-            .states
-            .borrow_mut()
-            .take(index, members, &travelling[0], update)?;
-        for member in members {
-            let gradient = member.gradient.shallow_clone();
-            member.parameter.set_gradient(Some(gradient));
-        }
-        let stepped = update.step();
-        members.iter().for_each(|m| m.parameter.set_gradient(None));
-        stepped?;
+        let mut states = self.0.borrow_mut();
+        let at_hand = states.take(index, members, &travelling[0], moments)?;
+        step_alone(members, update)?;
         if let Some(master) = at_hand.masters() {
             tch::no_grad(|| travelling[0].shallow_clone().f_copy_(master))?;
         }
-        self.states.borrow_mut().put_back(at_hand)?;
+        states.put_back(at_hand)?;
         lock(shards).put_shard(travelling)
     }
 
     /// Shows every parameter while it is off the shelf.
     pub(super) fn with_parameters(
         &self,
+        units: &[Vec<Shard>],
         shards: &Mutex<Shards>,
         visitor: &mut dyn FnMut(&Parameter) -> Result<()>,
     ) -> Result<()> {
-        for (index, members) in self.units.iter().enumerate() {
+        for (index, members) in units.iter().enumerate() {
             if members.is_empty() {
                 continue;
             }
             let travelling = lock(shards).take_shard(index)?;
-            let mut states = self.states.borrow_mut();
-            let at_hand = states.take(index, members, &travelling[0], &NoStates)?;
+            let mut states = self.0.borrow_mut();
+            let at_hand = states.take(index, members, &travelling[0], &[])?;
             members.iter().try_for_each(|m| visitor(&m.parameter))?;
             drop(at_hand);
         }
@@ -105,22 +91,9 @@ impl Offloaded {
 
     /// What was moved so far, file by file.
     pub(super) fn counters(&self, shards: &Mutex<Shards>) -> Vec<Counters> {
-        let mut counters = self.states.borrow().counters();
+        let mut counters = self.0.borrow().counters();
         counters.extend(lock(shards).offload_counters());
         counters
-    }
-}
-
-/// Where parameters alone are of interest.
-struct NoStates;
-
-impl Update for NoStates {
-    fn step(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn states(&self) -> Vec<(String, Tensor)> {
-        Vec::new()
     }
 }
 
@@ -148,29 +121,15 @@ impl AtHand {
 }
 
 impl States {
-    pub(super) fn new(options: OffloadOptions) -> States {
-        States {
-            options,
-            masters: None,
-            moments: None,
-        }
-    }
-
     /// Puts the master weights of all units away; `None` where a unit has none.
-    pub(super) fn keep_masters(&mut self, masters: &[Option<Tensor>]) -> Result<()> {
-        let record = |master: &Option<Tensor>| match master {
-            Some(master) => Shelf::record(master.kind(), master.numel()),
-            None => Record::default(),
-        };
-        let records = masters.iter().map(record).collect();
-        let mut shelf = Shelf::new(&self.options, "masters", records)?;
-        for (index, master) in masters.iter().enumerate() {
-            if let Some(master) = master {
-                shelf.put(index, std::slice::from_ref(master))?;
-            }
-        }
-        self.masters = Some(shelf);
-        Ok(())
+    pub(super) fn new(options: OffloadOptions, masters: &[Option<Tensor>]) -> Result<States> {
+        let has_masters = masters.iter().any(Option::is_some);
+        let keep = || Shelf::filled(&options, "masters", masters);
+        Ok(States {
+            masters: has_masters.then(keep).transpose()?,
+            moments: None,
+            options,
+        })
     }
 
     /// Asks for what the unit will need.
@@ -181,36 +140,35 @@ impl States {
         Ok(())
     }
 
-    /// Takes a unit's states off the shelf. `travelling` is what its parameters stand on where they
+    /// Takes a unit's states off the shelf, and those of its `moments` that are named. `travelling` is what its parameters stand on where they
     /// have no master weights of their own.
     pub(super) fn take(
         &mut self,
         unit: usize,
-        parameters: &[Placed],
+        members: &[Shard],
         travelling: &Tensor,
-        update: &dyn Update,
+        moments: &[Tensor],
     ) -> Result<AtHand> {
         let masters = self.masters.as_mut().map(|s| s.take(unit)).transpose()?;
         let home = masters.as_ref().map_or(travelling, |staged| &staged[0]);
         let mut borrowed = Vec::new();
-        for Placed {
+        for Shard {
             parameter, place, ..
-        } in parameters
+        } in members
         {
             let data = home.f_narrow(0, place.start as i64, place.len() as i64)?;
             borrowed.push(Borrowed::new(parameter.tensor(), &data)?);
         }
-        let moments = self.moments.as_mut().map(|s| s.take(unit)).transpose()?;
-        let states = states_of(parameters, update);
-        if let Some(staged) = &moments {
-            for (state, part) in states.iter().zip(staged.iter()) {
-                borrowed.push(Borrowed::new(state, part)?);
-            }
+        // Nobody who names no moments waits for them to be read.
+        let wanted = self.moments.as_mut().filter(|_| !moments.is_empty());
+        let staged = wanted.map(|shelf| shelf.take(unit)).transpose()?;
+        for (state, part) in moments.iter().zip(staged.iter().flat_map(|s| s.iter())) {
+            borrowed.push(Borrowed::new(state, part)?);
         }
         Ok(AtHand {
             borrowed,
             masters,
-            moments,
+            moments: staged,
         })
     }
 
@@ -233,25 +191,19 @@ impl States {
     pub(super) fn keep_moments(
         &mut self,
         unit: usize,
-        all: &[Vec<Placed>],
-        update: &dyn Update,
+        units: &[Vec<Shard>],
+        moments: &[Tensor],
     ) -> Result<()> {
-        let states = states_of(&all[unit], update);
         if self.moments.is_none() {
-            let num_each = states.len() / all[unit].len().max(1);
-            let kind = states.first().map_or(Kind::Float, Tensor::kind);
-            let parts = |member: &Placed| {
-                let num_elements = member.place.len();
-                std::iter::repeat_n(Part { kind, num_elements }, num_each)
-            };
-            let record = |members: &Vec<Placed>| Record {
-                parts: members.iter().flat_map(parts).collect(),
-            };
-            let records = all.iter().map(record).collect();
+            let num_each = moments.len() / units[unit].len().max(1);
+            let kind = moments.first().map_or(Kind::Float, Tensor::kind);
+            let lengths = |shard: &Shard| std::iter::repeat_n(shard.place.len(), num_each);
+            let record = |shards: &Vec<Shard>| Record::of(kind, shards.iter().flat_map(lengths));
+            let records = units.iter().map(record).collect();
             self.moments = Some(Shelf::new(&self.options, "moments", records)?);
         }
         match &mut self.moments {
-            Some(shelf) => shelf.put(unit, &states),
+            Some(shelf) => shelf.put(unit, moments),
             None => Ok(()),
         }
     }
@@ -263,20 +215,22 @@ impl States {
     }
 }
 
-/// The optimiser's tensors beside these parameters, parameter by parameter; not its counters, which
-/// are single numbers.
-fn states_of(parameters: &[Placed], update: &dyn Update) -> Vec<Tensor> {
-    let mut by_parameter: HashMap<String, Vec<Tensor>> = HashMap::new();
+/// The optimiser's tensors by the parameter they belong to; not its counters, which are single
+/// numbers.
+fn by_parameter(update: &dyn Update) -> HashMap<String, Vec<Tensor>> {
+    let mut moments: HashMap<String, Vec<Tensor>> = HashMap::new();
     for (name, state) in update.states() {
         if let Some((_, parameter)) = name.split_once('.')
             && state.dim() > 0
         {
-            by_parameter
-                .entry(parameter.to_owned())
-                .or_default()
-                .push(state);
+            moments.entry(parameter.to_owned()).or_default().push(state);
         }
     }
-    let of = |member: &Placed| by_parameter.remove(member.parameter.name());
-    parameters.iter().filter_map(of).flatten().collect()
+    moments
+}
+
+/// Those of a unit, parameter by parameter.
+fn moments_of(members: &[Shard], known: &mut HashMap<String, Vec<Tensor>>) -> Vec<Tensor> {
+    let of = |member: &Shard| known.remove(member.parameter.name());
+    members.iter().filter_map(of).flatten().collect()
 }

@@ -12,7 +12,7 @@ use super::pool::Pool;
 use super::schedule::Schedule;
 use super::shelf::{OffloadOptions, Shelf};
 use super::unit::ShardedUnit;
-use crate::offload::{Counters, Record, Staged};
+use crate::offload::{Counters, Staged};
 use crate::strategy::Sync;
 
 /// How the shards of a model communicate.
@@ -266,6 +266,10 @@ impl Shards {
 
     /// Keeps what is sent in a file from now on. Returns where the optimiser's states will be.
     pub(super) fn offload(&mut self, options: &OffloadOptions) -> crate::Result<States> {
+        // What will be sent is made from the masters before they go.
+        for unit in self.units.iter_mut().flatten() {
+            unit.refresh()?;
+        }
         let of_units = |part: fn(&ShardedUnit) -> Option<&Tensor>| -> Vec<Option<Tensor>> {
             let parts = self.units.iter().map(|unit| part(unit.as_ref()?));
             parts.map(|part| part.map(Tensor::shallow_clone)).collect()
@@ -274,29 +278,13 @@ impl Shards {
             of_units(|unit| Some(unit.sent())),
             of_units(ShardedUnit::master),
         );
-        let record = |sent: &Option<Tensor>| match sent {
-            Some(sent) => Shelf::record(sent.kind(), sent.numel()),
-            None => Record::default(),
-        };
         // As many are off the shelf at once as are gathered ahead.
         let options = OffloadOptions {
             num_buffers: options.num_buffers + self.wiring.schedule.prefetch,
             ..options.clone()
         };
-        let mut shelf = Shelf::new(&options, "parameters", sent.iter().map(record).collect())?;
-        let mut states = States::new(options);
-        for (index, unit) in self.units.iter_mut().enumerate() {
-            if let (Some(unit), Some(sent)) = (unit, &sent[index]) {
-                // What will be sent is made from the masters before they go.
-                unit.refresh()?;
-                shelf.put(index, std::slice::from_ref(sent))?;
-            }
-        }
-        if masters.iter().any(Option::is_some) {
-            states.keep_masters(&masters)?;
-        }
-        self.shelf = Some(shelf);
-        Ok(states)
+        self.shelf = Some(Shelf::filled(&options, "parameters", &sent)?);
+        States::new(options, &masters)
     }
 
     /// Asks for a unit's parameters before they are needed.

@@ -6,11 +6,11 @@
 
 use std::path::{Path, PathBuf};
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use trainyard_torch::storage;
 
 use crate::error::Result;
-use crate::offload::{Counters, Part, Record, Spill, Staged};
+use crate::offload::{Counters, Record, Spill, Staged};
 
 /// Where states are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +38,23 @@ impl Shelf {
         )?))
     }
 
-    /// A record of one part.
-    pub(super) fn record(kind: Kind, num_elements: usize) -> Record {
-        Record {
-            parts: vec![Part { kind, num_elements }],
+    /// A file with one tensor of every unit, whose memory it takes; `None` where a unit has none.
+    pub(super) fn filled(
+        options: &OffloadOptions,
+        name: &str,
+        tensors: &[Option<Tensor>],
+    ) -> Result<Shelf> {
+        let record = |tensor: &Option<Tensor>| match tensor {
+            Some(tensor) => Record::of(tensor.kind(), [tensor.numel()]),
+            None => Record::default(),
+        };
+        let mut shelf = Shelf::new(options, name, tensors.iter().map(record).collect())?;
+        for (index, tensor) in tensors.iter().enumerate() {
+            if let Some(tensor) = tensor {
+                shelf.put(index, std::slice::from_ref(tensor))?;
+            }
         }
+        Ok(shelf)
     }
 
     /// Writes `tensors`, and takes their memory.

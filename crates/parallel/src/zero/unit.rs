@@ -157,9 +157,9 @@ impl ShardedUnit {
 
     /// This rank's part of a member's gradient.
     pub(super) fn gradient_of(&self, member: usize) -> Result<Tensor> {
-        let (part, at) = self.row.held(member, self.index);
-        let length = part.len() as i64;
-        Ok(self.gradient_shard.f_narrow(0, at as i64, length)?)
+        let place = self.place_in_chunk(member);
+        let (start, length) = (place.start as i64, place.len() as i64);
+        Ok(self.gradient_shard.f_narrow(0, start, length)?)
     }
 
     /// Where a member lies in this rank's chunk.

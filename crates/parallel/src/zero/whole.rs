@@ -1,7 +1,7 @@
-//! A sharded tensor made whole again, to be compared or saved.
+//! A sharded tensor made whole again, to be compared or saved, and a whole one cut as it was.
 
 use tch::Tensor;
-use trainyard_mesh::{Layout, slice_of};
+use trainyard_mesh::{Layout, Slice, slice_of};
 use trainyard_nn::Parameter;
 use trainyard_torch::{ReduceOp, TorchError, World};
 use trainyard_trace::Purpose;
@@ -27,12 +27,7 @@ pub fn whole(parameter: &Parameter, held: &Tensor, world: &World) -> Result<Tens
         .map_err(|e| TorchError::Invalid(e.to_string()))?;
     let length = parameter.num_elements() as usize;
     let all = blank(&held, length, held.kind())?;
-    let mut target = all.f_view(&shape[..])?;
-    for (dim, (&start, &len)) in
-        std::iter::zip(&slice.region.offsets, &slice.region.lengths).enumerate()
-    {
-        target = target.f_narrow(dim as i64, start as i64, len as i64)?;
-    }
+    let mut target = region(&all.f_view(&shape[..])?, &slice)?;
     match slice.flat {
         None => target.f_copy_(&held)?,
         Some(part) => {
@@ -55,4 +50,28 @@ pub fn whole(parameter: &Parameter, held: &Tensor, world: &World) -> Result<Tens
         .all_reduce(&all, ReduceOp::Sum, Purpose::State)?
         .wait()?;
     Ok(all.f_view(&shape[..])?)
+}
+
+/// This rank's part of `all`, which is laid out as `parameter` would be on one rank.
+pub fn part(parameter: &Parameter, all: &Tensor, world: &World) -> Result<Tensor> {
+    let layout = parameter.layout();
+    let slice = slice_of(parameter.shape(), &layout, world.mesh(), world.rank())
+        .map_err(|e| TorchError::Invalid(e.to_string()))?;
+    let held = region(&all.f_detach()?, &slice)?;
+    Ok(match slice.flat {
+        Some(flat) => held
+            .f_reshape(-1i64)?
+            .f_narrow(0, flat.start as i64, flat.len() as i64)?,
+        None => held,
+    })
+}
+
+/// The box of a tensor that a slice lies in.
+fn region(tensor: &Tensor, slice: &Slice) -> Result<Tensor> {
+    let mut region = tensor.shallow_clone();
+    let lengths = std::iter::zip(&slice.region.offsets, &slice.region.lengths);
+    for (dim, (&start, &length)) in lengths.enumerate() {
+        region = region.f_narrow(dim as i64, start as i64, length as i64)?;
+    }
+    Ok(region)
 }
