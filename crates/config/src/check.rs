@@ -35,6 +35,7 @@ impl Config {
         if let ModelSpec::Llama(shape) = &model {
             self.check_length(shape)?;
         }
+        self.check_sharing(&model)?;
         self.check_datasets(&model)?;
         self.check_batch()?;
         self.check_schedule()?;

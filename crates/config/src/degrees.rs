@@ -11,7 +11,7 @@ use crate::{Config, ConfigError, ParallelismSection};
 const REST: i64 = -1;
 
 /// The axes that can have more than one rank.
-const BUILT: [Axis; 2] = [Axis::DpReplicate, Axis::DpShard];
+const BUILT: [Axis; 4] = [Axis::DpReplicate, Axis::DpShard, Axis::Cp, Axis::Tp];
 
 impl Config {
     /// The mesh of `world_size` ranks that the degrees describe.
@@ -24,6 +24,23 @@ impl Config {
             }
         }
         Ok(Mesh::new(&sizes)?)
+    }
+
+    /// The same job on one rank: the reference of every strategy.
+    pub fn on_one_rank(&self) -> Config {
+        let mut config = self.clone();
+        let section = &mut config.parallelism;
+        for degree in [
+            &mut section.data_parallel_replicate_degree,
+            &mut section.data_parallel_shard_degree,
+            &mut section.pipeline_parallel_degree,
+            &mut section.context_parallel_degree,
+            &mut section.tensor_parallel_degree,
+            &mut section.expert_parallel_degree,
+        ] {
+            *degree = 1;
+        }
+        config
     }
 }
 
@@ -164,12 +181,21 @@ mod tests {
 
     #[test]
     fn what_is_not_built_says_so() {
-        let text = "[parallelism]\ntensor_parallel_degree = 2";
+        let text = "[parallelism]\npipeline_parallel_degree = 2";
         assert_eq!(
             Config::parse(text, &[]).unwrap_err().to_string(),
-            "parallelism.tensor_parallel_degree = 2: not built yet in this version; \
+            "parallelism.pipeline_parallel_degree = 2: not built yet in this version; \
              use data_parallel_replicate_degree or data_parallel_shard_degree"
         );
+    }
+
+    #[test]
+    fn every_job_has_a_reference_on_one_rank() {
+        let mut config = replicate(2);
+        config.parallelism.tensor_parallel_degree = 2;
+        config.parallelism.context_parallel_degree = 2;
+        assert_eq!(config.mesh(8).unwrap().world_size(), 8);
+        assert_eq!(config.on_one_rank().mesh(1).unwrap().world_size(), 1);
     }
 
     #[test]

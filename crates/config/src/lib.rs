@@ -26,6 +26,7 @@ mod load;
 mod overrides;
 mod schema;
 mod section;
+mod sharing;
 mod shrink;
 mod spec;
 mod suggest;
@@ -38,10 +39,10 @@ pub use error::{ConfigError, Place};
 pub use llama::LlamaConfig;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, Backend, CheckpointSection, CommSection,
-    Dataset, DebugSection, DecayType, Dtype, Flavor, GradientCompression, JobSection,
-    LrSchedulerSection, MetricsSection, ModelName, ModelSection, Offload, OptimizerImplementation,
-    OptimizerName, OptimizerSection, ParallelismSection, ProfilingSection, ReshardAfterForward,
-    SelectiveOption, TrainingSection, ValidationSection,
+    ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor, GradientCompression,
+    JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection, Offload,
+    OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection, ProfilingSection,
+    ReshardAfterForward, SelectiveOption, TrainingSection, ValidationSection,
 };
 pub use spec::ModelSpec;
 

@@ -12,11 +12,20 @@ use crate::{
 const MICROBATCHES: usize = 12;
 /// Half and double of it are even too, as rotary embedding needs.
 const HEAD_DIM: usize = 8;
+/// Of a sequence, where ranks that share it can each have a part.
+const SEQ_LEN: usize = 64;
+const LONGEST: usize = 4096;
+/// More than so many ranks do not share a matrix.
+const MOST_RANKS: usize = 64;
 
 impl Config {
     /// A copy of this config that runs in seconds on a few CPU ranks.
     pub fn shrink(&self) -> Config {
         let mut small = self.clone();
+        // What every rank that shares a sequence can have its part of.
+        let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
+        let num_sharers = tp.saturating_mul(cp);
+        let shortest = num_sharers.saturating_mul(2);
         let training = &mut small.training;
         let microbatches = training
             .global_batch_size
@@ -24,7 +33,11 @@ impl Config {
         training.local_batch_size = training.local_batch_size.min(2);
         training.global_batch_size =
             microbatches.map(|number| training.local_batch_size * number.min(MICROBATCHES));
-        training.seq_len = training.seq_len.min(64);
+        if shortest <= LONGEST {
+            // Long enough that what ranks send each other is more than headers.
+            let short = SEQ_LEN.max(32 * num_sharers).next_multiple_of(shortest);
+            training.seq_len = training.seq_len.min(short);
+        }
         training.steps = training.steps.min(5);
         training.dataset = Dataset::Synthetic;
         training.dataset_path = None;
@@ -46,18 +59,30 @@ impl Config {
     /// A config whose model cannot be resolved keeps it, for [`Config::check`] to refuse.
     fn shrunk_model(&self) -> ModelSection {
         match self.model.resolve() {
-            Ok(ModelSpec::Llama(shape)) => section_of(&shrink_llama(&shape)),
+            Ok(ModelSpec::Llama(shape)) => section_of(&self.shrunk_llama(&shape)),
             Ok(ModelSpec::Cnn) | Err(_) => ModelSection {
                 initial_weights: None,
                 ..self.model.clone()
             },
         }
     }
+
+    /// As few heads of keys as the ranks that share them allow; the shape itself where that is many.
+    fn shrunk_llama(&self, shape: &LlamaConfig) -> LlamaConfig {
+        let tp = self.num_tensor_ranks();
+        let few = shape.num_key_value_heads.min(2)..=shape.num_key_value_heads.min(MOST_RANKS);
+        let fits = |small: &LlamaConfig| {
+            let model = ModelSpec::Llama(small.clone());
+            tp <= MOST_RANKS && self.check_sharing(&model).is_ok()
+        };
+        few.map(|kv_heads| shrink_llama(shape, kv_heads, tp.min(MOST_RANKS)))
+            .find(fits)
+            .unwrap_or_else(|| shape.clone())
+    }
 }
 
-fn shrink_llama(shape: &LlamaConfig) -> LlamaConfig {
+fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> LlamaConfig {
     let queries_per_key = shape.num_attention_heads / shape.num_key_value_heads;
-    let num_key_value_heads = shape.num_key_value_heads.min(2);
     let num_attention_heads = num_key_value_heads * queries_per_key.min(16);
     let hidden_size = num_attention_heads * HEAD_DIM;
     // Heads wider or narrower together than the stream stay so.
@@ -68,14 +93,13 @@ fn shrink_llama(shape: &LlamaConfig) -> LlamaConfig {
     };
     let mlp = hidden_size * shape.intermediate_size / shape.hidden_size;
     LlamaConfig {
-        vocab_size: shape.vocab_size.min(512),
+        vocab_size: shape.vocab_size.min(512usize.next_multiple_of(tp)),
         hidden_size,
-        intermediate_size: mlp.clamp(8, 4 * hidden_size).next_multiple_of(8),
+        intermediate_size: mlp.clamp(8, 4 * hidden_size).next_multiple_of(8 * tp),
         num_hidden_layers: shape.num_hidden_layers.min(4),
         num_attention_heads,
         num_key_value_heads,
         head_dim,
-        max_position_embeddings: shape.max_position_embeddings.min(64),
         ..shape.clone()
     }
 }

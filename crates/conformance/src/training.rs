@@ -120,6 +120,12 @@ pub fn train(config: &Config, world: &World) -> Result<Trained> {
     finish(Session::new(config, world)?, config, world)
 }
 
+/// Trains a config as it is on the ranks of a test.
+pub fn train_on(rank: &Rank, config: &Config) -> Result<Trained, Box<dyn Error>> {
+    let world = rank.join_config(config)?;
+    Ok(train(config, &world)?)
+}
+
 /// The same job on this rank alone.
 pub fn reference(config: &Config) -> Result<Trained> {
     train(&divided(config, 1, 1), &World::alone(Ledger::new(0))?)
@@ -145,8 +151,8 @@ pub fn agreed_fingerprint(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dy
 
 /// Takes all steps of a session.
 pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Trained> {
-    let group = session.trainer.data_group().clone();
-    group.barrier()?.wait()?;
+    let everyone = world.everyone()?;
+    everyone.barrier()?.wait()?;
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for _ in 0..config.training.steps {
@@ -156,7 +162,7 @@ pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Tr
     }
     session.trainer.settle()?;
     let totals = world.ledger().totals() - before;
-    group.barrier()?.wait()?;
+    everyone.barrier()?.wait()?;
     let wire_sent = world.wire_bytes().sent - wire_before.sent;
     Ok(Trained {
         losses,
@@ -167,7 +173,7 @@ pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Tr
         volume: session
             .trainer
             .model()
-            .volume(session.trainer.batching().num_microbatches),
+            .volume(session.trainer.batching().num_microbatches, world.size()),
     })
 }
 

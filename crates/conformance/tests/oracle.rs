@@ -1,7 +1,8 @@
 //! PyTorch as oracle: the same weights and data, twenty losses and gradient norms.
 //!
-//! Like is compared with like: one rank with one rank, and PyTorch's DDP, ZeroRedundancyOptimizer and
-//! `fully_shard` with our strategies on as many ranks, one thread each. The CNN's gradients jump where a rectifier turns on or off and rounding decides
+//! Like is compared with like: one rank with one rank, and PyTorch's DDP, ZeroRedundancyOptimizer,
+//! `fully_shard` and `parallelize_module` with our strategies on as many ranks, one thread each. The
+//! CNN's gradients jump where a rectifier turns on or off and rounding decides
 //! which, so sums taken in another order differ by more than a mistake might. The peers make weights
 //! by our formula; `crates/nn` tests that they are the same to the bit.
 
@@ -20,7 +21,7 @@ const STEPS: &str = "17";
 const WARMUP: &str = "3";
 
 /// A preset, a strategy as both sides call it, and the number of ranks.
-const CASES: [(&str, &str, usize); 9] = [
+const CASES: [(&str, &str, usize); 14] = [
     ("tiny", "single", 1),
     ("tiny", "ddp", 2),
     ("cnn", "single", 1),
@@ -30,6 +31,11 @@ const CASES: [(&str, &str, usize); 9] = [
     ("tiny", "fsdp2", 2),
     ("tiny", "fsdp2", 4),
     ("small", "fsdp2", 2),
+    ("tiny", "tp", 2),
+    ("tiny", "tp_sp", 2),
+    ("tiny", "tp_dp", 4),
+    ("tiny", "tp_fsdp2", 4),
+    ("tiny", "cp_ulysses", 2),
 ];
 
 #[derive(Deserialize)]

@@ -18,14 +18,26 @@ use trainyard_conformance::training::assert_close;
 type Test = fn() -> Result<(), Failed>;
 
 fn main() -> ExitCode {
-    let tests: [(&str, Test); 15] = [
+    let tests: [(&str, Test); 18] = [
         ("verify_passes", verify_passes),
         ("verify_notices_an_unreduced_gradient", verify_notices),
         ("verify_shrinks_a_70b_config", verify_shrinks),
         ("verify_passes_for_every_stage_of_sharding", verify_sharded),
+        (
+            "verify_passes_for_shared_layers_and_sequences",
+            verify_layers,
+        ),
         ("a_70b_model_is_dry_run_on_this_machine", dry_run_70b),
         ("a_70b_model_sharded_is_dry_run_too", dry_run_70b_sharded),
+        (
+            "a_405b_model_with_shared_layers_is_dry_run_too",
+            dry_run_405b,
+        ),
         ("a_dry_run_predicts_the_measured_peak", dry_run_predicts),
+        (
+            "four_ranks_train_sequences_that_one_cannot_hold",
+            long_context,
+        ),
         (
             "too_big_for_ddp_trains_sharded_and_offloaded",
             too_big_for_one,
@@ -105,6 +117,22 @@ fn verify_sharded() -> Result<(), Failed> {
         assert_passes(&output, &["float64", "float32"])?;
     }
     Ok(())
+}
+
+fn verify_layers() -> Result<(), Failed> {
+    for line in [
+        "configs/llama-tiny-tp.toml --nproc 2",
+        "configs/llama-tiny-tp.toml --nproc 2 --parallelism.sequence_parallel_regather true",
+        "configs/llama-tiny-tp.toml --nproc 4 --parallelism.data_parallel_shard_degree -1",
+        "configs/llama-tiny-cp.toml --nproc 2",
+        "configs/llama-tiny-cp.toml --nproc 2 --parallelism.context_parallel_method ulysses",
+    ] {
+        let output = trainyard(&format!("verify {line} --steps 3 --json"))?.output()?;
+        assert_passes(&output, &["float64", "float32"])?;
+        assert!(told(&output).contains("activation bytes sent"), "{line}");
+    }
+    let line = "verify configs/llama3-405b.toml --nproc 8 --shrink --steps 2 --json";
+    assert_passes(&trainyard(line)?.output()?, &["float64", "bfloat16"])
 }
 
 fn verify_notices() -> Result<(), Failed> {
@@ -194,6 +222,77 @@ fn dry_run_70b_sharded() -> Result<(), Failed> {
     let expected = 16 * 70_553_706_496 / 512;
     let padding = total - expected;
     assert!(padding < 16 * 82, "{total} bytes, not {expected}");
+    Ok(())
+}
+
+/// Eight ranks share every matrix and 128 their states. A block has four sums of its positions, the
+/// embedding and the head one each.
+fn dry_run_405b() -> Result<(), Failed> {
+    let line = "dry-run configs/llama3-405b.toml --world 1024 --json \
+                --training.mixed_precision_reduce bfloat16";
+    let found: Value = json(&run(&mut trainyard(line)?)?)?;
+    assert_eq!(found["num_parameters"], 405_853_388_800u64);
+    assert_eq!(found["states"], found["states_by_formula"]);
+    let states = found["states"].as_object().ok_or("no states")?;
+    let total: u64 = states.values().filter_map(Value::as_u64).sum();
+    // Every rank of the eight holds all norms.
+    let norms = (2 * 126 + 1) * 16_384;
+    let expected = 16 * ((405_853_388_800 - norms) / 8 + norms) / 128;
+    let padding = total.abs_diff(expected);
+    assert!(padding < 16 * 128, "{total} bytes, not {expected}");
+    let of = |kind: &str, what: &str| {
+        let rows = found["collectives"].as_array().into_iter().flatten();
+        let found = rows.filter(|row| row["purpose"] == "activation" && row["kind"] == kind);
+        found.filter_map(|row| row[what].as_u64()).sum::<u64>()
+    };
+    assert_eq!(of("reduce_scatter", "count"), 4 * 126 + 2);
+    let positions = 8192 * 16_384 * 2;
+    assert_eq!(
+        of("reduce_scatter", "payload_bytes"),
+        (4 * 126 + 2) * positions
+    );
+    assert_eq!(of("all_gather", "count"), 4 * 126 + 2 + 1);
+    Ok(())
+}
+
+/// What one rank can just hold is a limit under which four share a sequence 3.5 times as long.
+fn long_context() -> Result<(), Failed> {
+    let keys = |cp: usize, length: usize| {
+        format!(
+            "--training.local_batch_size 1 --model.max_position_embeddings 65536 \
+             --training.seq_len {length} --parallelism.context_parallel_degree {cp}"
+        )
+    };
+    let line = format!(
+        "dry-run configs/llama-tiny.toml --world 1 --json {}",
+        keys(1, 2048)
+    );
+    let found: Value = json(&run(&mut trainyard(&line)?)?)?;
+    let limit = found["peak_bytes"].as_u64().ok_or("no peak")?;
+    let limited = |cp, length| {
+        let keys = keys(cp, length);
+        format!(
+            "--training.steps 2 --lr_scheduler.warmup_steps 0 --training.memory_limit_bytes {limit} {keys}"
+        )
+    };
+    let length = 2048 * 7 / 2;
+    let refused = train_command("llama-tiny", 1, &limited(1, length))?.output()?;
+    assert!(
+        told(&refused).contains("memory_limit_bytes"),
+        "{}",
+        told(&refused)
+    );
+    assert!(!refused.status.success());
+    for method in ["ring", "ulysses"] {
+        let folder = TempDir::new()?;
+        let keys = format!(
+            "{} --parallelism.context_parallel_method {method}",
+            limited(4, length)
+        );
+        let metrics = train(folder.path(), 4, &keys)?;
+        assert_eq!(metrics.len(), 2);
+        assert!(metrics.iter().all(|m| m.loss.is_finite()), "{metrics:?}");
+    }
     Ok(())
 }
 

@@ -32,6 +32,34 @@ impl Region {
     pub fn num_elements(&self) -> usize {
         self.lengths.iter().product()
     }
+
+    /// Where the box's elements lie in the flattened tensor of `shape`: intervals, in order, as long
+    /// as they can be.
+    pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
+        // Dimensions from here on lie next to each other in the box as in the tensor.
+        let whole = (0..shape.len()).rev();
+        let cut = whole
+            .take_while(|&dim| self.lengths[dim] == shape[dim])
+            .last();
+        let inner = cut.unwrap_or(shape.len()).saturating_sub(1);
+        let strides: Vec<usize> = (0..shape.len())
+            .map(|dim| shape[dim + 1..].iter().product())
+            .collect();
+        let run = self.lengths[inner.min(self.lengths.len())..]
+            .iter()
+            .product::<usize>();
+        let outer = self.lengths[..inner.min(self.lengths.len())].to_vec();
+        let offsets = self.offsets.clone();
+        let num_runs: usize = if run == 0 { 0 } else { outer.iter().product() };
+        (0..num_runs).map(move |mut number| {
+            let mut start = offsets.get(inner).map_or(0, |at| at * strides[inner]);
+            for dim in (0..outer.len()).rev() {
+                start += (offsets[dim] + number % outer[dim]) * strides[dim];
+                number /= outer[dim];
+            }
+            start..start + run
+        })
+    }
 }
 
 /// What a rank holds of a tensor: a box and, under a flat placement, an interval of its elements.
@@ -168,10 +196,47 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn mesh() -> Mesh {
         Mesh::new(&[(Axis::DpShard, 2), (Axis::Tp, 2)]).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_the_elements_of_the_box(
+            dims in prop::collection::vec((1usize..5, 0usize..5, 0usize..5), 0..4),
+        ) {
+            let shape: Vec<usize> = dims.iter().map(|&(length, _, _)| length).collect();
+            let cuts = dims.iter().map(|&(length, a, b)| (a.min(b).min(length), a.max(b).min(length)));
+            let (offsets, ends): (Vec<usize>, Vec<usize>) = cuts.unzip();
+            let lengths = offsets.iter().zip(&ends).map(|(start, end)| end - start).collect();
+            let region = Region { offsets, lengths };
+            let total: usize = shape.iter().product();
+            let inside = |flat: &usize| {
+                let mut rest = *flat;
+                (0..shape.len()).rev().all(|dim| {
+                    let index = rest % shape[dim];
+                    rest /= shape[dim];
+                    (region.offsets[dim]..region.offsets[dim] + region.lengths[dim]).contains(&index)
+                })
+            };
+            let expected: Vec<usize> = (0..total).filter(inside).collect();
+            let found: Vec<usize> = region.runs(&shape).flatten().collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_cut_along_the_first_dimension_is_one_run() {
+        let region = Region {
+            offsets: vec![2, 0, 0],
+            lengths: vec![3, 4, 5],
+        };
+        let mut runs = region.runs(&[8, 4, 5]);
+        assert_eq!((runs.next(), runs.next()), (Some(40..100), None));
     }
 
     #[test]

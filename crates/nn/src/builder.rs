@@ -3,14 +3,19 @@
 //! Layers ask the builder for parameters by their last name; the path it was narrowed to gives the
 //! rest. On [`Place::Meta`] a parameter has a shape and no elements, so that a model of any size
 //! can be built and its step followed without memory.
+//!
+//! Told which ranks share matrices and sequences, it makes what this rank holds of every parameter,
+//! and nothing else: elements depend on their place in the whole.
 
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
-use trainyard_torch::{memory, meta};
+use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
+use trainyard_torch::{Group, memory, meta};
 use trainyard_trace::MemoryKind;
 
-use crate::{Init, Parameter, Result, parameter::shape_of};
+use crate::parameter::{Plan, shape_of};
+use crate::{ContextParallel, Init, Parameter, Result, TensorParallel};
 
 /// Elements made at a time, which bounds what building needs beside the model itself.
 const CHUNK: u64 = 1 << 20;
@@ -55,6 +60,8 @@ pub struct Builder {
     place: Place,
     kind: Kind,
     compute_kind: Option<Kind>,
+    tp: TensorParallel,
+    cp: ContextParallel,
     path: String,
 }
 
@@ -66,6 +73,8 @@ impl Builder {
             place: Place::Cpu,
             kind: Kind::Float,
             compute_kind: None,
+            tp: TensorParallel::alone(),
+            cp: ContextParallel::alone(),
             path: String::new(),
         }
     }
@@ -91,6 +100,33 @@ impl Builder {
         }
     }
 
+    /// The ranks that share every matrix.
+    #[must_use]
+    pub fn with_tensor_parallel(self, tp: TensorParallel) -> Builder {
+        Builder { tp, ..self }
+    }
+
+    /// The ranks that share every sequence.
+    #[must_use]
+    pub fn with_context_parallel(self, cp: ContextParallel) -> Builder {
+        Builder { cp, ..self }
+    }
+
+    /// The kind layers compute in.
+    pub fn computes_in(&self) -> Kind {
+        self.compute_kind.unwrap_or(self.kind)
+    }
+
+    /// The ranks that share every matrix.
+    pub fn tensor_parallel(&self) -> TensorParallel {
+        self.tp.clone()
+    }
+
+    /// The ranks that share every sequence.
+    pub fn context_parallel(&self) -> ContextParallel {
+        self.cp.clone()
+    }
+
     /// The builder for the part of the model called `name` below this one.
     #[must_use]
     pub fn at(&self, name: &str) -> Builder {
@@ -105,21 +141,65 @@ impl Builder {
         &self.path
     }
 
-    /// A new trained parameter called `name` below this path.
+    /// A new trained parameter called `name` below this path, the same on every rank.
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        let name = self.name_of(name);
-        let tensor = memory::scope(MemoryKind::Parameter, || self.place.empty(shape, self.kind))?;
-        if self.place != Place::Meta {
-            self.fill(&name, &tensor, init)?;
+        self.made(name, shape, Held::whole(shape), None, init)
+    }
+
+    /// A parameter that tensor-parallel ranks cut along `dim`.
+    pub fn cut(&self, name: &str, shape: &[usize], dim: Dim, init: Init) -> Result<Parameter> {
+        if self.tp.size() == 1 {
+            return self.parameter(name, shape, init);
         }
-        let tensor = tensor.f_set_requires_grad(true)?;
-        Parameter::computing_in(self.compute_kind.unwrap_or(self.kind), name, tensor)
+        let share = self.tp.share(&self.name_of(name), shape[dim.0])?;
+        let mut held = Held::whole(shape);
+        held.region.offsets[dim.0] = share.start;
+        held.region.lengths[dim.0] = share.len();
+        held.layout = held.layout.with(Axis::Tp, Placement::Shard(dim));
+        self.made(name, shape, held, None, init)
+    }
+
+    /// A parameter that every tensor-parallel rank holds whole and computes with in its own way, so
+    /// that its gradient is the sum of theirs.
+    pub fn shared(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        self.made(name, shape, Held::whole(shape), self.tp.group(), init)
+    }
+
+    /// A parameter that computes with each position alone, of which this rank may have a part.
+    pub fn positionwise(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        let terms = self.tp.sequence_group();
+        self.made(name, shape, Held::whole(shape), terms, init)
+    }
+
+    fn made(
+        &self,
+        name: &str,
+        shape: &[usize],
+        held: Held,
+        terms: Option<&Group>,
+        init: Init,
+    ) -> Result<Parameter> {
+        let name = self.name_of(name);
+        let lengths = &held.region.lengths;
+        let tensor = memory::scope(MemoryKind::Parameter, || {
+            self.place.empty(lengths, self.kind)
+        })?;
+        if self.place != Place::Meta {
+            self.fill(&name, &tensor, shape, &held.region, init)?;
+        }
+        let plan = Plan {
+            name,
+            shape: shape.to_vec(),
+            layout: held.layout,
+            compute_kind: self.computes_in(),
+            terms: terms.cloned(),
+        };
+        Ok(Parameter::planned(plan, tensor.f_set_requires_grad(true)?))
     }
 
     /// A constant table of the model, in the compute kind.
     pub fn table(&self, values: &Tensor) -> Result<Tensor> {
-        self.place
-            .tensor(values, self.compute_kind.unwrap_or(self.kind))
+        self.place.tensor(values, self.computes_in())
     }
 
     fn name_of(&self, name: &str) -> String {
@@ -130,21 +210,58 @@ impl Builder {
         }
     }
 
-    fn fill(&self, name: &str, tensor: &Tensor, init: Init) -> Result<()> {
+    fn fill(
+        &self,
+        name: &str,
+        tensor: &Tensor,
+        shape: &[usize],
+        region: &Region,
+        init: Init,
+    ) -> Result<()> {
         let flat = tensor.f_view(-1i64)?;
-        for chunk in chunks(flat.numel() as u64) {
-            let (start, length) = (chunk.start as i64, (chunk.end - chunk.start) as i64);
-            let values = Tensor::f_from_slice(&init.values(name, chunk, self.seed))?;
-            flat.f_narrow(0, start, length)?.f_copy_(&values)?;
+        let mut filled = 0;
+        let mut copy = |values: &[f32]| -> Result<()> {
+            let length = values.len() as i64;
+            let place = flat.f_narrow(0, filled, length)?;
+            place
+                .shallow_clone()
+                .f_copy_(&Tensor::f_from_slice(values)?)?;
+            filled += length;
+            Ok(())
+        };
+        let mut values = Vec::new();
+        for chunk in region.runs(shape).flat_map(chunks) {
+            values.extend(init.values(name, chunk, self.seed));
+            if values.len() as u64 >= CHUNK {
+                copy(&values)?;
+                values.clear();
+            }
         }
-        Ok(())
+        copy(&values)
     }
 }
 
-fn chunks(length: u64) -> impl Iterator<Item = Range<u64>> {
-    (0..length)
+/// What a rank holds of a parameter.
+struct Held {
+    region: Region,
+    layout: Layout,
+}
+
+impl Held {
+    fn whole(shape: &[usize]) -> Held {
+        Held {
+            region: Region::whole(shape),
+            layout: Layout::replicated(),
+        }
+    }
+}
+
+/// Pieces of a run, none longer than [`CHUNK`].
+fn chunks(run: Range<usize>) -> impl Iterator<Item = Range<u64>> {
+    let (start, end) = (run.start as u64, run.end as u64);
+    (start..end)
         .step_by(CHUNK as usize)
-        .map(move |start| start..(start + CHUNK).min(length))
+        .map(move |start| start..(start + CHUNK).min(end))
 }
 
 #[cfg(test)]
@@ -181,7 +298,7 @@ mod tests {
     fn chunks_cover_everything_once() {
         for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7] {
             let mut next = 0;
-            for chunk in chunks(length) {
+            for chunk in chunks(0..length as usize) {
                 assert_eq!(chunk.start, next);
                 assert!(chunk.end > chunk.start);
                 next = chunk.end;

@@ -46,8 +46,8 @@ pub enum NnError {
     )]
     OtherThread,
 
-    /// A sequence is longer than the model was built for.
-    #[error("a sequence of {length} positions in a model built for {limit}: build it longer")]
+    /// A sequence is longer than the model was built for, or, where ranks share it, shorter.
+    #[error("a sequence of {length} positions in a model built for {limit}: build it for as many")]
     SequenceTooLong {
         /// Positions in the input.
         length: i64,
@@ -62,6 +62,20 @@ pub enum NnError {
         model: &'static str,
         /// What does not fit.
         reason: String,
+    },
+
+    /// Ranks cannot share something evenly.
+    #[error(
+        "{what}: {length} cannot be shared evenly by {num_ranks} ranks: \
+         use a number of ranks that divides it"
+    )]
+    Uneven {
+        /// What is to be shared.
+        what: String,
+        /// How many there are.
+        length: usize,
+        /// How many ranks there are.
+        num_ranks: usize,
     },
 
     /// Variables that belong to none of an adapted model's units.

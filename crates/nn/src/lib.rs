@@ -4,6 +4,7 @@
 //! whatever has parameters. A [`Model`] is a list of named [`Unit`]s, executed one after another
 //! by [`run`], the only call site there is; a strategy is an [`Intercept`] at that call site, and
 //! so models hold no parallel code.
+//! What splits the layers themselves they are built with: [`TensorParallel`] and [`ContextParallel`].
 //!
 //! ```no_run
 //! use trainyard_nn::{Builder, Context, Llama, LlamaConfig, Model, run};
@@ -22,6 +23,7 @@ extern crate self as trainyard_nn;
 mod adapter;
 mod builder;
 mod cnn;
+mod context_parallel;
 mod error;
 pub mod init;
 mod intercept;
@@ -34,13 +36,16 @@ mod parameter;
 mod recompute;
 mod run;
 mod tape;
+mod tensor_parallel;
 mod thread_bound;
+mod traffic;
 mod unit;
 pub mod weights;
 
 pub use adapter::{LossFn, UnitFn, VarStoreModel};
 pub use builder::{Builder, Place};
 pub use cnn::SimpleCnn;
+pub use context_parallel::{ContextParallel, Method};
 pub use error::{NnError, Result};
 pub use init::Init;
 pub use intercept::{Event, Intercept};
@@ -51,6 +56,7 @@ pub use module::Module;
 pub use parameter::Parameter;
 pub use recompute::{Part, recomputed};
 pub use run::{Run, run};
+pub use tensor_parallel::{Sequence, TensorParallel};
 pub use thread_bound::ThreadBound;
 pub use trainyard_nn_derive::Module;
 pub use unit::{Context, Unit, UnitCall};

@@ -7,9 +7,10 @@ use std::rc::Rc;
 use tch::Tensor;
 
 use crate::{
-    Builder, Context, Init, Model, Module, NnError, Parameter, Result, Unit, cross_entropy_sum,
+    Builder, Context, Init, Model, Module, NnError, Parameter, Result, TensorParallel, Unit,
     layers::{Attention, AttentionSizes, Embedding, Linear, RmsNorm, Rope, SwiGlu},
     recomputed,
+    traffic::Traffic,
 };
 
 /// The sizes of a Llama, under the keys of Hugging Face's `config.json`.
@@ -80,6 +81,10 @@ pub struct Llama {
     embed: Embed,
     blocks: Vec<Block>,
     head: Head,
+    #[module(skip)]
+    tp: TensorParallel,
+    #[module(skip)]
+    traffic: Traffic,
 }
 
 impl Llama {
@@ -97,6 +102,13 @@ impl Llama {
             embed,
             blocks,
             head,
+            traffic: Traffic::new(
+                config,
+                &builder.tensor_parallel(),
+                &builder.context_parallel(),
+                builder.computes_in(),
+            ),
+            tp: builder.tensor_parallel(),
         })
     }
 }
@@ -111,7 +123,11 @@ impl Model for Llama {
     }
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        cross_entropy_sum(output, targets)
+        self.tp.cross_entropy_sum(output, targets)
+    }
+
+    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+        self.traffic.sent(num_tokens)
     }
 }
 
@@ -217,6 +233,8 @@ struct Head {
     /// The embedding's table, which the embedding owns.
     #[module(skip)]
     tied: Option<Linear>,
+    #[module(skip)]
+    tp: TensorParallel,
 }
 
 impl Head {
@@ -232,7 +250,7 @@ impl Head {
         let (lm_head, tied) = if config.tie_word_embeddings {
             (None, Some(Linear::tied(embedding.weight().clone())))
         } else {
-            let own = Linear::build(&builder, width, vocab_size, Init::with_std(STD))?;
+            let own = Linear::column(&builder, width, vocab_size, Init::with_std(STD))?;
             (Some(own), None)
         };
         Ok(Head {
@@ -240,6 +258,7 @@ impl Head {
             norm,
             lm_head,
             tied,
+            tp: root.tensor_parallel(),
         })
     }
 }
@@ -252,7 +271,10 @@ impl Unit for Head {
     fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
         let x = self.norm.forward(x)?;
         match self.lm_head.as_ref().or(self.tied.as_ref()) {
-            Some(linear) => linear.forward(&x),
+            Some(linear) => {
+                let [logits] = self.tp.columns(&x, [linear])?;
+                Ok(logits)
+            }
             None => Ok(x),
         }
     }

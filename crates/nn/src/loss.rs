@@ -8,10 +8,7 @@ use crate::Result;
 /// least.
 pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     const NO_IGNORED_CLASS: i64 = -100;
-    let kind = match logits.f_kind()? {
-        Kind::Half | Kind::BFloat16 => Kind::Float,
-        kind => kind,
-    };
+    let kind = wide(logits.f_kind()?);
     let num_classes = logits.size().last().copied().unwrap_or(1);
     Ok(logits
         .f_reshape([-1, num_classes])?
@@ -23,4 +20,12 @@ pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
             NO_IGNORED_CLASS,
             0.0,
         )?)
+}
+
+/// The kind in which losses of `kind` are computed.
+pub(crate) fn wide(kind: Kind) -> Kind {
+    match kind {
+        Kind::Half | Kind::BFloat16 => Kind::Float,
+        kind => kind,
+    }
 }

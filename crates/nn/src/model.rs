@@ -14,6 +14,12 @@ pub trait Model: Module {
     /// The loss summed over `targets`, not their mean: the count may be spread over many ranks, so
     /// the caller divides by the global one.
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor>;
+
+    /// Bytes that the layers of all ranks which share a batch of `num_tokens` send to each other in
+    /// one forward and backward pass, by formula.
+    fn sent_by_layers(&self, _num_tokens: u64) -> u64 {
+        0
+    }
 }
 
 impl<M: Model + ?Sized> Model for Rc<M> {
@@ -24,6 +30,10 @@ impl<M: Model + ?Sized> Model for Rc<M> {
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
         (**self).loss(output, targets)
     }
+
+    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+        (**self).sent_by_layers(num_tokens)
+    }
 }
 
 impl<M: Model + ?Sized> Model for Box<M> {
@@ -33,5 +43,9 @@ impl<M: Model + ?Sized> Model for Box<M> {
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
         (**self).loss(output, targets)
+    }
+
+    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+        (**self).sent_by_layers(num_tokens)
     }
 }

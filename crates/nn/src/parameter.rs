@@ -11,6 +11,7 @@ use std::{
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Layout;
+use trainyard_torch::Group;
 
 use crate::Result;
 
@@ -26,6 +27,17 @@ struct Inner {
     /// Where a strategy has put the gradient, if not on the leaf.
     gradient: RefCell<Option<Tensor>>,
     compute_kind: Kind,
+    terms: Option<Group>,
+}
+
+/// What a builder knows of a parameter beside its tensor.
+pub(crate) struct Plan {
+    pub name: String,
+    /// The global shape.
+    pub shape: Vec<usize>,
+    pub layout: Layout,
+    pub compute_kind: Kind,
+    pub terms: Option<Group>,
 }
 
 impl Parameter {
@@ -41,27 +53,40 @@ impl Parameter {
         name: impl Into<String>,
         tensor: Tensor,
     ) -> Result<Parameter> {
-        Ok(Parameter(Rc::new(Inner {
+        let plan = Plan {
             name: name.into(),
             shape: shape_of(&tensor),
-            layout: Cell::new(Layout::replicated()),
+            layout: Layout::replicated(),
+            compute_kind,
+            terms: None,
+        };
+        Ok(Parameter::planned(plan, tensor))
+    }
+
+    /// A parameter over what this rank holds of it.
+    pub(crate) fn planned(plan: Plan, tensor: Tensor) -> Parameter {
+        Parameter(Rc::new(Inner {
+            name: plan.name,
+            shape: plan.shape,
+            layout: Cell::new(plan.layout),
             tensor,
             gradient: RefCell::default(),
-            compute_kind,
-        })))
+            compute_kind: plan.compute_kind,
+            terms: plan.terms,
+        }))
     }
 
     /// What this rank holds of the parameter, under its name: `tensor` is cut from it as `layout`
     /// says. Optimisers train this one, and layers go on computing with the other.
     pub fn shard(&self, tensor: Tensor, layout: Layout) -> Result<Parameter> {
-        Ok(Parameter(Rc::new(Inner {
+        let plan = Plan {
             name: self.0.name.clone(),
             shape: self.0.shape.clone(),
-            layout: Cell::new(layout),
+            layout,
             compute_kind: tensor.f_kind()?,
-            tensor,
-            gradient: RefCell::default(),
-        })))
+            terms: self.0.terms.clone(),
+        };
+        Ok(Parameter::planned(plan, tensor))
     }
 
     /// The global name, in Hugging Face's manner: `model.layers.0.mlp.up_proj.weight`.
@@ -106,6 +131,12 @@ impl Parameter {
     /// Says where the gradient is that a strategy has reduced; `None` when there is none any more.
     pub fn set_gradient(&self, gradient: Option<Tensor>) {
         self.0.gradient.replace(gradient);
+    }
+
+    /// The ranks that hold the same parameter but compute with it on a part of the input each: their
+    /// gradients are the terms of its gradient. Strategies add them up, once a step.
+    pub fn gradient_terms(&self) -> Option<&Group> {
+        self.0.terms.as_ref()
     }
 
     /// The kind of the master copy.

@@ -19,8 +19,9 @@ use safetensors::{
     tensor::{Metadata, TensorInfo},
 };
 use tch::{Device, Kind, TchError, Tensor};
+use trainyard_mesh::{Mesh, Region, slice_of};
 
-use crate::{Module, Parameter, Result, parameter::shape_of};
+use crate::{Module, NnError, Parameter, Result, parameter::shape_of};
 
 /// Bytes of the header's own length, which every file begins with.
 const PREFIX: u64 = 8;
@@ -155,15 +156,42 @@ pub fn save(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
 ///
 /// Everything is compared before anything is changed.
 pub fn load(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
-    let stored = Stored::open(path.as_ref())?;
+    fill_from(path.as_ref(), module, |parameter| {
+        require_whole(parameter)?;
+        Ok(Region::whole(parameter.shape()))
+    })
+}
+
+/// The same where `rank` of `mesh` holds a part of each parameter, as its layout says.
+pub fn load_part(
+    path: impl AsRef<Path>,
+    module: &dyn Module,
+    mesh: &Mesh,
+    rank: usize,
+) -> Result<()> {
+    fill_from(path.as_ref(), module, |parameter| {
+        let held = slice_of(parameter.shape(), &parameter.layout(), mesh, rank);
+        match held {
+            Ok(slice) if slice.region.lengths == shape_of(parameter.tensor()) => Ok(slice.region),
+            _ => Err(not_whole(parameter)),
+        }
+    })
+}
+
+fn fill_from(
+    path: &Path,
+    module: &dyn Module,
+    region_of: impl Fn(&Parameter) -> Result<Region>,
+) -> Result<()> {
+    let stored = Stored::open(path)?;
     let parameters = module.parameters();
     stored.compare_names(&parameters)?;
     let planned = parameters
         .iter()
-        .map(|parameter| Ok((parameter, stored.compare(parameter)?)))
+        .map(|p| Ok((p, region_of(p)?, stored.compare(p)?)))
         .collect::<Result<Vec<_>>>()?;
-    for (parameter, info) in planned {
-        stored.fill(parameter, info)?;
+    for (parameter, region, info) in planned {
+        stored.fill(parameter, &region, info)?;
     }
     Ok(())
 }
@@ -278,7 +306,6 @@ impl<'a> Stored<'a> {
     }
 
     fn compare(&self, parameter: &Parameter) -> Result<&TensorInfo> {
-        require_whole(parameter)?;
         let (path, name) = (self.path.to_owned(), parameter.name().to_owned());
         let Some(info) = self.metadata.info(&name) else {
             return Err(WeightsError::Names {
@@ -307,36 +334,52 @@ impl<'a> Stored<'a> {
         Ok(info)
     }
 
-    fn fill(&self, parameter: &Parameter, info: &TensorInfo) -> Result<()> {
+    fn fill(&self, parameter: &Parameter, region: &Region, info: &TensorInfo) -> Result<()> {
         let flat = parameter.tensor().f_detach()?.f_view(-1i64)?;
-        let (start, end) = info.data_offsets;
-        let mut bytes = vec![0; (end - start).min(CHUNK)];
+        let width = parameter.kind().elt_size_in_bytes();
         let mut filled = 0;
-        for offset in (start..end).step_by(CHUNK) {
-            let bytes = &mut bytes[..(end - offset).min(CHUNK)];
-            self.file
-                .read_exact_at(bytes, self.base + offset as u64)
-                .map_err(|source| file_error(self.path, source))?;
-            let length = (bytes.len() / parameter.kind().elt_size_in_bytes()) as i64;
+        let mut copy = |bytes: &[u8]| -> Result<()> {
+            let length = (bytes.len() / width) as i64;
             let values = Tensor::f_from_data_size(bytes, &[length], parameter.kind())?;
             flat.f_narrow(0, filled, length)?.f_copy_(&values)?;
             filled += length;
+            Ok(())
+        };
+        let mut bytes = Vec::new();
+        for run in region.runs(parameter.shape()) {
+            for start in (run.start..run.end).step_by(CHUNK / width) {
+                let end = run.end.min(start + CHUNK / width);
+                let (at, held) = (bytes.len(), (end - start) * width);
+                bytes.resize(at + held, 0);
+                let offset = self.base + (info.data_offsets.0 + start * width) as u64;
+                self.file
+                    .read_exact_at(&mut bytes[at..], offset)
+                    .map_err(|source| file_error(self.path, source))?;
+                if bytes.len() >= CHUNK {
+                    copy(&bytes)?;
+                    bytes.clear();
+                }
+            }
         }
-        Ok(())
+        copy(&bytes)
     }
 }
 
 fn require_whole(parameter: &Parameter) -> Result<()> {
-    let held = shape_of(parameter.tensor());
-    if held == parameter.shape() {
-        return Ok(());
+    match shape_of(parameter.tensor()) == parameter.shape() {
+        true => Ok(()),
+        false => Err(not_whole(parameter)),
     }
-    Err(WeightsError::NotWhole {
+}
+
+fn not_whole(parameter: &Parameter) -> NnError {
+    let error = WeightsError::NotWhole {
         name: parameter.name().to_owned(),
-        held,
+        held: shape_of(parameter.tensor()),
         shape: parameter.shape().to_vec(),
         layout: parameter.layout().to_string(),
-    })?
+    };
+    error.into()
 }
 
 fn dtype_of(parameter: &Parameter) -> Result<Dtype> {

@@ -25,6 +25,7 @@ use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::reducer::{Plan, Reducer};
 use crate::strategy::{Strategy, Sync};
+use crate::terms::Terms;
 use crate::volume::{StateBytes, Volume, replicated_volume};
 
 /// How [`Ddp`] reduces.
@@ -67,6 +68,7 @@ pub struct Ddp<M> {
     num_ranks: usize,
     /// Of all gradients, as they travel.
     gradient_bytes: u64,
+    terms: Terms,
     interceptors: Vec<Rc<dyn Intercept>>,
     _hooks: Vec<HookHandle>,
 }
@@ -76,6 +78,7 @@ impl<M: Model> Ddp<M> {
     pub fn new(model: M, group: &Group, options: DdpOptions) -> Result<Ddp<M>> {
         let parameters = in_order_of_use(&model);
         let find_unused = options.find_unused_parameters;
+        let terms = Terms::of(&parameters);
         if group.size() == 1 {
             return Ok(Ddp {
                 model,
@@ -84,11 +87,12 @@ impl<M: Model> Ddp<M> {
                 find_unused,
                 num_ranks: 1,
                 gradient_bytes: 0,
+                terms,
                 interceptors: options.inside,
                 _hooks: Vec::new(),
             });
         }
-        let width = |p: &Parameter| options.hook.width(p.kind()) * p.num_elements();
+        let width = |p: &Parameter| options.hook.width(p.kind()) * p.tensor().numel() as u64;
         let gradient_bytes = parameters.iter().map(width).sum();
         let plan = Plan {
             op: options.op,
@@ -118,6 +122,7 @@ impl<M: Model> Ddp<M> {
             find_unused,
             num_ranks: group.size(),
             gradient_bytes,
+            terms,
             interceptors: options.inside,
             _hooks: hooks,
         })
@@ -127,18 +132,15 @@ impl<M: Model> Ddp<M> {
     pub fn model(&self) -> &M {
         &self.model
     }
-}
 
-impl<M: Model> Strategy for Ddp<M> {
-    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
-        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
-    }
-
-    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
-        let Some(reducer) = &self.reducer else {
-            run.backward(loss)?;
-            return Ok(Vec::new());
-        };
+    /// Backward with its reduction over several ranks. Returns what no rank used, if asked for.
+    fn reduced(
+        &self,
+        reducer: &Mutex<Reducer>,
+        run: Run,
+        loss: &Tensor,
+        sync: Sync,
+    ) -> Result<Vec<String>> {
         lock(reducer).begin(sync == Sync::Reduce)?;
         run.backward(loss)?;
         if sync == Sync::Accumulate {
@@ -155,6 +157,26 @@ impl<M: Model> Strategy for Ddp<M> {
         }
         Ok(reducer.clear_globally_unused(&unused)?)
     }
+}
+
+impl<M: Model> Strategy for Ddp<M> {
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
+    }
+
+    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+        let unused = match &self.reducer {
+            Some(reducer) => self.reduced(reducer, run, loss, sync)?,
+            None => {
+                run.backward(loss)?;
+                Vec::new()
+            }
+        };
+        if sync == Sync::Reduce {
+            self.terms.add_up()?;
+        }
+        Ok(unused)
+    }
 
     fn zero_grad(&self) -> Result<()> {
         for parameter in &self.parameters {
@@ -163,12 +185,19 @@ impl<M: Model> Strategy for Ddp<M> {
         Ok(())
     }
 
-    fn volume(&self, _num_microbatches: usize) -> Volume {
+    fn volume(&self, _num_microbatches: usize, world_size: usize) -> Volume {
+        // Every rank holds a copy of what it shares, so as many copies are added up as there are
+        // sets of ranks that add up.
+        let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64;
+        let terms = self.terms.bytes(self.parameters.first().map_or(0, width));
+        let num_ranks = terms.first().map_or(1, |term| term.num_ranks as usize);
         replicated_volume(self.gradient_bytes, self.num_ranks)
+            .times(world_size / self.num_ranks)
+            .with_terms(&terms, world_size / num_ranks)
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {
-        let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64 * p.num_elements();
+        let width = |p: &Parameter| (p.kind().elt_size_in_bytes() * p.tensor().numel()) as u64;
         let bytes = self.parameters.iter().map(width).sum();
         StateBytes {
             parameters: bytes,
@@ -192,6 +221,10 @@ impl<M: Model> Model for Ddp<M> {
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> trainyard_nn::Result<Tensor> {
         self.model.loss(output, targets)
+    }
+
+    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+        self.model.sent_by_layers(num_tokens)
     }
 }
 

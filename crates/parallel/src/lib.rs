@@ -17,6 +17,7 @@ mod precision;
 mod recompute;
 mod reducer;
 mod strategy;
+mod terms;
 mod volume;
 mod zero;
 

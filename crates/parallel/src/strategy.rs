@@ -61,8 +61,8 @@ pub trait Strategy: Model {
         Vec::new()
     }
 
-    /// What all ranks send in a step of so many micro-batches, by formula.
-    fn volume(&self, num_microbatches: usize) -> Volume;
+    /// What all `world_size` ranks send in a step of so many micro-batches, by formula.
+    fn volume(&self, num_microbatches: usize, world_size: usize) -> Volume;
 
     /// What this rank holds between steps with `num_moments` states of the optimiser per parameter, by
     /// formula.

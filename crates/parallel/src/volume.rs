@@ -28,6 +28,40 @@ pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
     }
 }
 
+/// Gradients that several ranks hold a term of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TermBytes {
+    /// What this rank hands in.
+    pub held: u64,
+    /// What all ranks that share one copy of the parameters hand in, each once.
+    pub all: u64,
+    /// How many ranks add up.
+    pub num_ranks: u64,
+}
+
+impl Volume {
+    /// The same for `num_families` sets of ranks that each do this among themselves.
+    #[must_use]
+    pub fn times(self, num_families: usize) -> Volume {
+        let times = num_families as u64;
+        Volume {
+            reduced: self.reduced,
+            gradients: times * self.gradients,
+            parameters: times * self.parameters,
+        }
+    }
+
+    /// With terms that are added up, of `num_copies` copies of the parameters.
+    #[must_use]
+    pub fn with_terms(mut self, terms: &[TermBytes], num_copies: usize) -> Volume {
+        for term in terms {
+            self.reduced += term.held;
+            self.gradients += num_copies as u64 * 2 * (term.num_ranks - 1) * term.all;
+        }
+        self
+    }
+}
+
 /// A sharded model, as far as the formulas need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardedModel {

@@ -116,6 +116,7 @@ void exchange_storages(const AtTensor& a, const AtTensor& b);
 size_t storage_bytes(const AtTensor& tensor);
 size_t storage_address(const AtTensor& tensor);
 bool is_meta(const AtTensor& tensor);
+std::unique_ptr<AtTensor> new_empty(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> empty_meta(rust::Slice<const int64_t> shape, int32_t scalar_type);
 

@@ -59,6 +59,10 @@ bool is_meta(const AtTensor& tensor) {
   return tensor.is_meta();
 }
 
+std::unique_ptr<AtTensor> new_empty(const AtTensor& like, rust::Slice<const int64_t> shape) {
+  return std::make_unique<at::Tensor>(like.new_empty(at::IntArrayRef(shape.data(), shape.size())));
+}
+
 std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int64_t> shape) {
   return std::make_unique<at::Tensor>(like.new_zeros(at::IntArrayRef(shape.data(), shape.size())));
 }

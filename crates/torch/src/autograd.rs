@@ -91,6 +91,14 @@ pub fn clear_grad(leaf: &Tensor) -> Result<()> {
     Ok(ffi::clear_grad(borrow(leaf))?)
 }
 
+/// Notes that the values of `tensor` changed, so that a backward that saved them complains.
+///
+/// For what libtorch does not count as a change: a collective into a tensor's memory.
+pub fn mark_changed(tensor: &Tensor) -> Result<()> {
+    let version = ffi::version(borrow(tensor))?;
+    Ok(ffi::set_version(borrow(tensor), version + 1)?)
+}
+
 /// Runs `change` on a tensor without autograd noticing that its values changed.
 ///
 /// For putting back the very values that autograd saved, as when a released parameter is gathered

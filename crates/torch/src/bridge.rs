@@ -178,6 +178,7 @@ pub(crate) mod ffi {
         fn storage_bytes(tensor: &AtTensor) -> Result<usize>;
         fn storage_address(tensor: &AtTensor) -> Result<usize>;
         fn is_meta(tensor: &AtTensor) -> bool;
+        fn new_empty(like: &AtTensor, shape: &[i64]) -> Result<UniquePtr<AtTensor>>;
         fn new_zeros(like: &AtTensor, shape: &[i64]) -> Result<UniquePtr<AtTensor>>;
         fn empty_meta(shape: &[i64], scalar_type: i32) -> Result<UniquePtr<AtTensor>>;
 

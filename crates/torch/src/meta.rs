@@ -1,7 +1,7 @@
 //! Tensors without memory, for dry runs: shapes, types and autograd, but no numbers.
 //!
 //! `tch` has no name for the meta device (it reports `Mps`), so code that is to run on meta makes
-//! new tensors from old ones (`zeros_like`, [`new_zeros`]) and never from a `Device`.
+//! new tensors from old ones (`zeros_like`, [`new_zeros`], [`new_empty`]) and never from a `Device`.
 
 use tch::{Kind, Tensor};
 
@@ -13,6 +13,11 @@ use crate::error::{Result, TorchError};
 pub fn empty(shape: &[i64], kind: Kind) -> Result<Tensor> {
     ffi::register_meta_kernels()?;
     Ok(owned(ffi::empty_meta(shape, scalar_type(kind)?)?))
+}
+
+/// Undefined elements in another shape, with the type and on the device of `like`, meta included.
+pub fn new_empty(like: &Tensor, shape: &[i64]) -> Result<Tensor> {
+    Ok(owned(ffi::new_empty(borrow(like), shape)?))
 }
 
 /// Zeros of another shape, with the type and on the device of `like`, meta included.

@@ -6,11 +6,15 @@ use std::sync::Arc;
 
 use tch::Kind;
 use trainyard_config::{
-    Config, Dataset, Dtype, GradientCompression, ModelSpec, Offload, ReshardAfterForward,
+    Config, ContextMethod, Dataset, Dtype, GradientCompression, ModelSpec, Offload,
+    ReshardAfterForward,
 };
 use trainyard_data::{Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Builder, Intercept, Llama, LlamaConfig, Model, Place, SimpleCnn, weights};
+use trainyard_nn::{
+    Builder, ContextParallel, Intercept, Llama, LlamaConfig, Method, Model, Place, Sequence,
+    SimpleCnn, TensorParallel, weights,
+};
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
     PlainReduction, Precision, RecomputePlan, Recomputing, Reshard, ShardOptions, Stage, Strategy,
@@ -18,7 +22,7 @@ use trainyard_parallel::{
 use trainyard_torch::{ReduceOp, World};
 
 use crate::error::{Result, TrainError};
-use crate::trainer::data_axes;
+use crate::trainer::loss_axes;
 
 /// libtorch's type of a config's.
 pub fn kind(dtype: Dtype) -> Kind {
@@ -46,12 +50,15 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
     }
 }
 
-/// The model with its initial weights: by formula, or from the file the config names.
-pub fn model(config: &Config, place: Place) -> Result<Box<dyn Model>> {
+/// What this rank holds of the model, with its initial weights: by formula, or from the file the
+/// config names.
+pub fn model(config: &Config, world: &World, place: Place) -> Result<Box<dyn Model>> {
     let builder = Builder::new(config.debug.seed)
         .place(place)
         .kind(kind(config.training.dtype))
-        .compute_kind(kind(config.training.compute_dtype()));
+        .compute_kind(kind(config.training.compute_dtype()))
+        .with_tensor_parallel(tensor_parallel(config, world)?)
+        .with_context_parallel(context_parallel(config, world)?);
     let model: Box<dyn Model> = match config.model.resolve()? {
         ModelSpec::Llama(shape) => {
             let shape = llama_shape(&shape);
@@ -62,9 +69,30 @@ pub fn model(config: &Config, place: Place) -> Result<Box<dyn Model>> {
     if let Some(path) = &config.model.initial_weights
         && place != Place::Meta
     {
-        weights::load(path, &model)?;
+        weights::load_part(path, &model, world.mesh(), world.rank())?;
     }
     Ok(model)
+}
+
+/// The ranks that share every matrix.
+fn tensor_parallel(config: &Config, world: &World) -> Result<TensorParallel> {
+    let parallelism = &config.parallelism;
+    let sequence = match parallelism.enable_sequence_parallel {
+        false => Sequence::Whole,
+        true if parallelism.sequence_parallel_regather => Sequence::Regathered,
+        true => Sequence::Kept,
+    };
+    let tp = TensorParallel::new(&world.group(Axis::Tp)?, sequence);
+    Ok(tp.overlap(parallelism.enable_async_tensor_parallel))
+}
+
+/// The ranks that share every sequence.
+pub fn context_parallel(config: &Config, world: &World) -> Result<ContextParallel> {
+    let method = match config.parallelism.context_parallel_method {
+        ContextMethod::Ring => Method::Ring,
+        ContextMethod::Ulysses => Method::Ulysses,
+    };
+    Ok(ContextParallel::new(&world.group(Axis::Cp)?, method))
 }
 
 /// Where samples come from.
@@ -129,7 +157,7 @@ pub fn strategy(
     }
     let keeps_all = config.parallelism.offload == Offload::None;
     if world.mesh().size(Axis::DpShard) == 1 && keeps_all {
-        let group = world.group(data_axes())?;
+        let group = world.group(loss_axes())?;
         let options = DdpOptions {
             inside,
             ..ddp_options(config)

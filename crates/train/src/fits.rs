@@ -7,6 +7,7 @@ use trainyard_torch::World;
 
 use crate::dry_run::dry_run;
 use crate::error::{Result, TrainError};
+use crate::trainer::data_axes;
 
 /// Refuses a job whose ranks would hold more than `training.memory_limit_bytes`.
 pub fn check(config: &Config, world: &World) -> Result<()> {
@@ -34,7 +35,9 @@ fn advice(config: &Config, world_size: usize, limit: u64) -> String {
         change(&mut other);
         // More ranks than there are may be what it takes.
         for num_ranks in [world_size, 2 * world_size, 4 * world_size, 8 * world_size] {
-            let batching = other.batching(num_ranks);
+            let batching = other
+                .mesh(num_ranks)
+                .and_then(|mesh| other.batching(mesh.size_of(data_axes())));
             if batching.is_err() || other.check().is_err() {
                 continue;
             }

@@ -158,7 +158,9 @@ impl<'a> Job<'a> {
         let loss = self.trainer.global_loss(&outcome.loss_part)?;
         let window = std::mem::replace(&mut self.window, Window::begin());
         let elapsed = window.began.elapsed().as_secs_f64();
-        let tps = window.num_targets as f64 / elapsed;
+        // Per rank, as torchtitan has it: ranks that share a batch share its targets.
+        let sharers = self.world.size() / self.trainer.data_group().size();
+        let tps = window.num_targets as f64 / sharers as f64 / elapsed;
         let memory_bytes = memory::report()?.peak;
         let step = self.trainer.steps_taken();
         self.sinks.write(&StepMetrics {

@@ -19,4 +19,4 @@ mod zero;
 pub use error::{Result, TrainError};
 pub use memory_capacity::memory_capacity;
 pub use schedule::Schedule;
-pub use trainer::{StepOutcome, Trainer, data_axes};
+pub use trainer::{StepOutcome, Trainer, data_axes, loss_axes};

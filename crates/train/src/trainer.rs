@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 use trainyard_config::{Batching, Config, Dtype, ModelSpec};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Parameter, Place};
+use trainyard_nn::{Context, ContextParallel, Parameter, Place};
 use trainyard_parallel::{
     Ddp, DdpOptions, LossScale, ParallelError, RecomputePlan, Strategy, Sync, Update, Verdict,
 };
@@ -23,6 +23,12 @@ pub fn data_axes() -> AxisSet {
     AxisSet::of([Axis::DpReplicate, Axis::DpShard])
 }
 
+/// The axes over which the loss is divided, and so gradients are added up: those of the batch, and
+/// that of the sequence.
+pub fn loss_axes() -> AxisSet {
+    AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp])
+}
+
 /// A model under training on this rank.
 pub struct Trainer {
     model: Box<dyn Strategy>,
@@ -34,6 +40,9 @@ pub struct Trainer {
     /// With float16 only.
     loss_scale: Option<LossScale>,
     data_group: Group,
+    /// The ranks whose losses add up to that of the global batch.
+    loss_group: Group,
+    cp: ContextParallel,
     ledger: Ledger,
     batching: Batching,
     /// Targets of a step when every place holds one. From the config alone, because all ranks must
@@ -101,7 +110,7 @@ impl Trainer {
         place: Place,
         plan: &RecomputePlan,
     ) -> Result<Trainer> {
-        let model = build::model(config, place)?;
+        let model = build::model(config, world, place)?;
         let strategy = build::strategy(config, model.into(), world, plan)?;
         Self::with_strategy(config, world, strategy)
     }
@@ -113,8 +122,8 @@ impl Trainer {
         place: Place,
         options: DdpOptions,
     ) -> Result<Trainer> {
-        let model = build::model(config, place)?;
-        let model = Ddp::new(model, &world.group(data_axes())?, options)?;
+        let model = build::model(config, world, place)?;
+        let model = Ddp::new(model, &world.group(loss_axes())?, options)?;
         Self::with_strategy(config, world, Box::new(model))
     }
 
@@ -143,13 +152,16 @@ impl Trainer {
             model,
             parameters,
             data_group,
+            loss_group: world.group(loss_axes())?,
+            cp: build::context_parallel(config, world)?,
             batching,
             step: 0,
         })
     }
 
-    /// One step over this rank's microbatches.
+    /// One step over this rank's microbatches, whose sequences are whole.
     pub fn step(&mut self, microbatches: &[Batch]) -> Result<StepOutcome> {
+        let microbatches = &self.own_positions(microbatches)?;
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
         let counting = self.start_counting(microbatches)?;
@@ -185,6 +197,19 @@ impl Trainer {
         };
         self.step += 1;
         Ok(outcome)
+    }
+
+    /// What this rank has of sequences that several share.
+    fn own_positions(&self, batches: &[Batch]) -> Result<Vec<Batch>> {
+        let part = |batch: &Batch| -> Result<Batch> {
+            let targets = self.cp.part(&batch.targets)?;
+            Ok(Batch {
+                inputs: self.cp.part(&batch.inputs)?,
+                num_targets: batch.num_targets / self.cp.size() as i64,
+                targets,
+            })
+        };
+        batches.iter().map(part).collect()
     }
 
     /// What the loss is multiplied by.
@@ -244,13 +269,13 @@ impl Trainer {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
         // Where nothing is sent, every rank is taken to be like this one.
         let own = if self.is_dry_run {
-            own * self.data_group.size() as i64
+            own * self.loss_group.size() as i64
         } else {
             own
         };
         let count = Tensor::from_slice(&[own]);
         let work = self
-            .data_group
+            .loss_group
             .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
         Ok(Counting { count, work })
     }
@@ -258,7 +283,7 @@ impl Trainer {
     /// The mean loss over the global batch, from every rank's part.
     pub fn global_loss(&self, loss_part: &Tensor) -> Result<f64> {
         let total = loss_part.f_to_kind(Kind::Double)?.f_view(1)?;
-        self.data_group
+        self.loss_group
             .all_reduce(&total, ReduceOp::Sum, Purpose::Control)?
             .wait()?;
         Ok(f64::try_from(total.f_squeeze()?)?)
@@ -267,6 +292,7 @@ impl Trainer {
     /// The mean loss over batches that are only looked at.
     pub fn evaluate(&self, batches: &[Batch]) -> Result<f64> {
         let _span = self.ledger.enter(SpanKind::Evaluation, "evaluation");
+        let batches = &self.own_positions(batches)?;
         let count = self.start_counting(batches)?.finish()?;
         let cx = Context::evaluation(self.step);
         let mut total = Tensor::from(0f64);

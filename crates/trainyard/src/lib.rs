@@ -55,8 +55,9 @@ pub use config::Config;
 pub use init::{init, init_along, init_mesh};
 pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
-    Builder, Context, Init, Llama, LlamaConfig, Model, Module, Parameter, SimpleCnn, Unit, UnitFn,
-    VarStoreModel, cross_entropy_sum,
+    Builder, Context, ContextParallel, Init, Llama, LlamaConfig, Method as ContextMethod, Model,
+    Module, Parameter, Sequence, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
+    cross_entropy_sum,
 };
 pub use parallel::{
     DataParallel, Ddp, DdpOptions, FullyShard, Precision, ShardOptions, Strategy, Sync,

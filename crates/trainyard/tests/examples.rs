@@ -11,12 +11,24 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 5] = [
+    let trials: [(&str, fn()); 9] = [
         ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
         ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
         ("data_parallel_trains_with_two_threads", data_parallel),
         ("fsdp_on_two_ranks_is_close_to_one", fsdp),
         ("zero_holds_what_the_formula_says", zero),
+        ("tensor_parallel_on_two_ranks_computes_the_same", || {
+            same_on_two_ranks("tensor_parallel");
+        }),
+        ("tensor_parallel_runs_on_four_ranks", || {
+            on_ranks("tensor_parallel", 4);
+        }),
+        ("context_parallel_on_two_ranks_computes_the_same", || {
+            same_on_two_ranks("context_parallel");
+        }),
+        ("layer_parallel_on_two_ranks_computes_the_same", || {
+            same_on_two_ranks("layer_parallel");
+        }),
     ];
     let as_trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
@@ -33,9 +45,13 @@ fn ddp_alone() {
 }
 
 fn ddp_on_two_ranks() {
-    let together = on_ranks("ddp", 2);
-    let alone = alone("ddp");
-    assert_falls(&together);
+    assert_falls(&same_on_two_ranks("ddp"));
+}
+
+/// Its losses on two ranks, which are those on one.
+fn same_on_two_ranks(example: &str) -> Vec<f64> {
+    let together = on_ranks(example, 2);
+    let alone = alone(example);
     assert_eq!(together.len(), alone.len());
     for (step, (together, alone)) in together.iter().zip(&alone).enumerate() {
         assert!(
@@ -43,6 +59,7 @@ fn ddp_on_two_ranks() {
             "step {step}: {together} on two ranks, {alone} on one"
         );
     }
+    together
 }
 
 fn data_parallel() {
@@ -83,7 +100,7 @@ fn alone(example: &str) -> Vec<f64> {
     losses(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The losses rank 0 prints when the launcher starts several.
+/// The losses that whichever rank has them prints when the launcher starts several.
 fn on_ranks(example: &str, num_ranks: usize) -> Vec<f64> {
     let logs = tempfile::tempdir().unwrap();
     let job = Job::new(program(example), num_ranks)
@@ -95,7 +112,8 @@ fn on_ranks(example: &str, num_ranks: usize) -> Vec<f64> {
         "{}",
         outcome.report().unwrap_or_default()
     );
-    losses(&stdout(logs.path(), 0))
+    let of_rank = |rank| losses(&stdout(logs.path(), rank));
+    (0..num_ranks).flat_map(of_rank).collect()
 }
 
 fn stdout(logs: &Path, rank: usize) -> String {

@@ -25,7 +25,9 @@ pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
 pub use model::{Flavor, ModelName, ModelSection};
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
-pub use parallelism::{GradientCompression, Offload, ParallelismSection, ReshardAfterForward};
+pub use parallelism::{
+    ContextMethod, GradientCompression, Offload, ParallelismSection, ReshardAfterForward,
+};
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};
 pub use validation::ValidationSection;

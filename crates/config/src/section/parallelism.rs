@@ -49,6 +49,18 @@ pub enum Offload {
     Nvme,
 }
 
+/// How ranks that share a sequence reach each other's keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ContextMethod {
+    /// Keys and values go round.
+    #[default]
+    #[serde(rename = "ring")]
+    Ring,
+    /// Positions are exchanged for heads.
+    #[serde(rename = "ulysses")]
+    Ulysses,
+}
+
 /// `[parallelism]`. A degree of -1 takes all ranks that the others leave.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -69,10 +81,18 @@ pub struct ParallelismSection {
     pub offload_folder: Option<PathBuf>,
     /// Ranks that share every matrix.
     pub tensor_parallel_degree: i64,
+    /// Whether those ranks share the positions between matrices too, which takes less memory.
+    pub enable_sequence_parallel: bool,
+    /// Whether backward gathers those positions again: least memory, more bytes.
+    pub sequence_parallel_regather: bool,
+    /// Whether matrices are multiplied while positions and their gradients travel.
+    pub enable_async_tensor_parallel: bool,
     /// Ranks that share the layers.
     pub pipeline_parallel_degree: i64,
     /// Ranks that share a sequence.
     pub context_parallel_degree: i64,
+    /// How they reach each other's keys and values.
+    pub context_parallel_method: ContextMethod,
     /// Ranks that share the experts.
     pub expert_parallel_degree: i64,
     /// Megabytes (2^20 bytes) of gradients that are reduced together.
@@ -98,8 +118,12 @@ impl Default for ParallelismSection {
             offload: Offload::None,
             offload_folder: None,
             tensor_parallel_degree: 1,
+            enable_sequence_parallel: true,
+            sequence_parallel_regather: false,
+            enable_async_tensor_parallel: true,
             pipeline_parallel_degree: 1,
             context_parallel_degree: 1,
+            context_parallel_method: ContextMethod::Ring,
             expert_parallel_degree: 1,
             bucket_cap_mb: 25.0,
             first_bucket_mb: 1.0,

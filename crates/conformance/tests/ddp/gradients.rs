@@ -20,9 +20,10 @@ fn wrap(rank: &Rank, config: &Config, buckets: BucketLimits) -> Result<Wrapped, 
         buckets,
         ..DdpOptions::default()
     };
-    let group = rank.world()?.everyone()?;
+    let world = rank.world()?;
+    let group = world.everyone()?;
     Ok(Ddp::new(
-        build::model(config, Place::Cpu)?,
+        build::model(config, &world, Place::Cpu)?,
         &group,
         options,
     )?)
@@ -129,7 +130,7 @@ pub fn first_weights(rank: &Rank) -> Outcome {
             .map(|p| fingerprint(p.tensor()))
             .collect()
     };
-    let own = prints(&build::model(&config, Place::Cpu)?);
+    let own = prints(&build::model(&config, &*rank.world()?, Place::Cpu)?);
     let before = rank.everyone(&own)?;
     assert!(before[0] != before[1], "the ranks began alike");
     let wrapped = wrap(

@@ -3,11 +3,9 @@
 use std::error::Error;
 
 use trainyard_config::{Config, Dtype, ReshardAfterForward};
-use trainyard_conformance::training::{Trained, divided, little_llama};
+use trainyard_conformance::training::{Trained, divided, little_llama, train_on};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_trace::Purpose;
-
-use crate::equality::train_as_is;
 
 /// Trains with the states sharded, in `num_replicas` copies.
 pub fn sharded(
@@ -17,7 +15,7 @@ pub fn sharded(
 ) -> Result<Trained, Box<dyn Error>> {
     config.parallelism.data_parallel_replicate_degree = num_replicas as i64;
     config.parallelism.data_parallel_shard_degree = -1;
-    train_as_is(rank, config)
+    train_on(rank, config)
 }
 
 /// Stages 1 and 2 send two times the model and stage 3 three times, times (n - 1)/n; accumulation

@@ -4,8 +4,8 @@ use std::error::Error;
 
 use trainyard_config::{Config, Dtype, ReshardAfterForward};
 use trainyard_conformance::training::{
-    Session, Tolerance, Trained, agreed_fingerprint, assert_close, divided, finish, little_llama,
-    on_first, reference,
+    Session, Tolerance, Trained, agreed_fingerprint, assert_close, divided, little_llama, on_first,
+    reference,
 };
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_torch::World;
@@ -151,10 +151,4 @@ pub fn hybrid(rank: &Rank) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// Trains a config as it is.
-pub fn train_as_is(rank: &Rank, config: &Config) -> Result<Trained, Box<dyn Error>> {
-    let world = rank.join_config(config)?;
-    Ok(finish(Session::new(config, &world)?, config, &world)?)
 }

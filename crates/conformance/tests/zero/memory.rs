@@ -19,7 +19,7 @@ pub fn states(rank: &Rank) -> Outcome {
             config.training.mixed_precision_reduce = reduce;
             let world = rank.join_config(&config)?;
             let before = memory::report()?.held;
-            let model = build::model(&config, Place::Cpu)?;
+            let model = build::model(&config, &world, Place::Cpu)?;
             let model = FullyShard::new(model, &world, build::shard_options(&config))?;
             let expected = model.formulas().states(2);
             let most = most_buffers(model.formulas(), &config);

@@ -1,10 +1,8 @@
 //! States in files: the same numbers.
 
 use trainyard_config::{Dtype, Offload};
-use trainyard_conformance::training::{divided, little_llama};
+use trainyard_conformance::training::{divided, little_llama, train_on};
 use trainyard_conformance::{Outcome, Rank};
-
-use crate::equality::train_as_is;
 
 /// In single precision, and with bfloat16 parameters over master weights; with accumulation and
 /// every prefetch.
@@ -15,12 +13,12 @@ pub fn same_bits(rank: &Rank) -> Outcome {
         config.training.steps = 5;
         config.training.mixed_precision_param = mixed;
         config.parallelism.data_parallel_shard_degree = -1;
-        let expected = train_as_is(rank, &config)?.fingerprint();
+        let expected = train_on(rank, &config)?.fingerprint();
         for prefetch in [0, 1, 2] {
             config.parallelism.fsdp_prefetch = prefetch;
             config.parallelism.offload = Offload::Nvme;
             config.parallelism.offload_folder = Some(folder.path().to_owned());
-            let found = train_as_is(rank, &config)?.fingerprint();
+            let found = train_on(rank, &config)?.fingerprint();
             assert!(found == expected, "{mixed:?}, prefetch {prefetch}");
         }
     }

@@ -1,17 +1,15 @@
 //! Recomputation: the same numbers for less memory.
 
 use trainyard_config::{ActivationCheckpointMode, Config, Dtype};
-use trainyard_conformance::training::{Session, divided, little_llama, train};
+use trainyard_conformance::training::{Session, divided, little_llama, train, train_on};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_torch::memory;
-
-use crate::equality::train_as_is;
 
 /// With every stage and without sharding; attention alone, every second block, every block.
 pub fn same_bits(rank: &Rank) -> Outcome {
     for stage in 0..=3 {
         let plain = configured(rank, stage);
-        let expected = train_as_is(rank, &plain)?.fingerprint();
+        let expected = train_on(rank, &plain)?.fingerprint();
         for (mode, option) in [
             (ActivationCheckpointMode::Selective, "attention"),
             (ActivationCheckpointMode::Selective, "2"),
@@ -20,7 +18,7 @@ pub fn same_bits(rank: &Rank) -> Outcome {
             let mut config = plain.clone();
             config.activation_checkpoint.mode = mode;
             config.activation_checkpoint.selective_ac_option = option.to_owned();
-            let found = train_as_is(rank, &config)?.fingerprint();
+            let found = train_on(rank, &config)?.fingerprint();
             assert!(found == expected, "stage {stage}, {mode:?} {option}");
         }
     }

@@ -9,10 +9,11 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use trainyard_config::Config;
 use trainyard_data::{Sampler, step_batches};
+use trainyard_mesh::Axis;
 use trainyard_nn::Place;
 use trainyard_torch::{Backend, Group, Rendezvous, World, memory};
 use trainyard_trace::{Ledger, Purpose};
-use trainyard_train::{Trainer, build};
+use trainyard_train::{Trainer, build, data_axes};
 
 use crate::error::Result;
 use crate::measure::{cpu_seconds, peak_resident_bytes, quantile, resident_bytes};
@@ -27,13 +28,19 @@ pub struct Arguments {
     /// How the work is divided; `bare` is one rank's work without communication.
     #[arg(
         long,
-        value_parser = ["single", "bare", "ddp", "zero1", "zero2", "zero3", "fsdp2"],
+        value_parser = [
+            "single", "bare", "ddp", "zero1", "zero2", "zero3", "fsdp2",
+            "tp", "tp_sp", "tp_dp", "tp_fsdp2", "cp_ulysses", "cp_ring",
+        ],
         default_value = "ddp"
     )]
     strategy: String,
     /// Number types.
     #[arg(long, value_parser = ["fp32", "bf16"], default_value = "fp32")]
     dtype: String,
+    /// Ranks that share every matrix, where others share the batch.
+    #[arg(long, default_value_t = 2)]
+    tp: usize,
     /// Timed steps.
     #[arg(long, default_value_t = 20)]
     steps: usize,
@@ -108,26 +115,29 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     }
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let is_bare = arguments.strategy == "bare";
-    let mut config = preset(&arguments)?;
+    let mut config = preset(&arguments, at.world_size)?;
+    let mesh = config.mesh(at.world_size)?;
+    let num_data_ranks = mesh.size_of(data_axes());
     config.training.local_batch_size =
-        config.training.global_batch_size.unwrap_or(1) / at.world_size / arguments.micro_batches;
+        config.training.global_batch_size.unwrap_or(1) / num_data_ranks / arguments.micro_batches;
     let ledger = match arguments.trace {
         Some(_) => Ledger::recording(at.rank),
         None => Ledger::new(at.rank),
     };
-    let world = join_mesh(config.mesh(at.world_size)?, Backend::Gloo, &at, |_| ledger)?;
+    let world = join_mesh(mesh, Backend::Gloo, &at, |_| ledger)?;
     let everyone = world.everyone()?;
     let rss_before = resident_bytes();
 
     let sampler = Sampler::new(
         config.training.global_batch_size.unwrap_or(1),
-        at.world_size,
+        num_data_ranks,
         arguments.micro_batches,
     )?;
     let source = build::source(&config, false)?;
+    let data_rank = world.group(data_axes())?.index();
     let num_steps = arguments.warmup + arguments.steps;
     let batches = (0..num_steps)
-        .map(|step| step_batches(&*source, &sampler, step as u64, at.rank))
+        .map(|step| step_batches(&*source, &sampler, step as u64, data_rank))
         .collect::<Result<Vec<_>, _>>()?;
     let alone = World::alone(Ledger::new(at.rank))?;
     if is_bare {
@@ -195,6 +205,8 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         "cnn" => global_batch,
         _ => global_batch * config.training.seq_len,
     };
+    // Ranks that share every matrix have the same loss.
+    let num_copies = world.mesh().size(Axis::Tp) as f64;
     let line = Line {
         implementation: "trainyard",
         version: env!("CARGO_PKG_VERSION"),
@@ -209,7 +221,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         warmup: arguments.warmup,
         steps: arguments.steps,
         losses: (0..num_steps)
-            .map(|s| losses.iter().map(|l| l[s]).sum())
+            .map(|s| losses.iter().map(|l| l[s]).sum::<f64>() / num_copies)
             .collect(),
         grad_norms: measured.norms,
         tokens_per_s: samples as f64 / median * 1e3,
@@ -250,7 +262,7 @@ impl Measured {
 }
 
 /// The peers' settings as a config.
-fn preset(arguments: &Arguments) -> Result<Config> {
+fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
     let is_cnn = arguments.preset == "cnn";
     let model = match is_cnn {
         true => "name = \"cnn\"".to_owned(),
@@ -265,12 +277,7 @@ fn preset(arguments: &Arguments) -> Result<Config> {
         "bf16" => "mixed_precision_param = \"bfloat16\"\nmixed_precision_reduce = \"float32\"",
         _ => "",
     };
-    let sharding = match arguments.strategy.as_str() {
-        "zero1" => "data_parallel_shard_degree = -1\nzero_stage = 1",
-        "zero2" => "data_parallel_shard_degree = -1\nzero_stage = 2",
-        "zero3" | "fsdp2" => "data_parallel_shard_degree = -1",
-        _ => "",
-    };
+    let sharding = strategy_keys(&arguments.strategy, arguments.tp, world_size);
     let text = format!(
         "[model]\n{model}\n[training]\nlocal_batch_size = 1\nglobal_batch_size = {batch}\n\
          seq_len = {seq_len}\nmax_norm = 1.0\nsteps = {}\n{precision}\n\
@@ -283,6 +290,29 @@ fn preset(arguments: &Arguments) -> Result<Config> {
         arguments.seed,
     );
     Ok(Config::parse(&text, &[])?)
+}
+
+/// A strategy as keys of `[parallelism]`.
+fn strategy_keys(strategy: &str, tp: usize, world_size: usize) -> String {
+    const SHARDED: &str = "data_parallel_shard_degree = -1";
+    let tensor = |degree: usize, sequence: bool| {
+        format!("tensor_parallel_degree = {degree}\nenable_sequence_parallel = {sequence}")
+    };
+    let context = |method: &str| {
+        format!("context_parallel_degree = {world_size}\ncontext_parallel_method = \"{method}\"")
+    };
+    match strategy {
+        "zero1" => format!("{SHARDED}\nzero_stage = 1"),
+        "zero2" => format!("{SHARDED}\nzero_stage = 2"),
+        "zero3" | "fsdp2" => SHARDED.to_owned(),
+        "tp" => tensor(world_size, false),
+        "tp_sp" => tensor(world_size, true),
+        "tp_dp" => tensor(tp, true),
+        "tp_fsdp2" => format!("{SHARDED}\n{}", tensor(tp, true)),
+        "cp_ulysses" => context("ulysses"),
+        "cp_ring" => context("ring"),
+        _ => String::new(),
+    }
 }
 
 /// Every rank's list, on every rank.

@@ -87,7 +87,7 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
         }
         let reference = folder.path().join(format!("{name}-1"));
         let strategy = folder.path().join(format!("{name}-{}", arguments.nproc));
-        run(&config, 1, &reference, arguments.steps, None)?;
+        run(&config.on_one_rank(), 1, &reference, arguments.steps, None)?;
         run(
             &config,
             arguments.nproc,

@@ -228,6 +228,14 @@ fn bytes(ranks: &[Findings]) -> Vec<Row> {
             expected,
         ));
     }
+    let activations = sum(|r| r.activation_sent);
+    if let Some(expected) = formula.activation_formula.filter(|f| activations + f > 0) {
+        rows.push(exact(
+            "activation bytes sent, all ranks",
+            activations,
+            expected,
+        ));
+    }
     rows.push(Row {
         what: "ledger against the kernel's counters".to_owned(),
         worst: wire.abs_diff(sent) as f64 / sent.max(1) as f64,

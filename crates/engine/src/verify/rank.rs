@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
-use trainyard_config::Config;
+use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_data::{Sampler, step_batches};
 use trainyard_nn::{Place, weights};
 use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
@@ -30,6 +30,8 @@ pub struct Findings {
     pub gradient_sent: u64,
     /// Bytes of parameters this rank sent by its algorithm.
     pub parameter_sent: u64,
+    /// Bytes of activations this rank's layers sent by their algorithms.
+    pub activation_sent: u64,
     /// Bytes of anything this rank sent by its algorithms.
     pub sent: u64,
     /// Bytes the kernel counted as sent.
@@ -40,6 +42,8 @@ pub struct Findings {
     pub gradient_formula: u64,
     /// The same of parameters.
     pub parameter_formula: u64,
+    /// The same of activations; unknown where layers run more than once a step.
+    pub activation_formula: Option<u64>,
 }
 
 /// A deliberate mistake.
@@ -80,9 +84,10 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let source = build::source(config, false)?;
     let group = trainer.data_group().clone();
+    let everyone = world.everyone()?;
 
     // Nobody may be counting while another still starts up.
-    group.barrier()?.wait()?;
+    everyone.barrier()?.wait()?;
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
@@ -98,21 +103,28 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     }
     trainer.settle()?;
     // Whoever is here has received everything, so everything sent is acknowledged.
-    group.barrier()?.wait()?;
+    everyone.barrier()?.wait()?;
     let totals = world.ledger().totals() - before;
     let gradients = totals.of_purpose(Purpose::Gradient);
-    let volume = trainer.model().volume(batching.num_microbatches);
+    let volume = trainer
+        .model()
+        .volume(batching.num_microbatches, world.size());
+    let num_tokens = batching.global * config.training.seq_len;
+    let sent_by_layers = trainer.model().sent_by_layers(num_tokens as u64);
+    let runs_once = config.activation_checkpoint.mode == ActivationCheckpointMode::None;
     let findings = Findings {
         losses,
         grad_norms,
         gradient_payload: gradients.payload_bytes,
         gradient_sent: gradients.sent_bytes,
         parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
+        activation_sent: totals.of_purpose(Purpose::Activation).sent_bytes,
         sent: totals.all_collectives().sent_bytes,
         wire_sent: world.wire_bytes().sent - wire_before.sent,
         payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,
         parameter_formula: steps * volume.parameters,
+        activation_formula: runs_once.then_some(steps * sent_by_layers),
     };
     let path = findings_file(out, world.rank());
     let text = serde_json::to_string(&findings).unwrap_or_default();
@@ -120,7 +132,7 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     let parameters = whole_parameters(&trainer, &world)?;
     weights::save(parameters_file(out, world.rank()), &parameters)?;
     // Rank 0 serves the store: nobody leaves before all are done.
-    world.everyone()?.barrier()?.wait()?;
+    everyone.barrier()?.wait()?;
     Ok(())
 }
 

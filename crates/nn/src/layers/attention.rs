@@ -1,10 +1,9 @@
 //! Causal self-attention whose query heads share key and value heads in groups.
 
 use tch::Tensor;
-use trainyard_torch::kernel;
 
 use super::{Linear, Rope};
-use crate::{Builder, Init, Module, Result};
+use crate::{Builder, ContextParallel, Init, Module, NnError, Result, TensorParallel};
 
 /// The sizes of an attention layer.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -19,7 +18,8 @@ pub struct AttentionSizes {
     pub head_dim: usize,
 }
 
-/// Grouped-query causal attention with rotated positions.
+/// Grouped-query causal attention with rotated positions. Tensor-parallel ranks have some heads each,
+/// context-parallel ranks some positions.
 #[derive(Module, Debug)]
 pub struct Attention {
     q_proj: Linear,
@@ -29,6 +29,10 @@ pub struct Attention {
     #[module(skip)]
     rope: Rope,
     head_dim: i64,
+    #[module(skip)]
+    tp: TensorParallel,
+    #[module(skip)]
+    cp: ContextParallel,
 }
 
 impl Attention {
@@ -39,39 +43,54 @@ impl Attention {
         rope: &Rope,
         init: Init,
     ) -> Result<Attention> {
-        let width = sizes.width;
-        let q_width = sizes.num_heads * sizes.head_dim;
-        let kv_width = sizes.num_kv_heads * sizes.head_dim;
+        let (width, q_width) = (sizes.width, sizes.num_heads * sizes.head_dim);
+        let tp = builder.tensor_parallel();
+        tp.share("num_attention_heads", sizes.num_heads)?;
         Ok(Attention {
-            q_proj: Linear::build(&builder.at("q_proj"), width, q_width, init)?,
-            k_proj: Linear::build(&builder.at("k_proj"), width, kv_width, init)?,
-            v_proj: Linear::build(&builder.at("v_proj"), width, kv_width, init)?,
-            o_proj: Linear::build(&builder.at("o_proj"), q_width, width, init)?,
+            q_proj: Linear::column(&builder.at("q_proj"), width, q_width, init)?,
+            k_proj: key_map(&builder.at("k_proj"), sizes, init)?,
+            v_proj: key_map(&builder.at("v_proj"), sizes, init)?,
+            o_proj: Linear::row(&builder.at("o_proj"), q_width, width, init)?,
             rope: rope.clone(),
             head_dim: sizes.head_dim as i64,
+            cp: builder.context_parallel(),
+            tp,
         })
     }
 
     /// The output for `x` [batch, seq, width].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let q = self.rope.rotate(&self.heads(&self.q_proj, x)?)?;
-        let k = self.rope.rotate(&self.heads(&self.k_proj, x)?)?;
-        let v = self.heads(&self.v_proj, x)?;
-        let mixed = kernel::attention(
-            &q.f_transpose(1, 2)?,
-            &k.f_transpose(1, 2)?,
-            &v.f_transpose(1, 2)?,
-            true,
-        )?;
-        self.o_proj
-            .forward(&mixed.f_transpose(1, 2)?.f_flatten(-2, -1)?)
+        let maps = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = self.tp.columns(x, maps)?;
+        let q = self.rope.rotate(&self.heads(&q)?)?;
+        let k = self.rope.rotate(&self.heads(&k)?)?;
+        let mixed = self.cp.attention(&q, &k, &self.heads(&v)?)?;
+        self.tp.rows(&mixed.f_flatten(-2, -1)?, &self.o_proj)
     }
 
     /// [batch, seq, heads, head_dim]; how many heads is read from the projection, which may hold
     /// only some.
-    fn heads(&self, projection: &Linear, x: &Tensor) -> Result<Tensor> {
-        Ok(projection
-            .forward(x)?
-            .f_unflatten(-1, [-1, self.head_dim])?)
+    fn heads(&self, projected: &Tensor) -> Result<Tensor> {
+        Ok(projected.f_unflatten(-1, [-1, self.head_dim])?)
     }
+}
+
+/// The map to keys or values. Where ranks are more than heads, several compute the same head: all hold
+/// the whole map then, which is small, and add up its gradients.
+fn key_map(builder: &Builder, sizes: &AttentionSizes, init: Init) -> Result<Linear> {
+    let (tp, num_heads) = (builder.tensor_parallel(), sizes.num_kv_heads);
+    let (num_inputs, num_outputs) = (sizes.width, num_heads * sizes.head_dim);
+    if num_heads.is_multiple_of(tp.size()) {
+        return Linear::column(builder, num_inputs, num_outputs, init);
+    }
+    if !tp.size().is_multiple_of(num_heads) {
+        return Err(NnError::Uneven {
+            what: "num_key_value_heads".to_owned(),
+            length: num_heads,
+            num_ranks: tp.size(),
+        });
+    }
+    let head = tp.index() * num_heads / tp.size();
+    let outputs = head * sizes.head_dim..(head + 1) * sizes.head_dim;
+    Linear::shared(builder, num_inputs, num_outputs, outputs, init)
 }

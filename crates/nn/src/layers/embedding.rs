@@ -1,13 +1,16 @@
 //! A row of a table for every token.
 
 use tch::Tensor;
+use trainyard_mesh::Dim;
 
-use crate::{Builder, Init, Module, Parameter, Result};
+use crate::{Builder, Init, Module, Parameter, Result, TensorParallel};
 
-/// A table of vectors, looked up by token.
+/// A table of vectors, looked up by token. Tensor-parallel ranks have an interval of its rows each.
 #[derive(Module, Debug)]
 pub struct Embedding {
     weight: Parameter,
+    #[module(skip)]
+    tp: TensorParallel,
 }
 
 impl Embedding {
@@ -19,7 +22,8 @@ impl Embedding {
         init: Init,
     ) -> Result<Embedding> {
         Ok(Embedding {
-            weight: builder.parameter("weight", &[num_rows, width], init)?,
+            weight: builder.cut("weight", &[num_rows, width], Dim(0), init)?,
+            tp: builder.tensor_parallel(),
         })
     }
 
@@ -30,9 +34,8 @@ impl Embedding {
 
     /// The vectors of `tokens`, in the compute kind.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        const NO_PADDING: i64 = -1;
         // Rows are cast after the lookup: there are fewer of them than the table has.
-        let rows = Tensor::f_embedding(self.weight.tensor(), tokens, NO_PADDING, false, false)?;
-        self.weight.as_computed(&rows)
+        let rows = self.tp.look_up(self.weight.tensor(), tokens)?;
+        self.tp.add_up(&self.weight.as_computed(&rows)?)
     }
 }

@@ -1,6 +1,9 @@
 //! The affine map.
 
+use std::ops::Range;
+
 use tch::Tensor;
+use trainyard_mesh::Dim;
 
 use crate::{Builder, Init, Module, Parameter, Result};
 
@@ -9,6 +12,9 @@ use crate::{Builder, Init, Module, Parameter, Result};
 pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
+    /// Which outputs this rank computes of a weight it holds whole; all if absent.
+    #[module(skip)]
+    outputs: Option<Range<usize>>,
 }
 
 impl Linear {
@@ -19,10 +25,8 @@ impl Linear {
         num_outputs: usize,
         init: Init,
     ) -> Result<Linear> {
-        Ok(Linear {
-            weight: builder.parameter("weight", &[num_outputs, num_inputs], init)?,
-            bias: None,
-        })
+        let weight = builder.parameter("weight", &[num_outputs, num_inputs], init)?;
+        Ok(Linear::tied(weight))
     }
 
     /// A map with a bias, chosen like the weight.
@@ -38,14 +42,66 @@ impl Linear {
         })
     }
 
+    /// A map of which every tensor-parallel rank has some outputs; for
+    /// [`TensorParallel::columns`](crate::TensorParallel::columns).
+    pub fn column(
+        builder: &Builder,
+        num_inputs: usize,
+        num_outputs: usize,
+        init: Init,
+    ) -> Result<Linear> {
+        let shape = [num_outputs, num_inputs];
+        Ok(Linear::tied(builder.cut("weight", &shape, Dim(0), init)?))
+    }
+
+    /// A map of which every tensor-parallel rank has some inputs; for
+    /// [`TensorParallel::rows`](crate::TensorParallel::rows).
+    pub fn row(
+        builder: &Builder,
+        num_inputs: usize,
+        num_outputs: usize,
+        init: Init,
+    ) -> Result<Linear> {
+        let shape = [num_outputs, num_inputs];
+        Ok(Linear::tied(builder.cut("weight", &shape, Dim(1), init)?))
+    }
+
+    /// A map whose weight every tensor-parallel rank holds whole, to compute `outputs` with, which
+    /// others may compute too.
+    pub fn shared(
+        builder: &Builder,
+        num_inputs: usize,
+        num_outputs: usize,
+        outputs: Range<usize>,
+        init: Init,
+    ) -> Result<Linear> {
+        Ok(Linear {
+            outputs: Some(outputs),
+            ..Linear::tied(builder.shared("weight", &[num_outputs, num_inputs], init)?)
+        })
+    }
+
     /// A map that uses a weight another module owns: a tied head.
     pub fn tied(weight: Parameter) -> Linear {
-        Linear { weight, bias: None }
+        Linear {
+            weight,
+            bias: None,
+            outputs: None,
+        }
+    }
+
+    /// The weight of the outputs this rank computes, as layers compute with it.
+    pub(crate) fn value(&self) -> Result<Tensor> {
+        let weight = self.weight.value()?;
+        Ok(match &self.outputs {
+            Some(outputs) => weight.f_narrow(0, outputs.start as i64, outputs.len() as i64)?,
+            None => weight,
+        })
     }
 
     /// The output for `x` [.., in].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let bias = self.bias.as_ref().map(Parameter::value).transpose()?;
-        Ok(x.f_linear(&self.weight.value()?, bias.as_ref())?)
+        Ok(x.f_linear(&self.value()?, bias.as_ref())?)
     }
 }

@@ -20,7 +20,7 @@ impl RmsNorm {
     /// A norm over vectors of `width`, whose scale begins at one.
     pub fn build(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
         Ok(RmsNorm {
-            weight: builder.parameter("weight", &[width], Init::Ones)?,
+            weight: builder.positionwise("weight", &[width], Init::Ones)?,
             eps,
         })
     }

@@ -4,7 +4,7 @@
 //! `t · theta^(-2i / head_dim)`, as in Hugging Face's Llama. The table of sines and cosines is
 //! computed once in double precision and shared by all blocks of a model.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use tch::{Device, Kind, Tensor};
 use trainyard_torch::{TorchError, autograd, kernel};
@@ -22,17 +22,24 @@ struct Tables {
     cos: Tensor,
     sin: Tensor,
     seq_len: i64,
+    /// Whether other ranks have other positions of the same sequences, which have one length then.
+    is_shared: bool,
 }
 
 impl Rope {
-    /// The rotations of `seq_len` positions, where the builder puts the model.
+    /// The rotations of this rank's positions of `seq_len`, where the builder puts the model.
     pub fn build(builder: &Builder, seq_len: usize, head_dim: usize, theta: f64) -> Result<Rope> {
-        let angles = angles(seq_len as i64, head_dim as i64, theta)?;
+        let cp = builder.context_parallel();
+        let positions = cp.positions(seq_len)?;
+        let is_shared = cp.size() > 1;
+        let seq_len = positions.iter().map(ExactSizeIterator::len).sum::<usize>();
+        let angles = angles(&positions, head_dim as i64, theta)?;
         let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
         Ok(Rope(Rc::new(Tables {
             cos: builder.table(&Tensor::f_cat(&[&cos, &cos], -1)?)?,
             sin: builder.table(&Tensor::f_cat(&[&sin.f_neg()?, &sin], -1)?)?,
             seq_len: seq_len as i64,
+            is_shared,
         })))
     }
 
@@ -57,12 +64,10 @@ impl Rope {
     }
 
     fn first(&self, length: i64) -> Result<(Tensor, Tensor)> {
-        let Tables { cos, sin, seq_len } = &*self.0;
-        if length > *seq_len {
-            return Err(NnError::SequenceTooLong {
-                length,
-                limit: *seq_len,
-            });
+        let Tables { cos, sin, .. } = &*self.0;
+        let limit = self.0.seq_len;
+        if length > limit || (self.0.is_shared && length != limit) {
+            return Err(NnError::SequenceTooLong { length, limit });
         }
         Ok((cos.f_narrow(0, 0, length)?, sin.f_narrow(0, 0, length)?))
     }
@@ -77,11 +82,13 @@ fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor, way: f64) -> Result<Tensor, To
     Ok(out)
 }
 
-fn angles(seq_len: i64, head_dim: i64, theta: f64) -> Result<Tensor> {
+fn angles(positions: &[Range<usize>], head_dim: i64, theta: f64) -> Result<Tensor> {
     let double = (Kind::Double, Device::Cpu);
     let exponents = Tensor::f_arange_start_step(0, head_dim, 2, double)?.f_div_scalar(-head_dim)?;
     let frequencies = Tensor::f_pow_scalar(theta, &exponents)?;
-    let positions = Tensor::f_arange(seq_len, double)?;
+    let intervals = positions.iter();
+    let intervals = intervals.map(|p| Tensor::f_arange_start(p.start as i64, p.end as i64, double));
+    let positions = Tensor::f_cat(&intervals.collect::<Result<Vec<_>, _>>()?, 0)?;
     Ok(positions.f_outer(&frequencies)?.f_unsqueeze(1)?)
 }
 

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::Linear;
-use crate::{Builder, Init, Module, Result};
+use crate::{Builder, Init, Module, Result, TensorParallel};
 
 /// `down(silu(gate(x)) · up(x))`.
 #[derive(Module, Debug)]
@@ -11,6 +11,8 @@ pub struct SwiGlu {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
+    #[module(skip)]
+    tp: TensorParallel,
 }
 
 impl SwiGlu {
@@ -22,16 +24,16 @@ impl SwiGlu {
         init: Init,
     ) -> Result<SwiGlu> {
         Ok(SwiGlu {
-            gate_proj: Linear::build(&builder.at("gate_proj"), width, inner_width, init)?,
-            up_proj: Linear::build(&builder.at("up_proj"), width, inner_width, init)?,
-            down_proj: Linear::build(&builder.at("down_proj"), inner_width, width, init)?,
+            gate_proj: Linear::column(&builder.at("gate_proj"), width, inner_width, init)?,
+            up_proj: Linear::column(&builder.at("up_proj"), width, inner_width, init)?,
+            down_proj: Linear::row(&builder.at("down_proj"), inner_width, width, init)?,
+            tp: builder.tensor_parallel(),
         })
     }
 
     /// The output for `x` [.., width].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let gate = self.gate_proj.forward(x)?.f_silu()?;
-        self.down_proj
-            .forward(&gate.f_mul(&self.up_proj.forward(x)?)?)
+        let [gate, up] = self.tp.columns(x, [&self.gate_proj, &self.up_proj])?;
+        self.tp.rows(&gate.f_silu()?.f_mul(&up)?, &self.down_proj)
     }
 }

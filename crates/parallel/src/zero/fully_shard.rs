@@ -22,6 +22,7 @@ use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
 use crate::precision::Precision;
 use crate::strategy::{Strategy, Sync, Update};
+use crate::terms::Terms;
 use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
 
 /// A model whose states are spread over the ranks of `dp_shard` and `cp`, in as many copies as
@@ -35,6 +36,7 @@ pub struct FullyShard<M> {
     /// Where states are not kept in memory.
     offloaded: Option<Offloaded>,
     formulas: ShardedModel,
+    terms: Terms,
     _hooks: Vec<HookHandle>,
 }
 
@@ -110,7 +112,10 @@ impl<M: Model> FullyShard<M> {
             output: options.precision.output,
         })];
         interceptors.extend(options.inside);
+        let all = shards_of_units.iter().flatten();
+        let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
         Ok(FullyShard {
+            terms: Terms::of(&all),
             model,
             units: shards_of_units,
             shards,
@@ -173,6 +178,7 @@ impl<M: Model> Strategy for FullyShard<M> {
                 let gradient = shard.gradient.shallow_clone();
                 shard.parameter.set_gradient(Some(gradient));
             }
+            self.terms.add_up()?;
         }
         Ok(Vec::new())
     }
@@ -215,8 +221,15 @@ impl<M: Model> Strategy for FullyShard<M> {
         }
     }
 
-    fn volume(&self, num_microbatches: usize) -> Volume {
-        self.formulas.volume(num_microbatches)
+    fn volume(&self, num_microbatches: usize, world_size: usize) -> Volume {
+        let family = self.formulas.num_shards * self.formulas.num_replicas;
+        self.formulas
+            .volume(num_microbatches)
+            .times(world_size / family)
+            .with_terms(
+                &self.terms.bytes(self.formulas.widths.reduce),
+                self.formulas.num_replicas,
+            )
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {
@@ -241,6 +254,10 @@ impl<M: Model> Model for FullyShard<M> {
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> trainyard_nn::Result<Tensor> {
         self.model.loss(output, targets)
+    }
+
+    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+        self.model.sent_by_layers(num_tokens)
     }
 }
 

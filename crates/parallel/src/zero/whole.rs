@@ -31,19 +31,11 @@ pub fn whole(parameter: &Parameter, held: &Tensor, world: &World) -> Result<Tens
     match slice.flat {
         None => target.f_copy_(&held)?,
         Some(part) => {
-            let mut flat = match target.is_contiguous() {
-                true => target.f_view(-1i64)?,
-                false => {
-                    return Err(TorchError::Invalid(format!(
-                        "{}: {} cannot be put together yet",
-                        parameter.name(),
-                        layout
-                    ))
-                    .into());
-                }
-            };
-            flat = flat.f_narrow(0, part.start as i64, part.len() as i64)?;
-            flat.f_copy_(&held)?
+            // An interval of the box's elements, which need not lie next to each other in the whole.
+            let inside = blank(&held, slice.region.num_elements(), held.kind())?;
+            let mut place = inside.f_narrow(0, part.start as i64, part.len() as i64)?;
+            place.f_copy_(&held.f_view(-1i64)?)?;
+            target.f_copy_(&inside.f_view(&target.size()[..])?)?
         }
     };
     group

@@ -1,0 +1,183 @@
+//! Whether the ranks that share matrices and sequences can share them evenly.
+
+use crate::{Config, ConfigError, ContextMethod, LlamaConfig, ModelSpec, OptimizerName};
+
+impl Config {
+    /// Refuses degrees of `tp` and `cp` that do not fit the model. Expects checked degrees.
+    pub(crate) fn check_sharing(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
+        if tp == 1 && cp == 1 {
+            return Ok(());
+        }
+        let ModelSpec::Llama(shape) = model else {
+            return Err(ConfigError::contradiction(
+                "parallelism.tensor_parallel_degree and context_parallel_degree share the matrices \
+                 and sequences of a Llama, but model.name = \"cnn\"",
+                "use parallelism.data_parallel_replicate_degree",
+            ));
+        };
+        let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
+        if tp > 1 && layerwise.contains(&self.optimizer.name) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.tensor_parallel_degree = {tp} leaves no rank with a whole matrix, \
+                     whose norm LAMB and LARS need"
+                ),
+                "use optimizer.name = \"AdamW\"",
+            ));
+        }
+        for requirement in self.requirements(shape) {
+            requirement.check()?;
+        }
+        Ok(())
+    }
+
+    /// Ranks that share every matrix.
+    pub(crate) fn num_tensor_ranks(&self) -> usize {
+        usize::try_from(self.parallelism.tensor_parallel_degree).unwrap_or(1)
+    }
+
+    /// Ranks that share every sequence.
+    pub(crate) fn num_context_ranks(&self) -> usize {
+        usize::try_from(self.parallelism.context_parallel_degree).unwrap_or(1)
+    }
+
+    fn requirements(&self, shape: &LlamaConfig) -> Vec<Requirement> {
+        let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
+        let (by_tp, by_cp) = (
+            ("tensor_parallel_degree", tp),
+            ("context_parallel_degree", cp),
+        );
+        let length = self.training.seq_len;
+        let mut all = vec![
+            Requirement::divides(
+                "model.num_attention_heads",
+                shape.num_attention_heads,
+                by_tp,
+            ),
+            Requirement::fits(
+                "model.num_key_value_heads",
+                shape.num_key_value_heads,
+                by_tp,
+            ),
+            Requirement::divides("model.intermediate_size", shape.intermediate_size, by_tp),
+            Requirement::divides("model.vocab_size", shape.vocab_size, by_tp),
+        ];
+        match self.parallelism.context_parallel_method {
+            _ if cp == 1 => {}
+            ContextMethod::Ring => {
+                let twice = (
+                    "context_parallel_degree (two chunks each)",
+                    cp.saturating_mul(2),
+                );
+                all.push(Requirement::divides("training.seq_len", length, twice));
+            }
+            ContextMethod::Ulysses => {
+                let heads = shape.num_attention_heads / tp.max(1);
+                let kv_heads = (shape.num_key_value_heads / tp.max(1)).max(1);
+                let (of_tp, of_kv) = (
+                    "model.num_attention_heads of one tensor-parallel rank",
+                    "model.num_key_value_heads of one tensor-parallel rank",
+                );
+                all.push(Requirement::divides("training.seq_len", length, by_cp));
+                all.push(Requirement::divides(of_tp, heads, by_cp));
+                all.push(Requirement::fits(of_kv, kv_heads, by_cp));
+            }
+        }
+        if self.parallelism.enable_sequence_parallel {
+            let part = length / cp.max(1);
+            all.push(Requirement::divides(
+                "training.seq_len of one rank",
+                part,
+                by_tp,
+            ));
+        }
+        all
+    }
+}
+
+/// Something that so many ranks must be able to share.
+struct Requirement {
+    what: &'static str,
+    length: usize,
+    degree: (&'static str, usize),
+    /// Whether a multiple of it will do too: each goes to several ranks then.
+    may_repeat: bool,
+}
+
+impl Requirement {
+    fn divides(what: &'static str, length: usize, degree: (&'static str, usize)) -> Requirement {
+        Requirement {
+            what,
+            length,
+            degree,
+            may_repeat: false,
+        }
+    }
+
+    fn fits(what: &'static str, length: usize, degree: (&'static str, usize)) -> Requirement {
+        Requirement {
+            may_repeat: true,
+            ..Requirement::divides(what, length, degree)
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (key, ranks) = self.degree;
+        let is_even = self.length.is_multiple_of(ranks);
+        if is_even || (self.may_repeat && self.length > 0 && ranks.is_multiple_of(self.length)) {
+            return Ok(());
+        }
+        // Nobody has more ranks than that, and counting down from any number would take forever.
+        let most = ranks.min(self.length).min(1 << 16);
+        let nearest = (1..=most).rev().find(|&n| self.length.is_multiple_of(n));
+        Err(ConfigError::contradiction(
+            format!(
+                "{} = {} cannot be shared evenly by parallelism.{key} = {ranks}",
+                self.what, self.length
+            ),
+            format!(
+                "the nearest number that divides it is {}",
+                nearest.unwrap_or(1)
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    fn refusal(parallelism: &str) -> String {
+        let text = format!(
+            "[model]\nflavor = \"tiny\"\nnum_attention_heads = 6\nnum_key_value_heads = 2\n\
+             hidden_size = 96\nintermediate_size = 96\nvocab_size = 96\n\
+             [training]\nseq_len = 24\n[parallelism]\n{parallelism}"
+        );
+        match Config::parse(&text, &[]) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_shared_is_named_with_what_could() {
+        assert_eq!(refusal("tensor_parallel_degree = 2"), "");
+        let message = refusal("tensor_parallel_degree = 4");
+        assert!(
+            message.contains("num_attention_heads = 6") && message.contains("divides it is 3"),
+            "{message}"
+        );
+        // Three ranks can share six heads, but neither share nor repeat two.
+        let message = refusal("tensor_parallel_degree = 3");
+        assert!(message.contains("num_key_value_heads = 2"), "{message}");
+        assert_eq!(refusal("tensor_parallel_degree = 6"), "");
+        assert_eq!(refusal("context_parallel_degree = 3"), "");
+        let message = refusal("context_parallel_degree = 8");
+        assert!(message.contains("seq_len = 24"), "{message}");
+        let ulysses = "context_parallel_method = \"ulysses\"\ncontext_parallel_degree =";
+        assert_eq!(refusal(&format!("{ulysses} 2")), "");
+        let message = refusal(&format!("{ulysses} 8"));
+        assert!(message.contains("num_attention_heads"), "{message}");
+    }
+}

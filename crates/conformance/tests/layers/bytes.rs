@@ -1,0 +1,108 @@
+//! What layers send, counted by the ledger and by the kernel.
+
+use trainyard_config::{Config, ContextMethod, Dtype};
+use trainyard_conformance::training::{Session, divided, finish};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_mesh::{Axis, AxisSet};
+use trainyard_trace::{CollectiveKind, Purpose};
+
+use crate::equality::{METHODS, SEQUENCES, Sequence, context_parallel, job, tensor_parallel};
+
+/// Per block and step: four all-reduces of batch · sequence · width, or as many pairs of a
+/// reduce-scatter and an all-gather; counted on models of two and of three blocks.
+pub fn tensor(rank: &Rank) -> Outcome {
+    let config = job(Dtype::Float32);
+    for sequence in SEQUENCES {
+        check(rank, &tensor_parallel(&config, rank.size(), sequence))?;
+    }
+    let positions = 24 * 32 * 64 * 4;
+    for sequence in [Sequence::Whole, Sequence::Kept] {
+        let counted = |num_layers: usize| {
+            let mut config = tensor_parallel(&config, rank.size(), sequence);
+            config.model.num_hidden_layers = Some(num_layers);
+            collectives(rank, &config)
+        };
+        let (two, three) = (counted(2)?, counted(3)?);
+        let of_a_block = |kind: usize| {
+            let [(count, bytes), (before, less)] = [three[kind], two[kind]];
+            (count - before, bytes - less)
+        };
+        let [all_reduces, scatters, gathers] = [0, 1, 2].map(of_a_block);
+        match sequence {
+            Sequence::Whole => assert_eq!(all_reduces, (4, 4 * positions)),
+            _ => assert_eq!([scatters, gathers], [(4, 4 * positions); 2]),
+        }
+    }
+    Ok(())
+}
+
+/// All-reduces, reduce-scatters and all-gathers of activations in one step: how many, of how much.
+fn collectives(
+    rank: &Rank,
+    config: &Config,
+) -> Result<Vec<(u64, u64)>, Box<dyn std::error::Error>> {
+    let mut config = divided(config, 1, 1);
+    config.training.steps = 1;
+    let world = rank.join_config(&config)?;
+    let run = finish(Session::new(&config, &world)?, &config, &world)?;
+    let kinds = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+    ];
+    let of = |kind| {
+        let found = run.totals.collectives.get(&(kind, Purpose::Activation));
+        found.map_or((0, 0), |total| (total.count, total.payload_bytes))
+    };
+    Ok(kinds.map(of).to_vec())
+}
+
+/// A ring's keys and values forward, those and their gradients backward; Ulysses' exchanges.
+pub fn context(rank: &Rank) -> Outcome {
+    for method in METHODS {
+        let config = context_parallel(&job(Dtype::Float32), rank.size(), method);
+        check(rank, &config)?;
+    }
+    // Once in plain numbers, beside the formula: 2 blocks, 32 wide keys, 4 bytes, 8 steps.
+    let config = context_parallel(&job(Dtype::Float32), rank.size(), ContextMethod::Ring);
+    let run = trainyard_conformance::training::train_on(rank, &divided(&config, 1, 1))?;
+    let own = run.totals.of_purpose(Purpose::Activation).sent_bytes;
+    let keys = 24 * (32 / rank.size() as u64) * 32 * 4;
+    assert_eq!(own, 8 * 2 * 3 * 2 * (rank.size() as u64 - 1) * keys);
+    Ok(())
+}
+
+/// Activations, gradients and parameters by formula, and all of them as the kernel counts.
+pub fn check(rank: &Rank, config: &Config) -> Outcome {
+    let data = AxisSet::of([Axis::DpReplicate, Axis::DpShard]);
+    let num_data_ranks = config.mesh(rank.size())?.size_of(data);
+    let mut config = divided(config, num_data_ranks, 2);
+    config.training.steps = 3;
+    let world = rank.join_config(&config)?;
+    let session = Session::new(&config, &world)?;
+    let num_tokens = 24 * 32;
+    let expected = session.trainer.model().sent_by_layers(num_tokens);
+    let run = finish(session, &config, &world)?;
+    let of = |purpose| run.totals.of_purpose(purpose).sent_bytes;
+    let own = [
+        of(Purpose::Activation),
+        of(Purpose::Gradient),
+        of(Purpose::Parameter),
+        run.totals.all_collectives().sent_bytes,
+        run.wire_sent,
+    ];
+    let facts = rank.everyone(&own)?;
+    let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
+    let what = format!("{:?}", config.parallelism);
+    assert_eq!(sum(0), 3 * expected, "activations, {what}");
+    assert_eq!(sum(1), 3 * run.volume.gradients, "gradients, {what}");
+    assert_eq!(sum(2), 3 * run.volume.parameters, "parameters, {what}");
+    let reduced = run.totals.of_purpose(Purpose::Gradient).payload_bytes;
+    assert_eq!(reduced, 3 * run.volume.reduced, "payload, {what}");
+    let ratio = sum(4) as f64 / sum(3) as f64;
+    assert!(
+        (0.98..1.02).contains(&ratio),
+        "the kernel counted {ratio:.4} of the ledger: {facts:?}, {what}"
+    );
+    Ok(())
+}

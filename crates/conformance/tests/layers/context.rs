@@ -1,0 +1,40 @@
+//! Sequences shared by all ranks, both ways. On four ranks there are fewer heads of keys than ranks.
+
+use trainyard_config::{Config, Dtype};
+use trainyard_conformance::{Outcome, Rank};
+
+use crate::equality::{
+    METHODS, context_parallel, equal_one_rank, job, recomputation_changes_no_bit,
+};
+
+fn variants(rank: &Rank, config: &Config) -> Vec<Config> {
+    // Each with and without accumulation, which alternates.
+    METHODS
+        .into_iter()
+        .flat_map(|method| vec![context_parallel(config, rank.size(), method); 2])
+        .collect()
+}
+
+pub fn fp64(rank: &Rank) -> Outcome {
+    let config = job(Dtype::Float64);
+    equal_one_rank(rank, &config, Dtype::Float64, &variants(rank, &config))
+}
+
+pub fn fp32(rank: &Rank) -> Outcome {
+    let config = job(Dtype::Float32);
+    equal_one_rank(rank, &config, Dtype::Float32, &variants(rank, &config))
+}
+
+/// Against one rank in bfloat16; a ring rounds gradients of keys once per rank.
+pub fn bf16(rank: &Rank) -> Outcome {
+    let mut config = job(Dtype::Float32);
+    config.training.mixed_precision_param = Some(Dtype::Bfloat16);
+    equal_one_rank(rank, &config, Dtype::Bfloat16, &variants(rank, &config))
+}
+
+pub fn recomputation(rank: &Rank) -> Outcome {
+    let config = job(Dtype::Float32);
+    METHODS.into_iter().try_for_each(|method| {
+        recomputation_changes_no_bit(rank, &context_parallel(&config, rank.size(), method))
+    })
+}

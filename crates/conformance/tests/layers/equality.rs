@@ -1,0 +1,86 @@
+//! A job whose ranks share layers or sequences, against one rank.
+
+use trainyard_config::{ActivationCheckpointMode, Config, ContextMethod, Dtype};
+use trainyard_conformance::training::{
+    Tolerance, agreed_fingerprint, divided, little_llama, on_first, reference, train_on,
+};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_mesh::AxisSet;
+
+/// How positions between matrices are held.
+#[derive(Debug, Clone, Copy)]
+pub enum Sequence {
+    Whole,
+    Kept,
+    Regathered,
+}
+
+pub const SEQUENCES: [Sequence; 3] = [Sequence::Whole, Sequence::Kept, Sequence::Regathered];
+pub const METHODS: [ContextMethod; 2] = [ContextMethod::Ring, ContextMethod::Ulysses];
+
+/// Matrices shared by `degree` ranks.
+pub fn tensor_parallel(config: &Config, degree: usize, sequence: Sequence) -> Config {
+    let mut config = config.clone();
+    let section = &mut config.parallelism;
+    section.tensor_parallel_degree = degree as i64;
+    section.enable_sequence_parallel = !matches!(sequence, Sequence::Whole);
+    section.sequence_parallel_regather = matches!(sequence, Sequence::Regathered);
+    config
+}
+
+/// Sequences shared by `degree` ranks.
+pub fn context_parallel(config: &Config, degree: usize, method: ContextMethod) -> Config {
+    let mut config = config.clone();
+    config.parallelism.context_parallel_degree = degree as i64;
+    config.parallelism.context_parallel_method = method;
+    config
+}
+
+/// The job the strategies here are tried on: short, since a step of eight ranks on two cores is not.
+pub fn job(dtype: Dtype) -> Config {
+    let mut config = little_llama(dtype);
+    config.training.steps = 8;
+    config
+}
+
+/// Trains every variant on all ranks, with one and with two micro-batches; all ranks agree to the
+/// bit, and with one rank as closely as the type allows.
+pub fn equal_one_rank(rank: &Rank, config: &Config, dtype: Dtype, variants: &[Config]) -> Outcome {
+    let expected = on_first(rank, || reference(&config.on_one_rank()))?;
+    for (number, variant) in variants.iter().enumerate() {
+        let data = AxisSet::of([
+            trainyard_mesh::Axis::DpReplicate,
+            trainyard_mesh::Axis::DpShard,
+        ]);
+        let num_data_ranks = variant.mesh(rank.size())?.size_of(data);
+        // Accumulation with every second variant.
+        let variant = divided(variant, num_data_ranks, 1 + number % 2);
+        let run = train_on(rank, &variant)?;
+        agreed_fingerprint(rank, &run)?;
+        if let Some(expected) = &expected {
+            run.assert_agrees(expected, Tolerance::of(dtype));
+        }
+    }
+    Ok(())
+}
+
+/// Layers that communicate are run again in backward, in the same order on every rank.
+pub fn recomputation_changes_no_bit(rank: &Rank, config: &Config) -> Outcome {
+    let mut prints = Vec::new();
+    for mode in [
+        ActivationCheckpointMode::None,
+        ActivationCheckpointMode::Selective,
+        ActivationCheckpointMode::Full,
+    ] {
+        let mut config = divided(config, 1, 1);
+        config.training.steps = 4;
+        config.activation_checkpoint.mode = mode;
+        prints.push(agreed_fingerprint(rank, &train_on(rank, &config)?)?);
+    }
+    assert!(
+        prints.iter().all(|print| *print == prints[0]),
+        "recomputation changes the result: {:?}",
+        config.parallelism
+    );
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Layers and sequences shared by real ranks, against the same job on one.
+
+mod bytes;
+mod context;
+mod equality;
+mod memory;
+mod mixed;
+mod tensor;
+
+use std::process::ExitCode;
+
+use trainyard_conformance::{Case, Suite};
+
+const TENSOR: &[Case] = &[
+    Case {
+        name: "fp64_equals_one_rank",
+        run: tensor::fp64,
+    },
+    Case {
+        name: "fp32_equals_one_rank",
+        run: tensor::fp32,
+    },
+    Case {
+        name: "bf16_is_close_to_one_rank",
+        run: tensor::bf16,
+    },
+    Case {
+        name: "tied_embeddings_equal_one_rank",
+        run: tensor::tied,
+    },
+    Case {
+        name: "recomputation_changes_no_bit",
+        run: tensor::recomputation,
+    },
+    Case {
+        name: "weights_from_a_file_equal_one_rank",
+        run: tensor::from_file,
+    },
+    Case {
+        name: "evaluation_equals_one_rank",
+        run: tensor::evaluation,
+    },
+    Case {
+        name: "bytes_of_a_block_are_four_sums_of_its_positions",
+        run: bytes::tensor,
+    },
+    Case {
+        name: "activations_are_those_of_the_closed_form",
+        run: memory::activations,
+    },
+];
+
+const CONTEXT: &[Case] = &[
+    Case {
+        name: "fp64_equals_one_rank",
+        run: context::fp64,
+    },
+    Case {
+        name: "fp32_equals_one_rank",
+        run: context::fp32,
+    },
+    Case {
+        name: "bf16_is_close_to_one_rank",
+        run: context::bf16,
+    },
+    Case {
+        name: "recomputation_changes_no_bit",
+        run: context::recomputation,
+    },
+    Case {
+        name: "bytes_are_those_of_the_closed_form",
+        run: bytes::context,
+    },
+];
+
+const MIXED: &[Case] = &[
+    Case {
+        name: "tensor_and_data_parallel_equal_one_rank",
+        run: mixed::replicated,
+    },
+    Case {
+        name: "tensor_parallel_and_sharded_states_equal_one_rank",
+        run: mixed::sharded,
+    },
+    Case {
+        name: "tensor_parallel_and_hybrid_sharding_equal_one_rank",
+        run: mixed::hybrid,
+    },
+    Case {
+        name: "tensor_context_and_sharded_states_equal_one_rank",
+        run: mixed::context,
+    },
+    Case {
+        name: "bytes_are_those_of_the_closed_form",
+        run: mixed::bytes,
+    },
+];
+
+fn main() -> ExitCode {
+    trainyard_conformance::main(&[
+        Suite {
+            name: "tensor",
+            sizes: &[2, 4],
+            cases: TENSOR,
+        },
+        Suite {
+            name: "context",
+            sizes: &[2, 4],
+            cases: CONTEXT,
+        },
+        Suite {
+            name: "mixed",
+            sizes: &[8],
+            cases: MIXED,
+        },
+    ])
+}

@@ -1,0 +1,89 @@
+//! What a block keeps for its backward, counted by the allocator.
+
+use trainyard_config::{Config, Dtype};
+use trainyard_conformance::training::divided;
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_nn::{Context, Place, run};
+use trainyard_torch::memory;
+use trainyard_trace::MemoryKind;
+use trainyard_train::build;
+
+use crate::equality::{SEQUENCES, Sequence, job, tensor_parallel};
+
+/// A model that is measured.
+struct Sizes {
+    num_heads: u64,
+    num_kv_heads: u64,
+}
+
+/// Of every model here.
+const TOKENS: u64 = 24 * 32;
+const WIDTH: u64 = 64;
+const INNER: u64 = 96;
+
+impl Sizes {
+    /// Bytes of a block with `t` ranks, in single precision; `docs/src/layers.md` says why.
+    fn closed_form(&self, t: u64, sequence: Sequence) -> u64 {
+        let whole = TOKENS * WIDTH;
+        let (between, gathered) = match sequence {
+            Sequence::Whole => (whole, whole),
+            Sequence::Kept => (whole / t, whole),
+            Sequence::Regathered => (whole / t, whole / t),
+        };
+        // Inputs of both norms with one number per row, and what the norms made.
+        let norms = 2 * (between + between / WIDTH) + 2 * gathered;
+        // Queries, keys, values, the result, and one number per query and head.
+        let head_dim = WIDTH / self.num_heads;
+        let queries = TOKENS * WIDTH / t;
+        let keys = match self.num_kv_heads <= t {
+            true => TOKENS * head_dim,
+            false => queries,
+        };
+        let attention = 2 * queries + 2 * keys + TOKENS * self.num_heads / t;
+        // Gate, its activation, up, and their product.
+        let mlp = 4 * TOKENS * INNER / t;
+        4 * (norms + attention + mlp)
+    }
+}
+
+/// The difference between models of three and of two blocks, after forward.
+pub fn activations(rank: &Rank) -> Outcome {
+    memory::observe();
+    for (num_heads, num_kv_heads) in [(4, 2), (16, 8)] {
+        let sizes = Sizes {
+            num_heads,
+            num_kv_heads,
+        };
+        for sequence in SEQUENCES {
+            let mut config = tensor_parallel(&job(Dtype::Float32), rank.size(), sequence);
+            config.model.num_attention_heads = Some(num_heads as usize);
+            config.model.num_key_value_heads = Some(num_kv_heads as usize);
+            let (two, three) = (kept(rank, &config, 2)?, kept(rank, &config, 3)?);
+            let expected = sizes.closed_form(rank.size() as u64, sequence);
+            let what = format!("{num_heads} heads, {sequence:?} on {} ranks", rank.size());
+            assert_eq!(three - two, expected, "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of activations that are held after a forward pass and because of it.
+fn kept(
+    rank: &Rank,
+    config: &Config,
+    num_layers: usize,
+) -> Result<u64, Box<dyn std::error::Error>> {
+    let mut config = divided(config, 1, 1);
+    config.model.num_hidden_layers = Some(num_layers);
+    let world = rank.join_config(&config)?;
+    let model = build::model(&config, &world, Place::Cpu)?;
+    let tokens = tch::Tensor::zeros([24, 32], (tch::Kind::Int64, tch::Device::Cpu));
+    let held = || -> Result<u64, Box<dyn std::error::Error>> { Ok(memory::report()?.total) };
+    let before = held()?;
+    let pass = memory::scope(MemoryKind::Activation, || {
+        run(&model, &tokens, &Context::training(0), &[])
+    })?;
+    let after = held()?;
+    drop(pass);
+    Ok(after - before)
+}

@@ -1,0 +1,90 @@
+//! Tensor parallelism with a loop of one's own: all ranks see the same batch, and each holds a part
+//! of every matrix. Positions between matrices are shared too (sequence parallelism).
+//!
+//! ```text
+//! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/tensor_parallel
+//! ```
+//!
+//! Comments name PyTorch's calls. The model's code is the same on one rank and on many: layers take
+//! their form from the builder.
+
+use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::parallel::{Strategy, Sync};
+use trainyard::train::optimizer;
+use trainyard::{
+    Axis, Builder, Context, Ddp, DdpOptions, Llama, LlamaConfig, Model, Module, Result, Sequence,
+    TensorParallel,
+};
+
+const STEPS: u64 = 30;
+const SEQ_LEN: usize = 64;
+const LEARNING_RATE: f64 = 3e-3;
+
+fn main() -> Result<()> {
+    // init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+    let world = trainyard::init_along(Axis::Tp)?;
+
+    // parallelize_module(model, mesh["tp"], {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel(),
+    //     "input_layernorm": SequenceParallel(), ...}): here the layers know.
+    let tp = TensorParallel::new(&world.group(Axis::Tp)?, Sequence::Kept);
+    let builder = Builder::new(1).with_tensor_parallel(tp);
+    let model = Llama::build(&little(), SEQ_LEN, &builder)?;
+    if world.rank() == 0 {
+        show_layouts(&model);
+    }
+
+    // One copy of the model: nothing to reduce but what ranks found with parameters they share.
+    let model = Ddp::new(
+        model,
+        &world.group(Axis::DpReplicate)?,
+        DdpOptions::default(),
+    )?;
+    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+
+    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let batch = step_batches(&source, &sampler, step, 0)?.swap_remove(0);
+        let run = model.forward(&batch.inputs, &Context::training(step))?;
+        // loss_parallel(): no rank ever has all logits.
+        let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
+        model.backward(run, &loss, Sync::Reduce)?;
+        optimizer.step(LEARNING_RATE, None)?;
+        model.zero_grad()?;
+
+        losses.push(f64::try_from(&loss)?);
+        if world.rank() == 0 {
+            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+        }
+    }
+    if losses[losses.len() - 1] > 0.8 * losses[0] {
+        eprintln!("the loss did not fall: {losses:?}");
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// How the matrices of the first block are cut, and what this rank holds of them.
+fn show_layouts(model: &Llama) {
+    let first_block = |name: &str| name.starts_with("model.layers.0.");
+    for parameter in model.parameters().iter().filter(|p| first_block(p.name())) {
+        let held = parameter.tensor().size();
+        println!("{parameter:?}, of which this rank holds {held:?}");
+    }
+}
+
+fn little() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 256,
+        hidden_size: 64,
+        intermediate_size: 160,
+        num_hidden_layers: 4,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+    }
+}
