@@ -3,6 +3,7 @@
 mod bench;
 mod dry_run;
 mod run;
+mod schedule;
 mod torchrun;
 mod trace;
 mod train;
@@ -24,6 +25,7 @@ pub enum Command {
     DryRun(dry_run::DryRun),
     Verify(verify::Verify),
     Trace(trace::Trace),
+    Schedule(schedule::Schedule),
     Bench(bench::Bench),
 }
 
@@ -36,6 +38,7 @@ impl Command {
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Trace(trace) => trace.execute(),
+            Command::Schedule(schedule) => schedule.execute(),
             Command::Bench(bench) => Err(bench.execute()),
         }
     }

@@ -1,0 +1,148 @@
+//! A timeline as a picture: a row per rank, a box per task, white where a rank waits.
+
+use std::fmt::Write;
+
+use crate::{Action, Span, Task, Timeline, Work};
+
+const ROW: f64 = 26.0;
+const LEFT: f64 = 64.0;
+const TOP: f64 = 58.0;
+const WIDTH: f64 = 1100.0;
+/// Boxes narrower than this have no room for a number.
+const READABLE: f64 = 14.0;
+
+impl Timeline {
+    /// The picture, under a title, as an SVG file.
+    pub fn to_svg(&self, title: &str) -> String {
+        let num_ranks = self.ranks.len();
+        let height = TOP + ROW * num_ranks as f64 + 44.0;
+        let scale = (WIDTH - LEFT - 16.0) / self.end().max(f64::MIN_POSITIVE);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+             font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"{0}\">\n\
+             <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
+             <text x=\"16\" y=\"26\" font-size=\"16\" font-weight=\"bold\" fill=\"#1f2933\">{0}</text>\n",
+            escaped(title)
+        );
+        legend(&mut svg);
+        for (rank, spans) in self.ranks.iter().enumerate() {
+            let y = TOP + ROW * rank as f64;
+            let middle = y + ROW / 2.0 + 4.0;
+            text(
+                &mut svg,
+                16.0,
+                middle,
+                12,
+                "start",
+                "#1f2933",
+                &format!("rank {rank}"),
+            );
+            for span in spans {
+                draw_span(&mut svg, span, y, scale, num_ranks);
+            }
+        }
+        let share = 100.0 * self.bubble() / self.end().max(f64::MIN_POSITIVE);
+        let most = self.most_in_flight().into_iter().max().unwrap_or(0);
+        let summary = format!(
+            "{:.4} from first to last; a rank waits up to {:.4} ({share:.1} %); at most {most} \
+             micro-batches in flight on a rank, counted per stage",
+            self.end(),
+            self.bubble()
+        );
+        text(
+            &mut svg,
+            16.0,
+            height - 14.0,
+            12,
+            "start",
+            "#1f2933",
+            &summary,
+        );
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+fn draw_span(svg: &mut String, span: &Span, y: f64, scale: f64, num_ranks: usize) {
+    let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
+    match span.action {
+        Action::One(task) => draw_task(svg, task, [x, y, width, ROW - 4.0], num_ranks),
+        Action::Both(first, second) => {
+            let half = (ROW - 4.0) / 2.0;
+            draw_task(svg, first, [x, y, width, half], num_ranks);
+            draw_task(svg, second, [x, y + half, width, half], num_ranks);
+        }
+    }
+}
+
+fn draw_task(svg: &mut String, task: Task, [x, y, width, height]: [f64; 4], num_ranks: usize) {
+    // A rank's later stages are paler.
+    let opacity = match task.stage / num_ranks {
+        0 => 1.0,
+        round => (1.0 - 0.22 * round as f64).max(0.34),
+    };
+    let _ = writeln!(
+        svg,
+        "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\" fill=\"{}\" \
+         fill-opacity=\"{opacity:.2}\" stroke=\"#fff\" stroke-width=\"0.8\"><title>{task}</title></rect>",
+        width.max(0.2),
+        colour(task.work)
+    );
+    if width >= READABLE && height > 14.0 {
+        let number = task.microbatch.to_string();
+        let middle = (x + width / 2.0, y + height / 2.0 + 4.0);
+        text(svg, middle.0, middle.1, 11, "middle", "#fff", &number);
+    }
+}
+
+fn legend(svg: &mut String) {
+    let entries = [
+        (Work::Forward, "forward"),
+        (Work::Backward, "backward"),
+        (Work::BackwardInput, "backward, input"),
+        (Work::BackwardWeight, "backward, weights"),
+    ];
+    for (number, (work, name)) in entries.into_iter().enumerate() {
+        let x = 16.0 + 150.0 * number as f64;
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{x}\" y=\"36\" width=\"12\" height=\"12\" fill=\"{}\"/>",
+            colour(work)
+        );
+        text(svg, x + 18.0, 46.0, 12, "start", "#1f2933", name);
+    }
+    text(
+        svg,
+        640.0,
+        46.0,
+        12,
+        "start",
+        "#1f2933",
+        "paler: later stages of a rank",
+    );
+}
+
+fn text(svg: &mut String, x: f64, y: f64, size: u8, anchor: &str, fill: &str, words: &str) {
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x:.2}\" y=\"{y:.2}\" font-size=\"{size}\" text-anchor=\"{anchor}\" \
+         fill=\"{fill}\">{}</text>",
+        escaped(words)
+    );
+}
+
+fn colour(work: Work) -> &'static str {
+    match work {
+        Work::Forward => "#3b6fb6",
+        Work::Backward => "#3d8f63",
+        Work::BackwardInput => "#58a97b",
+        Work::BackwardWeight => "#d08736",
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}

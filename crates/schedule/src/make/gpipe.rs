@@ -1,0 +1,14 @@
+//! All forward, then all backward.
+
+use super::{Stage, round};
+use crate::{Action, Schedule};
+
+pub(crate) fn gpipe(num_ranks: usize, num_microbatches: usize) -> Schedule {
+    round(num_ranks, num_microbatches, 1, |rank| {
+        let mut stage = Stage::new(rank);
+        let mut list: Vec<Action> = Vec::new();
+        list.extend((0..num_microbatches).map(|_| Action::from(stage.forward())));
+        list.extend((0..num_microbatches).map(|_| Action::from(stage.backward())));
+        list
+    })
+}
