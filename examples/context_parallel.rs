@@ -32,7 +32,7 @@ fn main() -> Result<()> {
 
     // The model knows which positions are this rank's, and turns its heads accordingly.
     let builder = Builder::new(1).with_context_parallel(cp.clone());
-    let model = Llama::build(&little(), SEQ_LEN, &builder)?;
+    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &builder)?;
 
     // Every rank has a part of the loss, so gradients are added up as over parts of a batch.
     let options = DdpOptions {
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let model = Ddp::new(model, &group, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
     let sampler = Sampler::new(4, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -69,19 +69,4 @@ fn main() -> Result<()> {
         std::process::exit(1);
     }
     Ok(())
-}
-
-fn little() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 256,
-        hidden_size: 64,
-        intermediate_size: 160,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: false,
-    }
 }

@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     // init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
     let world = trainyard::init_along(Axis::DpShard)?;
     let model = Llama::build(
-        &little(),
+        &LlamaConfig::little(),
         SEQ_LEN,
         &Builder::new(1).compute_kind(Kind::BFloat16),
     )?;
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
     let everyone = world.everyone()?;
-    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -65,19 +65,4 @@ fn main() -> Result<()> {
         std::process::exit(1);
     }
     Ok(())
-}
-
-fn little() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 256,
-        hidden_size: 64,
-        intermediate_size: 160,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: false,
-    }
 }

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     //     "input_layernorm": SequenceParallel(), ...}): here the layers know.
     let tp = TensorParallel::new(&world.group(Axis::Tp)?, Sequence::Kept);
     let builder = Builder::new(1).with_tensor_parallel(tp);
-    let model = Llama::build(&little(), SEQ_LEN, &builder)?;
+    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &builder)?;
     if world.rank() == 0 {
         show_layouts(&model);
     }
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     )?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
     let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -71,20 +71,5 @@ fn show_layouts(model: &Llama) {
     for parameter in model.parameters().iter().filter(|p| first_block(p.name())) {
         let held = parameter.tensor().size();
         println!("{parameter:?}, of which this rank holds {held:?}");
-    }
-}
-
-fn little() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 256,
-        hidden_size: 64,
-        intermediate_size: 160,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: false,
     }
 }

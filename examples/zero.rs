@@ -24,14 +24,14 @@ fn main() -> Result<()> {
 
 fn train(stage: Stage, world: &World) -> Result<()> {
     let before = memory::report()?.held;
-    let model = Llama::build(&little(), SEQ_LEN, &Builder::new(1))?;
+    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &Builder::new(1))?;
     let options = ShardOptions {
         stage,
         ..ShardOptions::default()
     };
     let model = FullyShard::new(model, world, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
-    let source = SyntheticTokens::new(SEQ_LEN, little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     for step in 0..3 {
         let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
@@ -54,20 +54,5 @@ fn train(stage: Stage, world: &World) -> Result<()> {
         false => Err(Error::Dataset(format!(
             "{stage:?}: {held} bytes, not {expected}"
         ))),
-    }
-}
-
-fn little() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 256,
-        hidden_size: 64,
-        intermediate_size: 160,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: false,
     }
 }

@@ -11,7 +11,7 @@ use crate::{Config, ConfigError, ParallelismSection};
 const REST: i64 = -1;
 
 /// The axes that can have more than one rank.
-const BUILT: [Axis; 4] = [Axis::DpReplicate, Axis::DpShard, Axis::Cp, Axis::Tp];
+const BUILT: [Axis; 5] = Axis::ALL;
 
 impl Config {
     /// The mesh of `world_size` ranks that the degrees describe.
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn what_is_not_built_says_so() {
-        let text = "[parallelism]\npipeline_parallel_degree = 2";
+        let text = "[parallelism]\nexpert_parallel_degree = 2";
         assert_eq!(
             Config::parse(text, &[]).unwrap_err().to_string(),
-            "parallelism.pipeline_parallel_degree = 2: not built yet in this version; \
+            "parallelism.expert_parallel_degree = 2: not built yet in this version; \
              use data_parallel_replicate_degree or data_parallel_shard_degree"
         );
     }

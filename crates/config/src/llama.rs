@@ -1,5 +1,6 @@
 //! The shape of a Llama decoder: published ones, what a shape must satisfy, and its size.
 
+use crate::section::within;
 use crate::{ConfigError, Flavor};
 
 /// The shape of a Llama decoder, under the names of Hugging Face's `config.json`.
@@ -27,6 +28,8 @@ pub struct LlamaConfig {
     pub tie_word_embeddings: bool,
     /// Longest sequence the model accepts.
     pub max_position_embeddings: usize,
+    /// Share of what is added to the residual stream that training leaves out.
+    pub resid_pdrop: f64,
 }
 
 impl LlamaConfig {
@@ -52,6 +55,7 @@ impl LlamaConfig {
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
             max_position_embeddings: longest,
+            resid_pdrop: 0.0,
         }
     }
 
@@ -102,6 +106,7 @@ impl LlamaConfig {
                 format!("the nearest valid choice is model.head_dim = {even}"),
             ));
         }
+        within("model.resid_pdrop", self.resid_pdrop, 0.0, 0.99)?;
         check_positive("model.rope_theta", self.rope_theta)?;
         check_positive("model.rms_norm_eps", self.rms_norm_eps)
     }

@@ -5,6 +5,7 @@ use crate::{Config, ConfigError, ContextMethod, LlamaConfig, ModelSpec, Optimize
 impl Config {
     /// Refuses degrees of `tp` and `cp` that do not fit the model. Expects checked degrees.
     pub(crate) fn check_sharing(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        self.check_pipeline(model)?;
         let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
         if tp == 1 && cp == 1 {
             return Ok(());
@@ -28,6 +29,57 @@ impl Config {
         }
         for requirement in self.requirements(shape) {
             requirement.check()?;
+        }
+        Ok(())
+    }
+
+    /// What a pipeline excludes.
+    fn check_pipeline(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        let degree = self.parallelism.pipeline_parallel_degree;
+        if degree <= 1 {
+            return Ok(());
+        }
+        let key = format!("parallelism.pipeline_parallel_degree = {degree}");
+        let kind = self.parallelism.schedule_kind()?;
+        let ModelSpec::Llama(shape) = model else {
+            return Err(ConfigError::contradiction(
+                format!("{key} needs a model of several units, but model.name = \"cnn\""),
+                "use parallelism.data_parallel_replicate_degree",
+            ));
+        };
+        if shape.tie_word_embeddings {
+            return Err(ConfigError::not_built(
+                format!("{key} with model.tie_word_embeddings"),
+                "model.tie_word_embeddings = false",
+            ));
+        }
+        if self.checkpoint.enable {
+            return Err(ConfigError::not_built(
+                format!("{key} with checkpoint.enable = true"),
+                "checkpoint.enable = false",
+            ));
+        }
+        let chunks = self.parallelism.pipeline_parallel_stages_per_rank;
+        let chunks = kind.num_chunks().unwrap_or(chunks);
+        let is_sharded = self.parallelism.data_parallel_shard_degree != 1;
+        if chunks > 1 && is_sharded && self.parallelism.zero_stage < 3 {
+            return Err(ConfigError::not_built(
+                format!(
+                    "{chunks} stages per rank with parallelism.zero_stage = {}",
+                    self.parallelism.zero_stage
+                ),
+                "parallelism.zero_stage = 3, or a schedule with one stage per rank",
+            ));
+        }
+        let num_stages = degree.saturating_mul(chunks as i64);
+        let num_units = (shape.num_hidden_layers as i64).saturating_add(2);
+        if num_stages > num_units {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{key} with {chunks} stages per rank are {num_stages} stages of {num_units} units"
+                ),
+                format!("use at most {num_units} stages"),
+            ));
         }
         Ok(())
     }

@@ -56,6 +56,7 @@ impl ModelSection {
             rms_norm_eps: self.rms_norm_eps.unwrap_or(base.rms_norm_eps),
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
             max_position_embeddings: or(self.max_position_embeddings, base.max_position_embeddings),
+            resid_pdrop: self.resid_pdrop.unwrap_or(base.resid_pdrop),
         };
         shape.check()?;
         Ok(shape)

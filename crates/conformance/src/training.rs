@@ -8,10 +8,11 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 use trainyard_config::{Config, Dtype};
 use trainyard_data::{Batch, Sampler, Source, step_batches};
+use trainyard_mesh::Axis;
 use trainyard_nn::{Parameter, Place};
 use trainyard_parallel::{DdpOptions, Volume};
 use trainyard_torch::World;
-use trainyard_trace::{Ledger, Totals};
+use trainyard_trace::{Ledger, Purpose, Totals};
 use trainyard_train::whole_state::whole_parameters;
 use trainyard_train::{Result, StepOutcome, Trainer, build};
 
@@ -111,8 +112,10 @@ pub struct Trained {
     pub totals: Totals,
     /// Bytes the kernel counted as sent meanwhile.
     pub wire_sent: u64,
-    /// What all ranks send in a step, by formula.
+    /// What all ranks send in a step, by formula; of a pipeline, all ranks of this stage.
     pub volume: Volume,
+    /// Stages of a pipeline.
+    pub num_stages: usize,
 }
 
 /// Trains for `config.training.steps` steps.
@@ -174,6 +177,7 @@ pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Tr
             .trainer
             .model()
             .volume(session.trainer.batching().num_microbatches, world.size()),
+        num_stages: world.mesh().size(Axis::Pp),
     })
 }
 
@@ -228,6 +232,43 @@ impl Trained {
                 "{name} differs by {difference:e} > {allowed:e}"
             );
         }
+    }
+
+    /// Panics where what all ranks sent is not what the formulas say, `sent_by_layers` in a step
+    /// among them, or where the kernel counted more than 2 % besides.
+    pub fn assert_bytes(
+        &self,
+        rank: &Rank,
+        sent_by_layers: u64,
+        what: &str,
+    ) -> Result<(), Box<dyn Error>> {
+        let of = |purpose| self.totals.of_purpose(purpose);
+        let own = [
+            of(Purpose::Gradient).sent_bytes,
+            of(Purpose::Parameter).sent_bytes,
+            of(Purpose::Activation).sent_bytes,
+            self.totals.all_collectives().sent_bytes,
+            self.wire_sent,
+            self.volume.gradients,
+            self.volume.parameters,
+        ];
+        let all = rank.everyone(&own)?;
+        let sum = |index: usize| all.iter().map(|own| own[index]).sum::<u64>();
+        let steps = self.losses.len() as u64;
+        let reduced = of(Purpose::Gradient).payload_bytes;
+        assert_eq!(reduced, steps * self.volume.reduced, "payload, {what}");
+        // Every rank tells its stage's.
+        let ranks_per_stage = (all.len() / self.num_stages) as u64;
+        let (gradients, parameters) = (sum(5) / ranks_per_stage, sum(6) / ranks_per_stage);
+        assert_eq!(sum(0), steps * gradients, "gradients, {what}");
+        assert_eq!(sum(1), steps * parameters, "parameters, {what}");
+        assert_eq!(sum(2), steps * sent_by_layers, "activations, {what}");
+        let ratio = sum(4) as f64 / sum(3) as f64;
+        assert!(
+            (0.98..1.02).contains(&ratio),
+            "{what}: the kernel counted {ratio:.4} of the ledger: {all:?}"
+        );
+        Ok(())
     }
 
     /// Everything about the run in a form that ranks can compare bit by bit.

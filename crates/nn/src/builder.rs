@@ -7,7 +7,9 @@
 //! Told which ranks share matrices and sequences, it makes what this rank holds of every parameter,
 //! and nothing else: elements depend on their place in the whole.
 
+use std::collections::HashSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
 use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
@@ -62,6 +64,8 @@ pub struct Builder {
     compute_kind: Option<Kind>,
     tp: TensorParallel,
     cp: ContextParallel,
+    /// The parameters that get memory; all if absent.
+    only: Option<Rc<HashSet<String>>>,
     path: String,
 }
 
@@ -75,6 +79,7 @@ impl Builder {
             compute_kind: None,
             tp: TensorParallel::alone(),
             cp: ContextParallel::alone(),
+            only: None,
             path: String::new(),
         }
     }
@@ -89,6 +94,16 @@ impl Builder {
     #[must_use]
     pub fn kind(self, kind: Kind) -> Builder {
         Builder { kind, ..self }
+    }
+
+    /// Gives memory to these parameters alone, by their global names; the others are as on
+    /// [`Place::Meta`]. For a rank that runs some units of a model.
+    #[must_use]
+    pub fn only(self, names: HashSet<String>) -> Builder {
+        Builder {
+            only: Some(Rc::new(names)),
+            ..self
+        }
     }
 
     /// The kind layers compute in; that of the master copies unless told.
@@ -110,6 +125,16 @@ impl Builder {
     #[must_use]
     pub fn with_context_parallel(self, cp: ContextParallel) -> Builder {
         Builder { cp, ..self }
+    }
+
+    /// Whether nothing it builds has memory.
+    pub fn is_meta(&self) -> bool {
+        self.place == Place::Meta
+    }
+
+    /// What everything random of the model depends on, beside names.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// The kind layers compute in.
@@ -181,10 +206,10 @@ impl Builder {
     ) -> Result<Parameter> {
         let name = self.name_of(name);
         let lengths = &held.region.lengths;
-        let tensor = memory::scope(MemoryKind::Parameter, || {
-            self.place.empty(lengths, self.kind)
-        })?;
-        if self.place != Place::Meta {
+        let is_wanted = self.only.as_ref().is_none_or(|names| names.contains(&name));
+        let place = if is_wanted { self.place } else { Place::Meta };
+        let tensor = memory::scope(MemoryKind::Parameter, || place.empty(lengths, self.kind))?;
+        if place != Place::Meta {
             self.fill(&name, &tensor, shape, &held.region, init)?;
         }
         let plan = Plan {

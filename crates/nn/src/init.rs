@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// How the elements of a new parameter are chosen.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -67,13 +67,13 @@ pub fn uniform(name: &str, range: Range<u64>, bound: f64, seed: u64) -> Vec<f32>
         .collect()
 }
 
-fn fnv1a64(name: &str) -> u64 {
+pub(crate) fn fnv1a64(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     })
 }
 
-fn splitmix64_mix(mut z: u64) -> u64 {
+pub(crate) fn splitmix64_mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::{
     Builder, Context, Init, Model, Module, NnError, Parameter, Result, TensorParallel, Unit,
-    layers::{Attention, AttentionSizes, Embedding, Linear, RmsNorm, Rope, SwiGlu},
+    layers::{Attention, AttentionSizes, Dropout, Embedding, Linear, RmsNorm, Rope, SwiGlu},
     recomputed,
     traffic::Traffic,
 };
@@ -36,9 +36,28 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// Whether the head uses the embedding's table.
     pub tie_word_embeddings: bool,
+    /// Share of what attention and the feed-forward part add that training leaves out.
+    pub resid_pdrop: f64,
 }
 
 impl LlamaConfig {
+    /// A model for examples: two hundred thousand parameters, with every part a large one has.
+    pub fn little() -> LlamaConfig {
+        LlamaConfig {
+            vocab_size: 256,
+            hidden_size: 64,
+            intermediate_size: 160,
+            num_hidden_layers: 4,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 16,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-5,
+            tie_word_embeddings: false,
+            resid_pdrop: 0.0,
+        }
+    }
+
     /// Refuses sizes that no model can have.
     pub fn validate(&self) -> Result<()> {
         let refuse = |reason: String| {
@@ -95,7 +114,10 @@ impl Llama {
         let rope = Rope::build(builder, seq_len, config.head_dim, config.rope_theta)?;
         let embed = Embed::build(config, &trunk.at("embed_tokens"))?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| Block::build(config, &rope, &trunk.at(&format!("layers.{index}"))))
+            .map(|index| {
+                let builder = trunk.at(&format!("layers.{index}"));
+                Block::build(config, seq_len, &rope, &builder)
+            })
             .collect::<Result<_>>()?;
         let head = Head::build(config, &embed.embedding, &trunk, builder)?;
         Ok(Llama {
@@ -179,10 +201,23 @@ struct Block {
     attention: Rc<NormedAttention>,
     post_attention_layernorm: RmsNorm,
     mlp: SwiGlu,
+    /// What is left out of what attention and the feed-forward part add.
+    #[module(skip)]
+    dropouts: Option<[Dropout; 2]>,
 }
 
 impl Block {
-    fn build(config: &LlamaConfig, rope: &Rope, builder: &Builder) -> Result<Block> {
+    fn build(
+        config: &LlamaConfig,
+        seq_len: usize,
+        rope: &Rope,
+        builder: &Builder,
+    ) -> Result<Block> {
+        let dropout = |name| Dropout::build(&builder.at(name), seq_len, config.resid_pdrop);
+        let dropouts = match config.resid_pdrop > 0.0 {
+            true => Some([dropout("self_attn")?, dropout("mlp")?]),
+            false => None,
+        };
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         let init = Init::with_std(STD);
         let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
@@ -199,7 +234,18 @@ impl Block {
             }),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: SwiGlu::build(&builder.at("mlp"), width, inner, init)?,
+            dropouts,
         })
+    }
+}
+
+impl Block {
+    /// What dropout leaves of a part's output.
+    fn left(&self, part: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
+        match &self.dropouts {
+            Some(dropouts) => dropouts[part].forward(&output, cx),
+            None => Ok(output),
+        }
     }
 }
 
@@ -216,11 +262,11 @@ impl Unit for Block {
             }
             false => self.attention.forward(x)?,
         };
-        let x = x.f_add(&attended)?;
+        let x = x.f_add(&self.left(0, attended, cx)?)?;
         let fed = self
             .mlp
             .forward(&self.post_attention_layernorm.forward(&x)?)?;
-        Ok(x.f_add(&fed)?)
+        Ok(x.f_add(&self.left(1, fed, cx)?)?)
     }
 }
 

@@ -14,6 +14,8 @@ use crate::{Module, Parameter, Result};
 pub struct Context {
     /// The step of training, from zero.
     pub step: u64,
+    /// Which sample of the step's global batch the input begins with.
+    pub first_sample: u64,
     /// Whether the model is trained, rather than evaluated.
     pub training: bool,
     /// Whether attention keeps its input alone and is computed again in backward.
@@ -25,8 +27,18 @@ impl Context {
     pub fn training(step: u64) -> Context {
         Context {
             step,
+            first_sample: 0,
             training: true,
             recompute_attention: false,
+        }
+    }
+
+    /// The same for an input that begins with another sample of the step's global batch.
+    #[must_use]
+    pub fn at_sample(self, first_sample: u64) -> Context {
+        Context {
+            first_sample,
+            ..self
         }
     }
 
@@ -34,6 +46,7 @@ impl Context {
     pub fn evaluation(step: u64) -> Context {
         Context {
             step,
+            first_sample: 0,
             training: false,
             recompute_attention: false,
         }

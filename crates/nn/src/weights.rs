@@ -20,6 +20,7 @@ use safetensors::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 use trainyard_mesh::{Mesh, Region, slice_of};
+use trainyard_torch::meta;
 
 use crate::{Module, NnError, Parameter, Result, parameter::shape_of};
 
@@ -162,7 +163,8 @@ pub fn load(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
     })
 }
 
-/// The same where `rank` of `mesh` holds a part of each parameter, as its layout says.
+/// The same where `rank` of `mesh` holds a part of each parameter, as its layout says. Parameters
+/// without memory, which other ranks hold, are left as they are.
 pub fn load_part(
     path: impl AsRef<Path>,
     module: &dyn Module,
@@ -190,7 +192,10 @@ fn fill_from(
         .iter()
         .map(|p| Ok((p, region_of(p)?, stored.compare(p)?)))
         .collect::<Result<Vec<_>>>()?;
-    for (parameter, region, info) in planned {
+    let held = planned
+        .into_iter()
+        .filter(|(p, _, _)| !meta::is_meta(p.tensor()));
+    for (parameter, region, info) in held {
         stored.fill(parameter, &region, info)?;
     }
     Ok(())

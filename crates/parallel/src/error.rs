@@ -62,6 +62,48 @@ pub enum ParallelError {
     /// Offload without sharded parameters.
     #[error("only sharded parameters (stage 3) can be kept in files: use zero_stage = 3")]
     OffloadNeedsStage3,
+    /// A model with fewer units than a pipeline has stages.
+    #[error(
+        "{num_units} units cannot be cut into {num_stages} stages: use fewer stages, or a deeper model"
+    )]
+    TooManyStages {
+        /// Stages asked for.
+        num_stages: usize,
+        /// Units there are.
+        num_units: usize,
+    },
+    /// Stages that are not those of the schedule.
+    #[error(
+        "a schedule for {num_ranks} ranks with {num_stages} stages here was given {given} stages and \
+         a group of {group_size}"
+    )]
+    StagesMisfit {
+        /// Ranks of the schedule.
+        num_ranks: usize,
+        /// Ranks of the group.
+        group_size: usize,
+        /// Stages this rank has.
+        num_stages: usize,
+        /// Stages it was given.
+        given: usize,
+    },
+    /// Work of a stage another rank holds, or that has not begun.
+    #[error("stage {stage} has nothing to do here: the schedule was not checked")]
+    ForeignStage {
+        /// The stage.
+        stage: usize,
+    },
+    /// Another number of micro-batches than the schedule was made for.
+    #[error("a schedule of {expected} micro-batches was given {given}")]
+    Microbatches {
+        /// Of the schedule.
+        expected: usize,
+        /// Of the step.
+        given: usize,
+    },
+    /// A pipeline asked to run one pass.
+    #[error("a pipeline runs whole steps, since micro-batches overlap: call run_step")]
+    WholeStepsOnly,
     /// From the model.
     #[error(transparent)]
     Nn(#[from] NnError),

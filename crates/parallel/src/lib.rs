@@ -4,6 +4,7 @@
 //!   buckets while backward goes on.
 //! - [`FullyShard`]: the states of the model are spread over ranks (ZeRO 1, 2, 3, hybrid), and
 //!   gathered unit by unit where they are needed.
+//! - [`Pipeline`]: ranks share the layers, each at work on another micro-batch.
 //! - [`DataParallel`]: the same in one process, with a thread per device. For one machine, quickly.
 
 mod bucket;
@@ -13,6 +14,7 @@ mod ddp;
 mod error;
 mod loss_scale;
 pub mod offload;
+mod pipeline;
 mod precision;
 mod recompute;
 mod reducer;
@@ -27,9 +29,10 @@ pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
 pub use loss_scale::{LossScale, Verdict};
+pub use pipeline::{Part, Pipeline, Shape, balanced};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputePlan, Recomputing, fit};
-pub use strategy::{Strategy, Sync, Update};
+pub use strategy::{Pass, Step, Strategy, Sync, Update};
 pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
 pub use zero::{
     FullyShard, OffloadOptions, Reshard, Row, ShardOptions, Stage, part, shard_axes, whole,

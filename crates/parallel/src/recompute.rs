@@ -3,6 +3,7 @@
 //! Which units, and how much of them, is a [`RecomputePlan`]; the first and the last unit are always
 //! kept, since their outputs are needed at once or their inputs are small.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use tch::Tensor;
@@ -52,6 +53,12 @@ impl RecomputePlan {
             }
         }
         plans
+    }
+
+    /// The decisions for some of the units, as if they were a model of their own.
+    #[must_use]
+    pub fn part(&self, units: Range<usize>) -> RecomputePlan {
+        RecomputePlan(units.map(|index| self.of(index)).collect())
     }
 
     /// The decision for a unit.

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 use trainyard_nn::{Context, Model, Parameter, Run};
+use trainyard_trace::{Ledger, SpanKind};
 
 use crate::error::Result;
 use crate::offload::Counters;
@@ -25,6 +26,28 @@ pub trait Update {
     fn states(&self) -> Vec<(String, Tensor)>;
 }
 
+/// One micro-batch of a step.
+pub struct Pass<'a> {
+    /// What goes into the model.
+    pub inputs: &'a Tensor,
+    /// What should come out.
+    pub targets: &'a Tensor,
+    /// What the model is told beside.
+    pub cx: Context,
+}
+
+/// The micro-batches of a step, and what becomes of their losses.
+pub struct Step<'a> {
+    /// In order.
+    pub passes: Vec<Pass<'a>>,
+    /// What summed losses are divided by.
+    pub count: f64,
+    /// What losses are multiplied by before backward.
+    pub scale: f64,
+    /// Where spans are written.
+    pub ledger: &'a Ledger,
+}
+
 /// A model whose gradients become those of all ranks' batches.
 ///
 /// Its parameters are what this rank trains: whole ones, or shards. Optimisers, clipping and
@@ -36,6 +59,42 @@ pub trait Strategy: Model {
     /// Computes gradients and, with [`Sync::Reduce`], returns once they are those of all ranks.
     /// Returns the names of parameters that no rank used, if those were asked for.
     fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>>;
+
+    /// Forward and backward of all micro-batches. Returns the loss of what this rank saw, if it has it.
+    fn run_step(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+        let mut total: Option<Tensor> = None;
+        for (index, pass) in step.passes.iter().enumerate() {
+            let sync = match index + 1 == step.passes.len() {
+                true => Sync::Reduce,
+                false => Sync::Accumulate,
+            };
+            let (run, loss) = {
+                let _span = step.ledger.enter(SpanKind::Forward, "forward");
+                let run = self.forward(pass.inputs, &pass.cx)?;
+                let sum = self.loss(run.output(), pass.targets)?;
+                (run, sum.f_div_scalar(step.count)?)
+            };
+            {
+                let _span = step.ledger.enter(SpanKind::Backward, "backward");
+                self.backward(run, &scaled(&loss, step.scale)?, sync)?;
+            }
+            total = Some(added(total, loss.f_detach()?)?);
+        }
+        Ok(total)
+    }
+
+    /// Forward of all micro-batches alone. Returns the loss of what this rank saw, if it has it.
+    fn evaluate(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+        let mut total: Option<Tensor> = None;
+        for pass in &step.passes {
+            let loss = tch::no_grad(|| -> Result<Tensor> {
+                let run = self.forward(pass.inputs, &pass.cx)?;
+                Ok(self.loss(&run.into_output(), pass.targets)?)
+            })?;
+            total = Some(added(total, loss.f_div_scalar(step.count)?)?);
+        }
+        Ok(total)
+    }
 
     /// Leaves every parameter without a gradient, ready for the next step.
     fn zero_grad(&self) -> Result<()>;
@@ -67,4 +126,20 @@ pub trait Strategy: Model {
     /// What this rank holds between steps with `num_moments` states of the optimiser per parameter, by
     /// formula.
     fn states(&self, num_moments: u64) -> StateBytes;
+}
+
+/// A number times a factor; most often by one, which changes nothing.
+pub(crate) fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
+    match factor == 1.0 {
+        true => Ok(tensor.shallow_clone()),
+        false => Ok(tensor.f_mul_scalar(factor)?),
+    }
+}
+
+/// A sum so far and one more.
+pub(crate) fn added(total: Option<Tensor>, more: Tensor) -> Result<Tensor> {
+    match total {
+        Some(total) => Ok(total.f_add(&more)?),
+        None => Ok(more),
+    }
 }

@@ -3,6 +3,8 @@
 //! Written from the strategy's definition, not from its code: `verify` and the tests compare what
 //! the ledger and the allocator counted with this.
 
+use std::iter::Sum;
+
 use serde::Serialize;
 
 use crate::zero::{Reshard, Stage};
@@ -59,6 +61,26 @@ impl Volume {
             self.gradients += num_copies as u64 * 2 * (term.num_ranks - 1) * term.all;
         }
         self
+    }
+}
+
+impl Sum for Volume {
+    fn sum<I: Iterator<Item = Volume>>(volumes: I) -> Volume {
+        volumes.fold(Volume::default(), |sum, volume| Volume {
+            reduced: sum.reduced + volume.reduced,
+            gradients: sum.gradients + volume.gradients,
+            parameters: sum.parameters + volume.parameters,
+        })
+    }
+}
+
+impl Sum for StateBytes {
+    fn sum<I: Iterator<Item = StateBytes>>(states: I) -> StateBytes {
+        states.fold(StateBytes::default(), |sum, state| StateBytes {
+            parameters: sum.parameters + state.parameters,
+            gradients: sum.gradients + state.gradients,
+            optimizer: sum.optimizer + state.optimizer,
+        })
     }
 }
 

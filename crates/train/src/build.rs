@@ -47,18 +47,32 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
         rope_theta: shape.rope_theta,
         rms_norm_eps: shape.rms_norm_eps,
         tie_word_embeddings: shape.tie_word_embeddings,
+        resid_pdrop: shape.resid_pdrop,
     }
 }
 
 /// What this rank holds of the model, with its initial weights: by formula, or from the file the
 /// config names.
 pub fn model(config: &Config, world: &World, place: Place) -> Result<Box<dyn Model>> {
-    let builder = Builder::new(config.debug.seed)
+    model_with(config, world, builder(config, world, place)?)
+}
+
+/// Makes what a rank holds of every parameter.
+pub(crate) fn builder(config: &Config, world: &World, place: Place) -> Result<Builder> {
+    Ok(Builder::new(config.debug.seed)
         .place(place)
         .kind(kind(config.training.dtype))
         .compute_kind(kind(config.training.compute_dtype()))
         .with_tensor_parallel(tensor_parallel(config, world)?)
-        .with_context_parallel(context_parallel(config, world)?);
+        .with_context_parallel(context_parallel(config, world)?))
+}
+
+/// The model a builder makes, with its initial weights.
+pub(crate) fn model_with(
+    config: &Config,
+    world: &World,
+    builder: Builder,
+) -> Result<Box<dyn Model>> {
     let model: Box<dyn Model> = match config.model.resolve()? {
         ModelSpec::Llama(shape) => {
             let shape = llama_shape(&shape);
@@ -67,7 +81,7 @@ pub fn model(config: &Config, world: &World, place: Place) -> Result<Box<dyn Mod
         ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
     };
     if let Some(path) = &config.model.initial_weights
-        && place != Place::Meta
+        && !builder.is_meta()
     {
         weights::load_part(path, &model, world.mesh(), world.rank())?;
     }

@@ -7,7 +7,7 @@
 //! and over no others, so every element counts once.
 
 use tch::{Kind, Tensor};
-use trainyard_mesh::AxisSet;
+use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, World, kernel};
 use trainyard_trace::Purpose;
@@ -25,7 +25,11 @@ struct Part {
 }
 
 /// All parameters of a job, by how they are cut.
-pub struct GradNorm(Vec<Part>);
+pub struct GradNorm {
+    parts: Vec<Part>,
+    /// The stages of a pipeline, each of which has parameters of its own.
+    stages: Group,
+}
 
 impl GradNorm {
     /// For these parameters, whose layouts are final.
@@ -42,33 +46,42 @@ impl GradNorm {
             let group = world.group(axes)?;
             Ok(Part { parameters, group })
         });
-        Ok(GradNorm(parts.collect::<Result<_>>()?))
+        Ok(GradNorm {
+            parts: parts.collect::<Result<_>>()?,
+            stages: world.group(Axis::Pp)?,
+        })
     }
 
     /// The 2-norm of the global gradient, as one scalar tensor that the host has not read.
     pub fn norm(&self) -> Result<Tensor> {
-        let norms = self.0.iter().map(Part::norm).collect::<Result<Vec<_>>>()?;
-        match &norms[..] {
-            [norm] => Ok(norm.shallow_clone()),
-            [] => Err(TrainError::NoParameters),
-            _ => tch::no_grad(|| Ok(stacked(&norms)?.f_norm()?)),
-        }
+        let norms = self.parts.iter().map(Part::norm);
+        let norms = norms.collect::<Result<Vec<_>>>()?;
+        let own = match &norms[..] {
+            [norm] => norm.shallow_clone(),
+            [] => return Err(TrainError::NoParameters),
+            _ => tch::no_grad(|| stacked(&norms)?.f_norm().map_err(TrainError::from))?,
+        };
+        over(&self.stages, own)
     }
+}
+
+/// The norm of what all ranks of a group have, each of which knows the norm of its part.
+fn over(group: &Group, own: Tensor) -> Result<Tensor> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    tch::no_grad(|| {
+        let square = own.f_square()?.f_view(1)?;
+        group
+            .all_reduce(&square, ReduceOp::Sum, Purpose::Control)?
+            .wait()?;
+        Ok(square.f_sqrt()?.f_squeeze()?)
+    })
 }
 
 impl Part {
     fn norm(&self) -> Result<Tensor> {
-        let own = grad_norm(&self.parameters)?;
-        if self.group.size() == 1 {
-            return Ok(own);
-        }
-        tch::no_grad(|| {
-            let square = own.f_square()?.f_view(1)?;
-            self.group
-                .all_reduce(&square, ReduceOp::Sum, Purpose::Control)?
-                .wait()?;
-            Ok(square.f_sqrt()?.f_squeeze()?)
-        })
+        over(&self.group, grad_norm(&self.parameters)?)
     }
 }
 

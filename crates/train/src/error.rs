@@ -103,6 +103,9 @@ pub enum TrainError {
     /// A trace could not be written.
     #[error("cannot write the trace: {0}")]
     Trace(String),
+    /// A pipeline's schedule cannot be made or cannot run.
+    #[error("the pipeline's schedule: {0}")]
+    Schedule(String),
     /// There is nothing to train.
     #[error("the model has no parameters, so there is no gradient to measure")]
     NoParameters,

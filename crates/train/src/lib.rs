@@ -10,6 +10,7 @@ mod memory_capacity;
 mod memory_report;
 pub mod metrics;
 pub mod optimizer;
+mod pipeline;
 mod recompute;
 mod schedule;
 mod trainer;

@@ -6,7 +6,7 @@ use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Parameter, Place};
 use trainyard_parallel::{
-    Ddp, DdpOptions, LossScale, ParallelError, RecomputePlan, Strategy, Sync, Update, Verdict,
+    Ddp, DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update, Verdict,
 };
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -15,8 +15,10 @@ use crate::build;
 use crate::clip::{GradNorm, clip};
 use crate::error::Result;
 use crate::optimizer::{self, Optimizer};
+use crate::pipeline;
 use crate::recompute;
 use crate::schedule::Schedule;
+use crate::zero::zero_at;
 
 /// The axes over which the batch is divided.
 pub fn data_axes() -> AxisSet {
@@ -40,7 +42,10 @@ pub struct Trainer {
     /// With float16 only.
     loss_scale: Option<LossScale>,
     data_group: Group,
-    /// The ranks whose losses add up to that of the global batch.
+    /// The ranks that see different targets.
+    target_group: Group,
+    /// The ranks whose losses add up to that of the global batch: those, and the stages of a pipeline,
+    /// of which only the last has a loss.
     loss_group: Group,
     cp: ContextParallel,
     ledger: Ledger,
@@ -110,8 +115,13 @@ impl Trainer {
         place: Place,
         plan: &RecomputePlan,
     ) -> Result<Trainer> {
-        let model = build::model(config, world, place)?;
-        let strategy = build::strategy(config, model.into(), world, plan)?;
+        let strategy = match world.mesh().size(Axis::Pp) {
+            1 => {
+                let model = build::model(config, world, place)?;
+                build::strategy(config, model.into(), world, plan)?
+            }
+            _ => pipeline::pipeline(config, world, place, plan)?,
+        };
         Self::with_strategy(config, world, strategy)
     }
 
@@ -152,7 +162,8 @@ impl Trainer {
             model,
             parameters,
             data_group,
-            loss_group: world.group(loss_axes())?,
+            target_group: world.group(loss_axes())?,
+            loss_group: world.group(loss_axes().union(Axis::Pp.into()))?,
             cp: build::context_parallel(config, world)?,
             batching,
             step: 0,
@@ -199,6 +210,12 @@ impl Trainer {
         Ok(outcome)
     }
 
+    /// Which sample of the step's global batch a micro-batch begins with.
+    fn first_sample(&self, microbatch: usize) -> u64 {
+        let before = self.data_group.index() * self.batching.num_microbatches + microbatch;
+        (before * self.batching.local) as u64
+    }
+
     /// What this rank has of sequences that several share.
     fn own_positions(&self, batches: &[Batch]) -> Result<Vec<Batch>> {
         let part = |batch: &Batch| -> Result<Batch> {
@@ -237,31 +254,32 @@ impl Trainer {
     }
 
     fn forward_backward(&mut self, microbatches: &[Batch], count: f64) -> Result<Tensor> {
-        let cx = Context::training(self.step);
-        let mut total: Option<Tensor> = None;
-        for (index, batch) in microbatches.iter().enumerate() {
-            let sync = match index + 1 == microbatches.len() {
-                true => Sync::Reduce,
-                false => Sync::Accumulate,
-            };
-            let (run, loss) = {
-                let _span = self.ledger.enter(SpanKind::Forward, "forward");
-                let run = self.model.forward(&batch.inputs, &cx)?;
-                let sum = self.model.loss(run.output(), &batch.targets)?;
-                (run, sum.f_div_scalar(count)?)
-            };
-            {
-                let _span = self.ledger.enter(SpanKind::Backward, "backward");
-                let scaled = scaled(loss.shallow_clone(), self.scale())?;
-                self.model.backward(run, &scaled, sync)?;
-            }
-            let loss = loss.detach();
-            total = Some(match total {
-                Some(total) => total.f_add(&loss)?,
-                None => loss,
-            });
+        let step = Step {
+            passes: self.passes(microbatches, Context::training(self.step)),
+            count,
+            scale: self.scale(),
+            ledger: &self.ledger,
+        };
+        self.or_nothing(self.model.run_step(&step)?)
+    }
+
+    fn passes<'a>(&self, batches: &'a [Batch], cx: Context) -> Vec<Pass<'a>> {
+        let numbered = batches.iter().enumerate();
+        let pass = |(index, batch): (usize, &'a Batch)| Pass {
+            inputs: &batch.inputs,
+            targets: &batch.targets,
+            cx: cx.at_sample(self.first_sample(index)),
+        };
+        numbered.map(pass).collect()
+    }
+
+    /// A loss, or zero where other ranks have it.
+    fn or_nothing(&self, loss: Option<Tensor>) -> Result<Tensor> {
+        match (loss, self.parameters.first()) {
+            (Some(loss), _) => Ok(loss),
+            (None, Some(first)) => zero_at(first.tensor()),
+            (None, None) => Err(crate::TrainError::NoParameters),
         }
-        total.ok_or_else(|| crate::TrainError::Dataset("a step needs at least one batch".into()))
     }
 
     /// Targets in the global batch: each rank's own count, summed, so that ranks may differ.
@@ -269,13 +287,13 @@ impl Trainer {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
         // Where nothing is sent, every rank is taken to be like this one.
         let own = if self.is_dry_run {
-            own * self.loss_group.size() as i64
+            own * self.target_group.size() as i64
         } else {
             own
         };
         let count = Tensor::from_slice(&[own]);
         let work = self
-            .loss_group
+            .target_group
             .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
         Ok(Counting { count, work })
     }
@@ -293,16 +311,13 @@ impl Trainer {
     pub fn evaluate(&self, batches: &[Batch]) -> Result<f64> {
         let _span = self.ledger.enter(SpanKind::Evaluation, "evaluation");
         let batches = &self.own_positions(batches)?;
-        let count = self.start_counting(batches)?.finish()?;
-        let cx = Context::evaluation(self.step);
-        let mut total = Tensor::from(0f64);
-        for batch in batches {
-            let loss = tch::no_grad(|| -> Result<Tensor> {
-                let run = self.model.forward(&batch.inputs, &cx)?;
-                Ok(self.model.loss(&run.into_output(), &batch.targets)?)
-            })?;
-            total = total.f_add(&loss.f_div_scalar(count)?.f_to_kind(Kind::Double)?)?;
-        }
+        let step = Step {
+            passes: self.passes(batches, Context::evaluation(self.step)),
+            count: self.start_counting(batches)?.finish()?,
+            scale: 1.0,
+            ledger: &self.ledger,
+        };
+        let total = self.or_nothing(self.model.evaluate(&step)?)?;
         self.global_loss(&total)
     }
 

@@ -46,7 +46,7 @@ fn at_least_one(key: &str, value: u64) -> Result<(), ConfigError> {
 }
 
 /// Refuses a number outside `low..=high`, infinities and not-a-number among them.
-fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), ConfigError> {
+pub(crate) fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), ConfigError> {
     if value.is_finite() && (low..=high).contains(&value) {
         return Ok(());
     }

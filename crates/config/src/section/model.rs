@@ -69,6 +69,8 @@ pub struct ModelSection {
     pub tie_word_embeddings: Option<bool>,
     /// Longest sequence the model accepts.
     pub max_position_embeddings: Option<usize>,
+    /// Share of what attention and the MLP add to the residual stream that training leaves out.
+    pub resid_pdrop: Option<f64>,
     /// A safetensors file to start from, instead of weights made from the seed.
     pub initial_weights: Option<PathBuf>,
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::within;
+use trainyard_schedule::{Kind, ScheduleError};
+
 use crate::ConfigError;
 
 /// What is done to gradients before they travel.
@@ -89,6 +91,13 @@ pub struct ParallelismSection {
     pub enable_async_tensor_parallel: bool,
     /// Ranks that share the layers.
     pub pipeline_parallel_degree: i64,
+    /// The order of their work: `1F1B`, `GPipe`, `interleaved`, `looped-bfs`, `zb-h1`, `zb-v`,
+    /// `dualpipe-v`, or PyTorch's names.
+    pub pipeline_parallel_schedule: String,
+    /// A file with another order, a line per rank.
+    pub pipeline_parallel_schedule_csv: Option<PathBuf>,
+    /// Stages each rank has, in the schedules that leave it open.
+    pub pipeline_parallel_stages_per_rank: usize,
     /// Ranks that share a sequence.
     pub context_parallel_degree: i64,
     /// How they reach each other's keys and values.
@@ -122,6 +131,9 @@ impl Default for ParallelismSection {
             sequence_parallel_regather: false,
             enable_async_tensor_parallel: true,
             pipeline_parallel_degree: 1,
+            pipeline_parallel_schedule: "1F1B".to_owned(),
+            pipeline_parallel_schedule_csv: None,
+            pipeline_parallel_stages_per_rank: 2,
             context_parallel_degree: 1,
             context_parallel_method: ContextMethod::Ring,
             expert_parallel_degree: 1,
@@ -135,7 +147,26 @@ impl Default for ParallelismSection {
 }
 
 impl ParallelismSection {
+    /// The order of a pipeline's work.
+    pub fn schedule_kind(&self) -> Result<Kind, ConfigError> {
+        let name = &self.pipeline_parallel_schedule;
+        name.parse().map_err(|error: ScheduleError| {
+            ConfigError::contradiction(
+                format!("parallelism.pipeline_parallel_schedule = {name:?}"),
+                error.to_string(),
+            )
+        })
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.schedule_kind()?;
+        let chunks = self.pipeline_parallel_stages_per_rank as f64;
+        within(
+            "parallelism.pipeline_parallel_stages_per_rank",
+            chunks,
+            1.0,
+            64.0,
+        )?;
         // A bucket holds at least one parameter, so any cap above zero has a meaning.
         let smallest = 1.0 / 1024.0;
         for (key, value) in [

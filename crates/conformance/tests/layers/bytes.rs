@@ -3,10 +3,11 @@
 use trainyard_config::{Config, ContextMethod, Dtype};
 use trainyard_conformance::training::{Session, divided, finish};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_mesh::{Axis, AxisSet};
 use trainyard_trace::{CollectiveKind, Purpose};
 
-use crate::equality::{METHODS, SEQUENCES, Sequence, context_parallel, job, tensor_parallel};
+use crate::equality::{
+    METHODS, SEQUENCES, Sequence, context_parallel, job, num_data_ranks, tensor_parallel,
+};
 
 /// Per block and step: four all-reduces of batch · sequence · width, or as many pairs of a
 /// reduce-scatter and an all-gather; counted on models of two and of three blocks.
@@ -74,35 +75,12 @@ pub fn context(rank: &Rank) -> Outcome {
 
 /// Activations, gradients and parameters by formula, and all of them as the kernel counts.
 pub fn check(rank: &Rank, config: &Config) -> Outcome {
-    let data = AxisSet::of([Axis::DpReplicate, Axis::DpShard]);
-    let num_data_ranks = config.mesh(rank.size())?.size_of(data);
-    let mut config = divided(config, num_data_ranks, 2);
+    let mut config = divided(config, num_data_ranks(rank, config)?, 2);
     config.training.steps = 3;
     let world = rank.join_config(&config)?;
     let session = Session::new(&config, &world)?;
     let num_tokens = 24 * 32;
     let expected = session.trainer.model().sent_by_layers(num_tokens);
     let run = finish(session, &config, &world)?;
-    let of = |purpose| run.totals.of_purpose(purpose).sent_bytes;
-    let own = [
-        of(Purpose::Activation),
-        of(Purpose::Gradient),
-        of(Purpose::Parameter),
-        run.totals.all_collectives().sent_bytes,
-        run.wire_sent,
-    ];
-    let facts = rank.everyone(&own)?;
-    let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
-    let what = format!("{:?}", config.parallelism);
-    assert_eq!(sum(0), 3 * expected, "activations, {what}");
-    assert_eq!(sum(1), 3 * run.volume.gradients, "gradients, {what}");
-    assert_eq!(sum(2), 3 * run.volume.parameters, "parameters, {what}");
-    let reduced = run.totals.of_purpose(Purpose::Gradient).payload_bytes;
-    assert_eq!(reduced, 3 * run.volume.reduced, "payload, {what}");
-    let ratio = sum(4) as f64 / sum(3) as f64;
-    assert!(
-        (0.98..1.02).contains(&ratio),
-        "the kernel counted {ratio:.4} of the ledger: {facts:?}, {what}"
-    );
-    Ok(())
+    run.assert_bytes(rank, expected, &format!("{:?}", config.parallelism))
 }

@@ -5,7 +5,7 @@ use trainyard_conformance::training::{
     Tolerance, agreed_fingerprint, divided, little_llama, on_first, reference, train_on,
 };
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_mesh::AxisSet;
+use trainyard_mesh::{Axis, AxisSet};
 
 /// How positions between matrices are held.
 #[derive(Debug, Clone, Copy)]
@@ -48,11 +48,7 @@ pub fn job(dtype: Dtype) -> Config {
 pub fn equal_one_rank(rank: &Rank, config: &Config, dtype: Dtype, variants: &[Config]) -> Outcome {
     let expected = on_first(rank, || reference(&config.on_one_rank()))?;
     for (number, variant) in variants.iter().enumerate() {
-        let data = AxisSet::of([
-            trainyard_mesh::Axis::DpReplicate,
-            trainyard_mesh::Axis::DpShard,
-        ]);
-        let num_data_ranks = variant.mesh(rank.size())?.size_of(data);
+        let num_data_ranks = num_data_ranks(rank, variant)?;
         // Accumulation with every second variant.
         let variant = divided(variant, num_data_ranks, 1 + number % 2);
         let run = train_on(rank, &variant)?;
@@ -83,4 +79,10 @@ pub fn recomputation_changes_no_bit(rank: &Rank, config: &Config) -> Outcome {
         config.parallelism
     );
     Ok(())
+}
+
+/// Ranks over which a config divides the batch.
+pub fn num_data_ranks(rank: &Rank, config: &Config) -> Result<usize, Box<dyn std::error::Error>> {
+    let data = AxisSet::of([Axis::DpReplicate, Axis::DpShard]);
+    Ok(config.mesh(rank.size())?.size_of(data))
 }

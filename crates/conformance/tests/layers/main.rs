@@ -2,9 +2,11 @@
 
 mod bytes;
 mod context;
+mod dropout;
 mod equality;
 mod memory;
 mod mixed;
+mod pipeline;
 mod tensor;
 
 use std::process::ExitCode;
@@ -31,6 +33,14 @@ const TENSOR: &[Case] = &[
     Case {
         name: "recomputation_changes_no_bit",
         run: tensor::recomputation,
+    },
+    Case {
+        name: "dropout_leaves_out_what_one_rank_would",
+        run: dropout::equal,
+    },
+    Case {
+        name: "recomputation_leaves_out_the_same",
+        run: dropout::recomputation,
     },
     Case {
         name: "weights_from_a_file_equal_one_rank",
@@ -96,6 +106,31 @@ const MIXED: &[Case] = &[
     },
 ];
 
+const PIPELINE: &[Case] = &[
+    Case {
+        name: "every_schedule_equals_one_rank",
+        run: pipeline::fp64,
+    },
+    Case {
+        name: "fp32_equals_one_rank",
+        run: pipeline::fp32,
+    },
+    Case {
+        name: "bytes_are_those_of_the_closed_form",
+        run: pipeline::bytes,
+    },
+];
+
+const PIPELINE_WITH_ONE_AXIS: &[Case] = &[Case {
+    name: "pipelines_with_another_axis_equal_one_rank",
+    run: pipeline::with_one_axis,
+}];
+
+const PIPELINE_WITH_TWO_AXES: &[Case] = &[Case {
+    name: "pipelines_with_two_axes_equal_one_rank",
+    run: pipeline::with_two_axes,
+}];
+
 fn main() -> ExitCode {
     trainyard_conformance::main(&[
         Suite {
@@ -107,6 +142,21 @@ fn main() -> ExitCode {
             name: "context",
             sizes: &[2, 4],
             cases: CONTEXT,
+        },
+        Suite {
+            name: "pipeline",
+            sizes: &[2, 4],
+            cases: PIPELINE,
+        },
+        Suite {
+            name: "pipeline_with_one_axis",
+            sizes: &[4],
+            cases: PIPELINE_WITH_ONE_AXIS,
+        },
+        Suite {
+            name: "pipeline_with_two_axes",
+            sizes: &[8],
+            cases: PIPELINE_WITH_TWO_AXES,
         },
         Suite {
             name: "mixed",

@@ -5,7 +5,6 @@ use std::error::Error;
 use trainyard_config::{Config, Dtype, ReshardAfterForward};
 use trainyard_conformance::training::{Trained, divided, little_llama, train_on};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_trace::Purpose;
 
 /// Trains with the states sharded, in `num_replicas` copies.
 pub fn sharded(
@@ -66,24 +65,6 @@ fn check(
     config.training.steps = 3;
     config.parallelism.zero_stage = stage;
     let run = sharded(rank, &mut config, num_replicas)?;
-    let of = |purpose| run.totals.of_purpose(purpose).sent_bytes;
-    let own = [
-        of(Purpose::Gradient),
-        of(Purpose::Parameter),
-        run.totals.all_collectives().sent_bytes,
-        run.wire_sent,
-    ];
-    let facts = rank.everyone(&own)?;
-    let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
     let what = format!("stage {stage}, {num_microbatches} micro-batches");
-    assert_eq!(sum(0), 3 * run.volume.gradients, "gradients, {what}");
-    let reduced = run.totals.of_purpose(Purpose::Gradient).payload_bytes;
-    assert_eq!(reduced, 3 * run.volume.reduced, "payload, {what}");
-    assert_eq!(sum(1), 3 * run.volume.parameters, "parameters, {what}");
-    let ratio = sum(3) as f64 / sum(2) as f64;
-    assert!(
-        (0.98..1.02).contains(&ratio),
-        "{what}: the kernel counted {ratio:.4} of the ledger: {facts:?}"
-    );
-    Ok(())
+    run.assert_bytes(rank, 0, &what)
 }

@@ -5,10 +5,15 @@ use trainyard_conformance::training::{Session, divided, little_llama, train, tra
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_torch::memory;
 
-/// With every stage and without sharding; attention alone, every second block, every block.
+/// With every stage and without sharding, in both types; attention alone, every second block, every
+/// block.
 pub fn same_bits(rank: &Rank) -> Outcome {
-    for stage in 0..=3 {
-        let plain = configured(rank, stage);
+    for (stage, dtype) in [0, 1, 2, 3].into_iter().flat_map(|stage| {
+        let dtypes = [None, Some(Dtype::Bfloat16)];
+        dtypes.map(move |dtype| (stage, dtype))
+    }) {
+        let mut plain = configured(rank, stage);
+        plain.training.mixed_precision_param = dtype;
         let expected = train_on(rank, &plain)?.fingerprint();
         for (mode, option) in [
             (ActivationCheckpointMode::Selective, "attention"),
@@ -19,7 +24,8 @@ pub fn same_bits(rank: &Rank) -> Outcome {
             config.activation_checkpoint.mode = mode;
             config.activation_checkpoint.selective_ac_option = option.to_owned();
             let found = train_on(rank, &config)?.fingerprint();
-            assert!(found == expected, "stage {stage}, {mode:?} {option}");
+            let what = format!("stage {stage}, {dtype:?}, {mode:?} {option}");
+            assert!(found == expected, "{what}");
         }
     }
     Ok(())

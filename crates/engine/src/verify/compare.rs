@@ -208,6 +208,15 @@ fn bytes(ranks: &[Findings]) -> Vec<Row> {
     let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
     let (sent, wire) = (sum(|r| r.sent), sum(|r| r.wire_sent));
     let formula = &ranks[0];
+    // Stages of a pipeline hold different parameters: each stage's formula once.
+    let mut stages: Vec<&Findings> = ranks.iter().collect();
+    stages.sort_by_key(|rank| rank.stage);
+    stages.dedup_by_key(|rank| rank.stage);
+    let of_stages = |of: fn(&Findings) -> u64| stages.iter().map(|rank| of(rank)).sum::<u64>();
+    let (gradient_formula, parameter_formula) = (
+        of_stages(|rank| rank.gradient_formula),
+        of_stages(|rank| rank.parameter_formula),
+    );
     let mut rows = vec![
         exact(
             "gradient bytes reduced",
@@ -217,15 +226,14 @@ fn bytes(ranks: &[Findings]) -> Vec<Row> {
         exact(
             "gradient bytes sent, all ranks",
             gradients,
-            formula.gradient_formula,
+            gradient_formula,
         ),
     ];
-    if parameters + formula.parameter_formula > 0 {
-        let expected = formula.parameter_formula;
+    if parameters + parameter_formula > 0 {
         rows.push(exact(
             "parameter bytes sent, all ranks",
             parameters,
-            expected,
+            parameter_formula,
         ));
     }
     let activations = sum(|r| r.activation_sent);

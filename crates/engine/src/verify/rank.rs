@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_data::{Sampler, step_batches};
+use trainyard_mesh::Axis;
 use trainyard_nn::{Place, weights};
 use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
@@ -20,6 +21,8 @@ use crate::ranks::join;
 /// What one rank found.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Findings {
+    /// Which stage of a pipeline this rank is of: formulas are of all its ranks.
+    pub stage: usize,
     /// Mean loss over the global batch, per step.
     pub losses: Vec<f64>,
     /// Norm of the global gradient, per step.
@@ -113,6 +116,7 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     let sent_by_layers = trainer.model().sent_by_layers(num_tokens as u64);
     let runs_once = config.activation_checkpoint.mode == ActivationCheckpointMode::None;
     let findings = Findings {
+        stage: world.mesh().coordinates(world.rank())?.get(Axis::Pp),
         losses,
         grad_norms,
         gradient_payload: gradients.payload_bytes,

@@ -1,7 +1,8 @@
-//! Layers: small modules that compute one thing each, free of parallel code.
+//! Layers: small modules that compute one thing each, alone or with ranks that share them.
 
 mod attention;
 mod conv;
+mod dropout;
 mod embedding;
 mod linear;
 mod rms_norm;
@@ -10,6 +11,7 @@ mod swiglu;
 
 pub use attention::{Attention, AttentionSizes};
 pub use conv::Conv2d;
+pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use rms_norm::RmsNorm;
