@@ -47,10 +47,10 @@ impl Config {
                 "use parallelism.data_parallel_replicate_degree",
             ));
         };
-        if shape.tie_word_embeddings {
+        if shape.tie_word_embeddings && self.parallelism.data_parallel_shard_degree != 1 {
             return Err(ConfigError::not_built(
-                format!("{key} with model.tie_word_embeddings"),
-                "model.tie_word_embeddings = false",
+                format!("{key} with model.tie_word_embeddings and sharded states"),
+                "parallelism.data_parallel_shard_degree = 1",
             ));
         }
         if self.checkpoint.enable {

@@ -178,6 +178,23 @@ impl<M: Model> Strategy for Ddp<M> {
         Ok(unused)
     }
 
+    fn can_defer(&self) -> bool {
+        true
+    }
+
+    fn reduce(&self) -> Result<()> {
+        if let Some(reducer) = &self.reducer {
+            let mut reducer = lock(reducer);
+            reducer.begin(true)?;
+            let unused = reducer.unused();
+            if !unused.is_empty() && !self.find_unused {
+                return Err(ParallelError::UnusedParameters { names: unused });
+            }
+            reducer.finish()?;
+        }
+        self.terms.add_up()
+    }
+
     fn zero_grad(&self) -> Result<()> {
         for parameter in &self.parameters {
             autograd::clear_grad(parameter.tensor())?;

@@ -29,7 +29,7 @@ pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
 pub use loss_scale::{LossScale, Verdict};
-pub use pipeline::{Part, Pipeline, Shape, balanced};
+pub use pipeline::{Part, Pipeline, Shape, Tie, balanced};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputePlan, Recomputing, fit};
 pub use strategy::{Pass, Step, Strategy, Sync, Update};

@@ -96,6 +96,17 @@ pub trait Strategy: Model {
         Ok(total)
     }
 
+    /// Whether gradients of weights may come after [`Strategy::backward`], to be reduced by
+    /// [`Strategy::reduce`].
+    fn can_defer(&self) -> bool {
+        false
+    }
+
+    /// Reduces what passes with [`Sync::Accumulate`] have left.
+    fn reduce(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Leaves every parameter without a gradient, ready for the next step.
     fn zero_grad(&self) -> Result<()>;
 
@@ -103,6 +114,12 @@ pub trait Strategy: Model {
     /// part of them at hand each time and gradients for that part alone.
     fn update(&self, update: &mut dyn Update) -> Result<()> {
         update.step()
+    }
+
+    /// Parameters among this rank's of which another rank holds the original: trained here too, but
+    /// not to be counted twice.
+    fn copies(&self) -> Vec<Parameter> {
+        Vec::new()
     }
 
     /// Waits for what a step has left under way for the next one.

@@ -44,10 +44,10 @@ impl Timeline {
         let share = 100.0 * self.bubble() / self.end().max(f64::MIN_POSITIVE);
         let most = self.most_in_flight().into_iter().max().unwrap_or(0);
         let summary = format!(
-            "{:.4} from first to last; a rank waits up to {:.4} ({share:.1} %); at most {most} \
+            "{} from first to last; a rank waits up to {} ({share:.1} %); at most {most} \
              micro-batches in flight on a rank, counted per stage",
-            self.end(),
-            self.bubble()
+            short(self.end()),
+            short(self.bubble())
         );
         text(
             &mut svg,
@@ -145,4 +145,10 @@ fn escaped(text: &str) -> String {
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
+}
+
+/// A number without digits that say nothing.
+fn short(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use trainyard_config::{Config, ModelSpec};
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Model, Place, Unit};
-use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, balanced};
+use trainyard_nn::{Context, Model, Parameter, Place, Unit};
+use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, Tie, balanced};
 use trainyard_schedule::Schedule;
 use trainyard_torch::{World, meta};
 use trainyard_trace::Ledger;
@@ -39,12 +39,35 @@ pub fn pipeline(
     let own: Vec<Range<usize>> = own.into_iter().map(|stage| cuts[stage].clone()).collect();
     let builder = build::builder(config, world, place)?.only(names(&*outline, &own));
     let model: Rc<dyn Model> = build::model_with(config, world, builder)?.into();
+    let tie = tie(&*model, &schedule, group.index());
+    let copies = tie.as_ref().filter(|(_, _, is_owner)| !is_owner);
+    let copies: Vec<Parameter> = copies.map(|(p, _, _)| p.clone()).into_iter().collect();
+    let num_units = model.units().len();
     let stages = own.into_iter().map(|units| {
-        let part = Part::new(Rc::clone(&model), units.clone());
+        let mut part = Part::new(Rc::clone(&model), units.clone());
+        if units.end == num_units {
+            part = part.with_copies(copies.clone());
+        }
         build::strategy(config, Rc::new(part), world, &plan.part(units))
     });
     let stages = stages.collect::<Result<Vec<_>>>()?;
-    Ok(Box::new(Pipeline::new(schedule, stages, &group, shapes)?))
+    let pipeline = Pipeline::new(schedule, stages, &group, shapes)?;
+    let tie = tie.map(|(parameter, peer, is_owner)| Tie::new(parameter, peer, is_owner));
+    Ok(Box::new(pipeline.tied(tie)))
+}
+
+/// A table that the last unit borrows from the first, where different ranks hold them and this is one
+/// of both: the table, the other rank, and whether it is owned here.
+fn tie(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option<(Parameter, usize, bool)> {
+    let (first, last) = (*schedule.holders.first()?, *schedule.holders.last()?);
+    let borrowed = model.units().last()?.borrowed();
+    let table = borrowed.first()?.clone();
+    match rank {
+        _ if first == last => None,
+        rank if rank == first => Some((table, last, true)),
+        rank if rank == last => Some((table, first, false)),
+        _ => None,
+    }
 }
 
 fn schedule(config: &Config, world: &World) -> Result<Schedule> {

@@ -149,7 +149,7 @@ impl Trainer {
         Ok(Trainer {
             optimizer: optimizer::build(&config.optimizer, parameters.clone()),
             schedule: Schedule::from_config(config, batching.global),
-            grad_norm: GradNorm::new(&parameters, world)?,
+            grad_norm: GradNorm::new(&originals(&parameters, &model.copies()), world)?,
             max_norm: config.training.max_norm,
             loss_scale: (config.training.compute_dtype() == Dtype::Float16)
                 .then(LossScale::default),
@@ -365,6 +365,12 @@ impl Trainer {
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
         &mut *self.optimizer
     }
+}
+
+/// Parameters that are not copies of another rank's.
+fn originals(parameters: &[Parameter], copies: &[Parameter]) -> Vec<Parameter> {
+    let is_copy = |p: &Parameter| copies.iter().any(|copy| copy.is(p));
+    parameters.iter().filter(|p| !is_copy(p)).cloned().collect()
 }
 
 /// A number on the device times a number here; most often by one, which changes nothing.

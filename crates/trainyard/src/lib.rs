@@ -29,6 +29,7 @@
 //! - [`mesh`]: axes, ranks, groups, and which slice of a tensor a rank holds.
 //! - [`nn`]: parameters, modules, layers, models, and how a `tch` model becomes one.
 //! - [`parallel`]: the strategies that wrap a model.
+//! - [`schedule`]: what the ranks of a pipeline do in which order.
 //! - [`data`]: sources, the sampler, the loader.
 //! - [`train`]: optimisers, schedules, metrics, and the whole loop from a config file.
 //! - [`trace`]: the ledger of what a rank did.
@@ -47,6 +48,7 @@ pub use trainyard_data as data;
 pub use trainyard_mesh as mesh;
 pub use trainyard_nn as nn;
 pub use trainyard_parallel as parallel;
+pub use trainyard_schedule as schedule;
 pub use trainyard_torch as torch;
 pub use trainyard_trace as trace;
 pub use trainyard_train as train;

@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 9] = [
+    let trials: [(&str, fn()); 11] = [
         ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
         ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
         ("data_parallel_trains_with_two_threads", data_parallel),
@@ -26,6 +26,10 @@ fn main() -> ExitCode {
         ("context_parallel_on_two_ranks_computes_the_same", || {
             same_on_two_ranks("context_parallel");
         }),
+        ("pipeline_on_two_ranks_computes_the_same", || {
+            same_on_two_ranks("pipeline");
+        }),
+        ("hybrid_3d_on_eight_ranks_computes_the_same", hybrid),
         ("layer_parallel_on_two_ranks_computes_the_same", || {
             same_on_two_ranks("layer_parallel");
         }),
@@ -52,13 +56,7 @@ fn ddp_on_two_ranks() {
 fn same_on_two_ranks(example: &str) -> Vec<f64> {
     let together = on_ranks(example, 2);
     let alone = alone(example);
-    assert_eq!(together.len(), alone.len());
-    for (step, (together, alone)) in together.iter().zip(&alone).enumerate() {
-        assert!(
-            (together - alone).abs() < 1e-4,
-            "step {step}: {together} on two ranks, {alone} on one"
-        );
-    }
+    assert_close(&together, &alone, 2);
     together
 }
 
@@ -81,6 +79,21 @@ fn fsdp() {
 fn zero() {
     // It compares by itself, and fails where a stage holds anything else.
     on_ranks("zero", 2);
+}
+
+fn hybrid() {
+    let (together, alone) = (on_ranks("hybrid_3d", 8), alone("hybrid_3d"));
+    assert_close(&together, &alone, 8);
+}
+
+fn assert_close(together: &[f64], alone: &[f64], num_ranks: usize) {
+    assert_eq!(together.len(), alone.len());
+    for (step, (together, alone)) in together.iter().zip(alone).enumerate() {
+        assert!(
+            (together - alone).abs() < 1e-4,
+            "step {step}: {together} on {num_ranks} ranks, {alone} on one"
+        );
+    }
 }
 
 fn assert_falls(losses: &[f64]) {

@@ -116,6 +116,10 @@ const PIPELINE: &[Case] = &[
         run: pipeline::fp32,
     },
     Case {
+        name: "tied_embeddings_equal_one_rank",
+        run: pipeline::tied,
+    },
+    Case {
         name: "bytes_are_those_of_the_closed_form",
         run: pipeline::bytes,
     },

@@ -67,6 +67,17 @@ pub fn fp32(rank: &Rank) -> Outcome {
     equal(rank, &config, Dtype::Float32, &variants)
 }
 
+/// The first stage's table is the last's too: on two ranks, or on one.
+pub fn tied(rank: &Rank) -> Outcome {
+    let mut config = deep(Dtype::Float64);
+    config.model.tie_word_embeddings = Some(true);
+    let variants =
+        ["1f1b", "interleaved", "zb-v"].map(|schedule| (piped(&config, rank.size(), schedule), 4));
+    equal(rank, &config, Dtype::Float64, &variants)?;
+    config.training.dtype = Dtype::Float32;
+    check(rank, &piped(&config, rank.size(), "1f1b"))
+}
+
 /// pp 2 with two other ranks along another axis.
 pub fn with_one_axis(rank: &Rank) -> Outcome {
     let config = deep(Dtype::Float64);

@@ -31,6 +31,7 @@ pub struct Arguments {
         value_parser = [
             "single", "bare", "ddp", "zero1", "zero2", "zero3", "fsdp2",
             "tp", "tp_sp", "tp_dp", "tp_fsdp2", "cp_ulysses", "cp_ring",
+            "pp_gpipe", "pp_1f1b", "pp_interleaved", "pp_zb_h1", "pp_zb_v",
         ],
         default_value = "ddp"
     )]
@@ -47,9 +48,9 @@ pub struct Arguments {
     /// Untimed steps before them; they train too.
     #[arg(long, default_value_t = 3)]
     warmup: usize,
-    /// Micro-batches per step.
-    #[arg(long, default_value_t = 1)]
-    micro_batches: usize,
+    /// Micro-batches per step; one, or four in a pipeline, as the peers have it.
+    #[arg(long)]
+    micro_batches: Option<usize>,
     /// Threads per rank.
     #[arg(long, default_value_t = 1)]
     threads: i32,
@@ -107,6 +108,17 @@ struct Wire {
     received: Vec<f64>,
 }
 
+impl Arguments {
+    fn num_microbatches(&self) -> usize {
+        let usual = if self.strategy.starts_with("pp_") {
+            4
+        } else {
+            1
+        };
+        self.micro_batches.unwrap_or(usual)
+    }
+}
+
 /// Trains and prints the line on rank 0.
 pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     tch::set_num_threads(arguments.threads);
@@ -118,8 +130,9 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let mut config = preset(&arguments, at.world_size)?;
     let mesh = config.mesh(at.world_size)?;
     let num_data_ranks = mesh.size_of(data_axes());
+    let num_microbatches = arguments.num_microbatches();
     config.training.local_batch_size =
-        config.training.global_batch_size.unwrap_or(1) / num_data_ranks / arguments.micro_batches;
+        config.training.global_batch_size.unwrap_or(1) / num_data_ranks / num_microbatches;
     let ledger = match arguments.trace {
         Some(_) => Ledger::recording(at.rank),
         None => Ledger::new(at.rank),
@@ -131,7 +144,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let sampler = Sampler::new(
         config.training.global_batch_size.unwrap_or(1),
         num_data_ranks,
-        arguments.micro_batches,
+        num_microbatches,
     )?;
     let source = build::source(&config, false)?;
     let data_rank = world.group(data_axes())?.index();
@@ -217,7 +230,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         threads: arguments.threads,
         dtype: &arguments.dtype,
         batch: global_batch,
-        micro_batches: arguments.micro_batches,
+        micro_batches: num_microbatches,
         warmup: arguments.warmup,
         steps: arguments.steps,
         losses: (0..num_steps)
@@ -301,6 +314,9 @@ fn strategy_keys(strategy: &str, tp: usize, world_size: usize) -> String {
     let context = |method: &str| {
         format!("context_parallel_degree = {world_size}\ncontext_parallel_method = \"{method}\"")
     };
+    let pipeline = |order: &str| {
+        format!("pipeline_parallel_degree = {world_size}\npipeline_parallel_schedule = \"{order}\"")
+    };
     match strategy {
         "zero1" => format!("{SHARDED}\nzero_stage = 1"),
         "zero2" => format!("{SHARDED}\nzero_stage = 2"),
@@ -309,6 +325,11 @@ fn strategy_keys(strategy: &str, tp: usize, world_size: usize) -> String {
         "tp_sp" => tensor(world_size, true),
         "tp_dp" => tensor(tp, true),
         "tp_fsdp2" => format!("{SHARDED}\n{}", tensor(tp, true)),
+        "pp_gpipe" => pipeline("gpipe"),
+        "pp_1f1b" => pipeline("1f1b"),
+        "pp_interleaved" => pipeline("interleaved"),
+        "pp_zb_h1" => pipeline("zb-h1"),
+        "pp_zb_v" => pipeline("zb-v"),
         "cp_ulysses" => context("ulysses"),
         "cp_ring" => context("ring"),
         _ => String::new(),

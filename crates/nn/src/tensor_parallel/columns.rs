@@ -10,12 +10,17 @@ use trainyard_trace::Purpose;
 use super::gather::{start_gather, start_scatter};
 use super::{Ranks, Sequence};
 use crate::Result;
+use crate::deferred::{self, Debt};
 
 /// `x · weightᵀ` for every weight.
 pub(super) fn columns(ranks: &Ranks, x: &Tensor, weights: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut inputs = vec![x];
     inputs.extend(weights);
     let later = ranks.clone();
+    let graph: Vec<Tensor> = match deferred::is_allowed() {
+        true => weights.iter().map(Tensor::shallow_clone).collect(),
+        false => Vec::new(),
+    };
     Ok(autograd::function(
         &inputs,
         |saver, inputs| {
@@ -32,7 +37,7 @@ pub(super) fn columns(ranks: &Ranks, x: &Tensor, weights: &[Tensor]) -> Result<V
             Ok(products)
         },
         move |saved, gradients| match saved.split_first() {
-            Some((x, weights)) => backward(&later, x, weights, gradients),
+            Some((x, weights)) => backward(&later, x, weights, &graph, gradients),
             None => Ok(Vec::new()),
         },
     )?)
@@ -104,6 +109,7 @@ fn backward(
     ranks: &Ranks,
     x: &Tensor,
     weights: &[Tensor],
+    graph: &[Tensor],
     gradients: &[Option<Tensor>],
 ) -> Result<Vec<Option<Tensor>>, TorchError> {
     let regathering = match ranks.sequence {
@@ -137,11 +143,33 @@ fn backward(
     }
     let all = flat(&all)?;
     let mut found = vec![Some(d_x)];
-    for rows in &rows {
-        let d_weight = rows.as_ref().map(|rows| rows.f_transpose(0, 1)?.f_mm(&all));
-        found.push(d_weight.transpose()?);
-    }
+    found.extend(weight_gradients(rows, &all, graph)?);
     adding_up.map_or(Ok(()), Work::wait)?;
+    Ok(found)
+}
+
+/// The weights' gradients; where they are put off, none, and debts instead.
+fn weight_gradients(
+    rows: Vec<Option<Tensor>>,
+    input: &Tensor,
+    graph: &[Tensor],
+) -> Result<Vec<Option<Tensor>>, TorchError> {
+    let defers = deferred::is_deferring() && graph.len() == rows.len();
+    let mut found = Vec::with_capacity(rows.len());
+    for (number, rows) in rows.into_iter().enumerate() {
+        found.push(match rows {
+            Some(rows) if defers => {
+                deferred::owe(Debt {
+                    weight: graph[number].shallow_clone(),
+                    rows,
+                    input: input.shallow_clone(),
+                });
+                None
+            }
+            Some(rows) => Some(rows.f_transpose(0, 1)?.f_mm(input)?),
+            None => None,
+        });
+    }
     Ok(found)
 }
 

@@ -3,16 +3,19 @@
 //! A schedule (`trainyard-schedule`) says what each rank does in which order; here it is done. A stage
 //! is a part of the model in whatever strategy reduces its gradients. Activations go to the rank of the
 //! next stage and their gradients back; messages wait for nobody, and what a rank will need is asked
-//! for before it computes what comes first.
+//! for before it computes what comes first. Where the schedule takes the parts of backward apart, the
+//! gradients of weights are put off inside the layers (`trainyard_nn::deferred`).
 
 mod mail;
 mod part;
 mod split;
+mod tie;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use tch::{Kind, Tensor};
+use trainyard_nn::deferred::{self, Debts};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
 use trainyard_schedule::{Action, Schedule, Task, Work};
 use trainyard_torch::{Group, autograd};
@@ -26,6 +29,7 @@ use mail::Mail;
 pub use mail::Shape;
 pub use part::Part;
 pub use split::balanced;
+pub use tie::Tie;
 
 /// A model whose stages are spread over the ranks of `pp`.
 pub struct Pipeline {
@@ -35,8 +39,12 @@ pub struct Pipeline {
     group: Group,
     /// What each stage but the last gives to the next.
     shapes: Vec<Shape>,
-    /// The micro-batch with whose backward the gradients of each of this rank's stages are complete.
-    completing: HashMap<usize, usize>,
+    /// A table that another rank computes with too.
+    tie: Option<Tie>,
+    /// Whether gradients of weights are put off where the schedule says so.
+    defers: bool,
+    /// The task with which the gradients of each of this rank's stages are complete.
+    completing: HashMap<usize, Task>,
 }
 
 impl Pipeline {
@@ -60,15 +68,38 @@ impl Pipeline {
                 given: stages.len(),
             });
         }
+        let splits = schedule
+            .tasks()
+            .any(|(_, t)| t.work == Work::BackwardWeight);
+        let defers = splits && stages.iter().all(|stage| stage.can_defer());
+        if splits && !defers && group.index() == 0 {
+            tracing::info!(
+                "sharded states are reduced with each backward, so this schedule computes gradients of \
+                 weights together with those of inputs"
+            );
+        }
         let tasks = schedule.tasks().filter(|(rank, _)| *rank == group.index());
-        let backward = tasks.filter(|(_, task)| task.work.gives_gradient());
+        let completes = |task: &Task| match defers {
+            true => task.work.releases(),
+            false => task.work.gives_gradient(),
+        };
+        let last = tasks.map(|(_, task)| task).filter(completes);
         Ok(Pipeline {
-            completing: backward.map(|(_, t)| (t.stage, t.microbatch)).collect(),
+            completing: last.map(|task| (task.stage, task)).collect(),
+            defers,
+            tie: None,
             stages: own.into_iter().zip(stages).collect(),
             group: group.clone(),
             schedule,
             shapes,
         })
+    }
+
+    /// The same with a table that the first stage and the last share.
+    #[must_use]
+    pub fn tied(mut self, tie: Option<Tie>) -> Pipeline {
+        self.tie = tie;
+        self
     }
 
     /// The schedule it follows.
@@ -94,7 +125,7 @@ impl Pipeline {
 
     /// Whether a stage's gradients are complete with this task.
     fn sync(&self, task: Task) -> Sync {
-        match self.completing.get(&task.stage) == Some(&task.microbatch) {
+        match self.completing.get(&task.stage) == Some(&task) {
             true => Sync::Reduce,
             false => Sync::Accumulate,
         }
@@ -115,6 +146,7 @@ struct Execution<'a> {
     step: &'a Step<'a>,
     mail: RefCell<Mail<'a>>,
     held: RefCell<HashMap<(usize, usize), Held>>,
+    owed: RefCell<HashMap<(usize, usize), Debts>>,
     total: RefCell<Option<Tensor>>,
 }
 
@@ -130,8 +162,7 @@ impl Execution<'_> {
             match task.work {
                 Work::Forward => self.forward(task)?,
                 Work::Backward | Work::BackwardInput => self.backward(task)?,
-                // Weights had their gradients together with the input.
-                Work::BackwardWeight => {}
+                Work::BackwardWeight => self.backward_weight(task)?,
             }
         }
         self.mail.borrow_mut().finish()
@@ -162,7 +193,10 @@ impl Execution<'_> {
                 .f_set_requires_grad(true)?,
         };
         let strategy = self.pipeline.strategy(task.stage)?;
-        let run = strategy.forward(&input, &pass.cx)?;
+        let run = match self.pipeline.defers {
+            true => deferred::allowing(|| strategy.forward(&input, &pass.cx))?,
+            false => strategy.forward(&input, &pass.cx)?,
+        };
         let mut loss = None;
         if task.stage == self.pipeline.last_stage() {
             let sum = strategy.loss(run.output(), pass.targets)?;
@@ -197,11 +231,40 @@ impl Execution<'_> {
             None => carrying(run.output(), self.mail.borrow_mut().take(task)?)?,
         };
         let strategy = self.pipeline.strategy(task.stage)?;
-        strategy.backward(run, &seed, self.pipeline.sync(task))?;
+        let backward = || strategy.backward(run, &seed, self.pipeline.sync(task));
+        if self.pipeline.defers && task.work == Work::BackwardInput {
+            let (passed, debts) = deferred::deferring(backward);
+            passed?;
+            self.owed
+                .borrow_mut()
+                .insert((task.stage, task.microbatch), debts);
+        } else {
+            backward()?;
+        }
         if task.stage > 0 {
             self.mail.borrow_mut().send(task, &input.f_grad()?)?;
         }
         Ok(())
+    }
+
+    /// Computes what was put off, if it was; then the stage's gradients may be complete.
+    fn backward_weight(&self, task: Task) -> Result<()> {
+        let debts = self
+            .owed
+            .borrow_mut()
+            .remove(&(task.stage, task.microbatch));
+        let Some(debts) = debts else {
+            return Ok(());
+        };
+        let _span = self
+            .step
+            .ledger
+            .enter(SpanKind::Backward, format!("weights {task}"));
+        debts.pay()?;
+        match self.pipeline.sync(task) {
+            Sync::Reduce => self.pipeline.strategy(task.stage)?.reduce(),
+            Sync::Accumulate => Ok(()),
+        }
     }
 
     fn add(&self, loss: &Tensor) -> Result<()> {
@@ -239,9 +302,13 @@ impl Strategy for Pipeline {
             step,
             mail: RefCell::new(Mail::new(&self.schedule, &self.group, &self.shapes)),
             held: RefCell::default(),
+            owed: RefCell::default(),
             total: RefCell::default(),
         };
         execution.run()?;
+        if let Some(tie) = &self.tie {
+            tie.add_up(&self.group)?;
+        }
         Ok(execution.total.into_inner())
     }
 
@@ -283,6 +350,11 @@ impl Strategy for Pipeline {
         }
     }
 
+    fn copies(&self) -> Vec<Parameter> {
+        let copy = self.tie.as_ref().and_then(Tie::copy);
+        copy.into_iter().cloned().collect()
+    }
+
     fn settle(&self) -> Result<()> {
         self.stages.iter().try_for_each(|(_, s)| s.settle())
     }
@@ -296,7 +368,15 @@ impl Strategy for Pipeline {
         let of_stage = |(_, stage): &(usize, Box<dyn Strategy>)| {
             stage.volume(num_microbatches, world_size / self.group.size())
         };
-        self.stages.iter().map(of_stage).sum()
+        let mut volume: Volume = self.stages.iter().map(of_stage).sum();
+        if let Some(tie) = &self.tie {
+            // Told once for all ranks, by those of the stage that owns the table.
+            let num_ties = (world_size / self.group.size()) as u64;
+            let sent = if tie.copy().is_none() { tie.sent() } else { 0 };
+            volume.gradients += num_ties * sent;
+            volume.reduced += tie.sent();
+        }
+        volume
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {

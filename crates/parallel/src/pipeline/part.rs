@@ -10,12 +10,23 @@ use trainyard_nn::{Model, Module, Parameter, Unit};
 pub struct Part {
     model: Rc<dyn Model>,
     units: Range<usize>,
+    copies: Vec<Parameter>,
 }
 
 impl Part {
     /// These units of `model`.
     pub fn new(model: Rc<dyn Model>, units: Range<usize>) -> Part {
-        Part { model, units }
+        Part {
+            model,
+            units,
+            copies: Vec::new(),
+        }
+    }
+
+    /// The same with parameters that another rank's unit owns and this one has a copy of.
+    #[must_use]
+    pub fn with_copies(self, copies: Vec<Parameter>) -> Part {
+        Part { copies, ..self }
     }
 }
 
@@ -24,6 +35,7 @@ impl Module for Part {
         for unit in self.units() {
             unit.visit(visitor);
         }
+        self.copies.iter().for_each(visitor);
     }
 }
 
