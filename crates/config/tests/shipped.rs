@@ -28,8 +28,18 @@ fn every_config_loads_shrinks_and_fits_any_multiple_of_its_ranks() {
         let again = Config::parse(&config.to_toml().unwrap(), &[]).unwrap();
         assert_eq!(config, again, "{name}");
         let section = &config.parallelism;
-        let shared = section.tensor_parallel_degree * section.context_parallel_degree;
-        for times in [1, 2, 3, 4, 1024] {
+        let shared = section.tensor_parallel_degree
+            * section.context_parallel_degree
+            * section.pipeline_parallel_degree;
+        let data = [
+            section.data_parallel_shard_degree,
+            section.data_parallel_replicate_degree,
+        ];
+        let all = match data.iter().all(|degree| *degree > 0) {
+            true => vec![data.iter().product::<i64>() as usize],
+            false => vec![1, 2, 3, 4, 1024],
+        };
+        for times in all {
             let ranks = times * shared as usize;
             assert_eq!(config.mesh(ranks).unwrap().world_size(), ranks, "{name}");
             config.batching(times).unwrap();

@@ -29,7 +29,7 @@ fn num_steps(preset: &str) -> usize {
 const WARMUP: usize = 3;
 
 /// A preset, a type, a strategy as both sides call it, and the number of ranks.
-const CASES: [(&str, &str, &str, usize); 16] = [
+const CASES: [(&str, &str, &str, usize); 19] = [
     ("tiny", "fp32", "single", 1),
     ("tiny", "fp32", "ddp", 2),
     ("cnn", "fp32", "single", 1),
@@ -46,6 +46,9 @@ const CASES: [(&str, &str, &str, usize); 16] = [
     ("tiny", "fp32", "tp_dp", 4),
     ("tiny", "fp32", "tp_fsdp2", 4),
     ("tiny", "fp32", "cp_ulysses", 2),
+    ("tiny", "fp32", "pp_gpipe", 2),
+    ("tiny", "fp32", "pp_1f1b", 2),
+    ("tiny", "fp32", "pp_interleaved", 2),
 ];
 
 #[derive(Deserialize)]

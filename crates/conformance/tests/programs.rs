@@ -18,7 +18,7 @@ use trainyard_conformance::training::assert_close;
 type Test = fn() -> Result<(), Failed>;
 
 fn main() -> ExitCode {
-    let tests: [(&str, Test); 18] = [
+    let tests: [(&str, Test); 19] = [
         ("verify_passes", verify_passes),
         ("verify_notices_an_unreduced_gradient", verify_notices),
         ("verify_shrinks_a_70b_config", verify_shrinks),
@@ -32,6 +32,10 @@ fn main() -> ExitCode {
         (
             "a_405b_model_with_shared_layers_is_dry_run_too",
             dry_run_405b,
+        ),
+        (
+            "every_stage_of_a_405b_pipeline_is_dry_run",
+            dry_run_405b_pipeline,
         ),
         ("a_dry_run_predicts_the_measured_peak", dry_run_predicts),
         (
@@ -124,6 +128,7 @@ fn verify_layers() -> Result<(), Failed> {
         "configs/llama-tiny-tp.toml --nproc 2",
         "configs/llama-tiny-tp.toml --nproc 2 --parallelism.sequence_parallel_regather true",
         "configs/llama-tiny-tp.toml --nproc 4 --parallelism.data_parallel_shard_degree -1",
+        "configs/llama-tiny-3d.toml --nproc 8",
         "configs/llama-tiny-cp.toml --nproc 2",
         "configs/llama-tiny-cp.toml --nproc 2 --parallelism.context_parallel_method ulysses",
     ] {
@@ -252,6 +257,27 @@ fn dry_run_405b() -> Result<(), Failed> {
         (4 * 126 + 2) * positions
     );
     assert_eq!(of("all_gather", "count"), 4 * 126 + 2 + 1);
+    Ok(())
+}
+
+/// 8,192 ranks: tp 8, pp 16, dp 64. The first stage keeps most micro-batches, the last has the head.
+fn dry_run_405b_pipeline() -> Result<(), Failed> {
+    let started = Instant::now();
+    let mut peaks = Vec::new();
+    for stage in [0, 8, 15] {
+        let line = format!(
+            "dry-run configs/llama3-405b.toml --world 8192 --rank {} --json \
+             --parallelism.pipeline_parallel_degree 16 \
+             --parallelism.data_parallel_shard_degree 64 \
+             --training.global_batch_size 2048",
+            stage * 512
+        );
+        let found: Value = json(&run(&mut trainyard(&line)?)?)?;
+        assert_eq!(found["states"], found["states_by_formula"], "stage {stage}");
+        peaks.push(found["peak_bytes"].as_u64().ok_or("no peak")?);
+    }
+    assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{peaks:?}");
+    assert!(started.elapsed() < Duration::from_secs(120));
     Ok(())
 }
 

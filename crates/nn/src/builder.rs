@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use tch::{Device, Kind, Tensor};
 use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
-use trainyard_torch::{Group, memory, meta};
+use trainyard_torch::{Group, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
 use crate::parameter::{Plan, shape_of};
@@ -209,6 +209,10 @@ impl Builder {
         let is_wanted = self.only.as_ref().is_none_or(|names| names.contains(&name));
         let place = if is_wanted { self.place } else { Place::Meta };
         let tensor = memory::scope(MemoryKind::Parameter, || place.empty(lengths, self.kind))?;
+        if !is_wanted {
+            // Another rank's: not even a dry run counts it here.
+            storage::release(&tensor)?;
+        }
         if place != Place::Meta {
             self.fill(&name, &tensor, shape, &held.region, init)?;
         }
