@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::parallel::{Part, Pass, Pipeline, Shape, Step, Strategy, balanced};
-use trainyard::schedule::Kind as ScheduleKind;
+use trainyard::schedule::{Kind as ScheduleKind, Sharing};
 use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Ddp, DdpOptions, Device, Kind, Llama, LlamaConfig, Model, Module,
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
         num_sharers: 1,
     };
     let shapes = (1..schedule.num_stages()).map(shape).collect();
-    let pipeline = Pipeline::new(schedule, stages, &group, shapes)?;
+    let pipeline = Pipeline::new(schedule, stages, &group, shapes, Sharing::default())?;
     let mut optimizer = optimizer::build(&Default::default(), pipeline.parameters());
 
     let source = SyntheticTokens::new(SEQ_LEN, config.vocab_size, 1)?;

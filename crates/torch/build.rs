@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "autograd.cc",
     "group.cc",
     "kernel.cc",
+    "malloc.cc",
     "meta.cc",
     "observe.cc",
     "storage.cc",

@@ -1,70 +1,104 @@
 //! Why a checkpoint could not be written or read.
 
 use std::io;
-use std::path::{Path, PathBuf};
-
-use trainyard_nn::NnError;
 
 /// The result of anything in this crate.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-/// Why a checkpoint could not be written or read.
+/// Why a checkpoint could not be written or read. Every error names the file it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused.
-    #[error("checkpoint {}: {source}", path.display())]
+    /// The system, or the store, refused.
+    #[error("checkpoint {path}: {source}")]
     Io {
         /// The file or folder.
-        path: PathBuf,
+        path: String,
         /// What the system said.
         source: io::Error,
     },
-    /// A file of tensors could not be written, or is not what the job expects.
-    #[error("checkpoint: {0}")]
-    Tensors(#[from] NnError),
-    /// The state file is not in the format.
-    #[error("checkpoint {}: not a state file: {source}; use an older checkpoint", path.display())]
+    /// A file is not in its format.
+    #[error("checkpoint {path}: {reason}; use an older checkpoint")]
     Format {
         /// The file.
-        path: PathBuf,
+        path: String,
         /// What is wrong with it.
-        source: serde_json::Error,
+        reason: String,
     },
-    /// The state file is of a format this version does not know.
+    /// A file is not what was written.
+    #[error("checkpoint {path}: damaged: {what}; use an older checkpoint")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// What differs.
+        what: String,
+    },
+    /// A file is of a format this version does not know.
     #[error(
-        "checkpoint {}: format version {found}, but this program reads {known}; use the version that wrote it",
-        path.display()
+        "checkpoint {path}: format version {found}, but this program reads up to {known}; use the \
+         version that wrote it"
     )]
     Version {
         /// The file.
-        path: PathBuf,
+        path: String,
         /// The version it names.
         found: u64,
-        /// The version that is understood.
+        /// The latest version that is understood.
         known: u64,
     },
-    /// The optimiser has a tensor of a kind that is not saved.
-    #[error("checkpoint: {name} is {kind:?}: optimiser state must be floating or Int64")]
-    Kind {
+    /// The checkpoint is of another model.
+    #[error(
+        "checkpoint {path}: not of this job: missing [{}], unexpected [{}]",
+        missing.join(", "), unexpected.join(", ")
+    )]
+    Names {
+        /// The checkpoint.
+        path: String,
+        /// Wanted but not there.
+        missing: Vec<String>,
+        /// There but not wanted.
+        unexpected: Vec<String>,
+    },
+    /// A tensor is not what the job expects.
+    #[error("checkpoint {path}: {name}: {reason}")]
+    Tensor {
+        /// The checkpoint.
+        path: String,
         /// The tensor.
         name: String,
-        /// Its kind.
-        kind: tch::Kind,
+        /// What differs.
+        reason: String,
+    },
+    /// Another rank could not write its part, so there is no checkpoint.
+    #[error("checkpoint {path}: rank {rank} failed: {reason}")]
+    Rank {
+        /// The checkpoint.
+        path: String,
+        /// Who failed.
+        rank: usize,
+        /// Why.
+        reason: String,
     },
 }
 
 impl CheckpointError {
     /// Names the file or folder the system refused.
-    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
-        move |source| CheckpointError::Io {
+    pub(crate) fn io(path: impl Into<String>) -> impl FnOnce(io::Error) -> CheckpointError {
+        let path = path.into();
+        move |source| CheckpointError::Io { path, source }
+    }
+
+    pub(crate) fn format(path: &str, reason: impl ToString) -> CheckpointError {
+        CheckpointError::Format {
             path: path.to_owned(),
-            source,
+            reason: reason.to_string(),
         }
     }
-}
 
-impl From<tch::TchError> for CheckpointError {
-    fn from(error: tch::TchError) -> Self {
-        CheckpointError::Tensors(error.into())
+    pub(crate) fn tensor(path: &str, name: &str, reason: impl ToString) -> CheckpointError {
+        CheckpointError::Tensor {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            reason: reason.to_string(),
+        }
     }
 }

@@ -1,36 +1,60 @@
-//! A training state on disk: saved whole, loaded again.
+//! A training state in files: saved by many ranks, loaded by as many others as you like.
 //!
-//! A checkpoint is a folder `step-{N}`. It is written under another name beside its place, made
-//! durable, and renamed into place: whatever is called `step-{N}` and has its three files is
-//! complete, and whatever has another name is a leftover that nobody reads.
+//! A checkpoint is a folder `step-{N}`:
 //!
 //! ```text
-//! step-500/model.safetensors       parameters by global name
-//! step-500/optimizer.safetensors   the optimiser's tensors, as `exp_avg.<parameter>`
-//! step-500/state.json              everything that is no tensor
+//! step-500/manifest.json               every tensor's name, type and shape, and where its parts lie
+//! step-500/rank00003-....safetensors   the parts that one rank wrote
 //! ```
 //!
-//! Here every rank holds the whole state and one of them writes it.
+//! Every rank writes its own file; then one of them puts the manifest in its place, in one step.
+//! Whatever has a manifest is complete, and whatever has none is a leftover that nobody reads. The
+//! manifest has a digest of itself and of every block of every file, so nothing is read that was not
+//! written.
+//!
+//! Which part of a tensor lies where is told by [`trainyard_mesh::Slice`], which knows nothing of the
+//! ranks that were there. A reader asks for any slice and gets it from whichever parts have it, so a
+//! state saved on one mesh loads on any other.
+//!
+//! Nothing here computes, so nothing here needs libtorch: the command line inspects and converts
+//! checkpoints with this crate alone.
 
-mod durable;
+mod digest;
 mod error;
 mod folder;
+mod foreign;
+mod hugging_face;
 mod load;
-mod retain;
+mod manifest;
 mod save;
+mod shard;
 mod state;
+pub mod store;
+mod version_1;
 
+pub use digest::{BLOCK, Digest};
 pub use error::{CheckpointError, Result};
-pub use folder::{latest, leftovers};
-pub use load::Checkpoint;
-pub use save::save;
+pub use folder::{latest, step_folder};
+pub use hugging_face::export;
+pub use load::{Checkpoint, Want};
+pub use manifest::{FileEntry, MANIFEST, Manifest, Piece, TensorEntry};
+pub use safetensors::Dtype;
+pub use save::{commit, retain};
+pub use shard::{Elements, Part, Shard, write_shard};
 pub use state::TrainState;
+pub use store::Store;
 
-/// Parameters by global name.
-const MODEL_FILE: &str = "model.safetensors";
-/// The optimiser's tensors.
-const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-/// Everything that is no tensor.
-const STATE_FILE: &str = "state.json";
-/// What a checkpoint consists of.
-const FILES: [&str; 3] = [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE];
+/// What the names of parameters begin with.
+pub const MODEL: &str = "model/";
+/// What the names of the optimiser's tensors begin with.
+pub const OPTIMIZER: &str = "optimizer/";
+
+/// A parameter's name in a checkpoint.
+pub fn model_name(parameter: &str) -> String {
+    format!("{MODEL}{parameter}")
+}
+
+/// The name in a checkpoint of a tensor the optimiser calls `kind.<parameter>`.
+pub fn optimizer_name(state: &str) -> String {
+    format!("{OPTIMIZER}{state}")
+}

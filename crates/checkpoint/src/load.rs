@@ -1,57 +1,232 @@
-//! Reading a checkpoint: the same names, shapes and kinds, or an error that says what differs.
+//! Reading a checkpoint: any part of any tensor, each block of a file once and checked.
 
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use tch::Tensor;
-use trainyard_nn::{Module, weights};
+use trainyard_mesh::{Slice, overlaps};
 
-use crate::save::named;
-use crate::state::{StateFile, TensorEntry};
-use crate::{MODEL_FILE, OPTIMIZER_FILE, Result, STATE_FILE, TrainState};
+use crate::digest::{BLOCK, Digest};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, TensorEntry};
+use crate::{CheckpointError, Result, Store, TrainState, hugging_face, version_1};
 
-/// A checkpoint on disk whose state has been read; its tensors are read when asked for.
+/// A checkpoint whose manifest has been read; its tensors are read when asked for.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
-    state: TrainState,
-    optimizer: Vec<TensorEntry>,
+    store: Arc<dyn Store>,
+    folder: String,
+    manifest: Manifest,
+}
+
+/// A part of a tensor that somebody wants.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// The tensor's name.
+    pub name: String,
+    /// Which part of it.
+    pub slice: Slice,
+}
+
+/// Bytes of a file that belong somewhere.
+struct Segment {
+    start: u64,
+    length: u64,
+    /// For which wish, and where in it.
+    want: usize,
+    to: u64,
+}
+
+/// What would be the manifest of a folder that has none.
+fn foreign(store: &dyn Store, folder: &str) -> Result<Manifest> {
+    let state = store.size(&format!("{folder}/{}", version_1::STATE_FILE))?;
+    if state.is_some() {
+        return version_1::manifest(store, folder);
+    }
+    let reason = "no checkpoint: it has neither a manifest nor files of Hugging Face's";
+    hugging_face::manifest(store, folder)?
+        .ok_or_else(|| CheckpointError::format(&store.describe(folder), reason))
 }
 
 impl Checkpoint {
-    /// Opens the folder of one step, as [`crate::latest`] names it.
-    pub fn open(path: impl Into<PathBuf>) -> Result<Checkpoint> {
-        let path = path.into();
-        let file = StateFile::read(&path.join(STATE_FILE))?;
-        Ok(Checkpoint {
-            path,
-            state: file.state,
-            optimizer: file.optimizer,
+    /// Opens a folder of a store, of whichever version, or one of Hugging Face's.
+    pub fn open(store: Arc<dyn Store>, folder: &str) -> Result<Checkpoint> {
+        let path = format!("{folder}/{MANIFEST}");
+        let manifest = match store.size(&path)? {
+            Some(size) => {
+                let text = store.read(&path, 0..size)?;
+                Manifest::decode(&store.describe(&path), &text)?
+            }
+            None => foreign(&*store, folder)?,
+        };
+        Ok(Checkpoint::with_manifest(store, folder, manifest))
+    }
+
+    pub(crate) fn with_manifest(
+        store: Arc<dyn Store>,
+        folder: &str,
+        manifest: Manifest,
+    ) -> Checkpoint {
+        Checkpoint {
+            store,
+            folder: folder.to_owned(),
+            manifest,
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> String {
+        self.store.describe(&self.folder)
+    }
+
+    /// Where the job stood, if it is a job's.
+    pub fn state(&self) -> Option<&TrainState> {
+        self.manifest.state.as_ref()
+    }
+
+    /// What is in it.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A tensor without its elements.
+    pub fn tensor(&self, name: &str) -> Result<&TensorEntry> {
+        let missing = || CheckpointError::tensor(&self.path(), name, "is not there");
+        self.manifest.tensors.get(name).ok_or_else(missing)
+    }
+
+    /// Refuses where the tensors whose names begin with `prefix` are not exactly `names`.
+    pub fn expect_names<'a>(
+        &self,
+        prefix: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<()> {
+        let wanted: BTreeSet<&str> = names.collect();
+        let there = self.manifest.tensors.keys().map(String::as_str);
+        let there: BTreeSet<&str> = there.filter(|name| name.starts_with(prefix)).collect();
+        let only_in = |a: &BTreeSet<&str>, b: &BTreeSet<&str>| -> Vec<String> {
+            a.difference(b).map(|name| (*name).to_owned()).collect()
+        };
+        match wanted == there {
+            true => Ok(()),
+            false => Err(CheckpointError::Names {
+                path: self.path(),
+                missing: only_in(&wanted, &there),
+                unexpected: only_in(&there, &wanted),
+            }),
+        }
+    }
+
+    /// Reads what is wanted. `deliver` gets the number of a wish, where in its bytes these belong, and
+    /// the bytes; in what order they come is left open.
+    pub fn read(
+        &self,
+        wants: &[Want],
+        mut deliver: impl FnMut(usize, usize, &[u8]) -> std::io::Result<()>,
+    ) -> Result<()> {
+        for (file, mut segments) in self.plan(wants)? {
+            segments.sort_by_key(|segment| segment.start);
+            let Some(entry) = self.manifest.files.get(file) else {
+                continue;
+            };
+            let mut block = Block::default();
+            for segment in &segments {
+                self.read_segment(file, entry, segment, &mut block, &mut deliver)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which bytes of which files are needed for what.
+    fn plan(&self, wants: &[Want]) -> Result<BTreeMap<&str, Vec<Segment>>> {
+        let mut plan: BTreeMap<&str, Vec<Segment>> = BTreeMap::new();
+        for (index, want) in wants.iter().enumerate() {
+            let tensor = self.tensor(&want.name)?;
+            let width = tensor.dtype.bitsize() as u64 / 8;
+            let mut found = 0;
+            for piece in &tensor.pieces {
+                for overlap in overlaps(&piece.slice, &want.slice, &tensor.shape) {
+                    found += overlap.length;
+                    plan.entry(&piece.file).or_default().push(Segment {
+                        start: piece.start + overlap.from as u64 * width,
+                        length: overlap.length as u64 * width,
+                        want: index,
+                        to: overlap.to as u64 * width,
+                    });
+                }
+            }
+            if found != want.slice.num_elements() {
+                let reason = "its parts do not make up the whole, each element once";
+                return Err(CheckpointError::tensor(&self.path(), &want.name, reason));
+            }
+        }
+        Ok(plan)
+    }
+
+    fn read_segment(
+        &self,
+        file: &str,
+        entry: &FileEntry,
+        segment: &Segment,
+        block: &mut Block,
+        deliver: &mut impl FnMut(usize, usize, &[u8]) -> std::io::Result<()>,
+    ) -> Result<()> {
+        let (mut start, end) = (segment.start, segment.start + segment.length);
+        while start < end {
+            let number = start / BLOCK;
+            if block.number != Some(number) {
+                *block = self.block(file, entry, number)?;
+            }
+            let from = (start - number * BLOCK) as usize;
+            let length = (end.min((number + 1) * BLOCK) - start) as usize;
+            let to = (segment.to + start - segment.start) as usize;
+            let bytes = &block.bytes[from..from + length];
+            deliver(segment.want, to, bytes).map_err(CheckpointError::io(self.path()))?;
+            start += length as u64;
+        }
+        Ok(())
+    }
+
+    /// A block of a file, checked.
+    fn block(&self, file: &str, entry: &FileEntry, number: u64) -> Result<Block> {
+        let path = format!("{}/{file}", self.folder);
+        let start = number * BLOCK;
+        let end = entry.num_bytes.min(start + BLOCK);
+        let bytes = self.store.read(&path, start..end)?;
+        let expected = entry.blocks.as_ref().map(|blocks| blocks[number as usize]);
+        if expected.is_some_and(|expected| expected != Digest::of(&bytes)) {
+            return Err(CheckpointError::Damaged {
+                path: self.store.describe(&path),
+                what: format!("bytes {start} to {end} have another digest"),
+            });
+        }
+        Ok(Block {
+            number: Some(number),
+            bytes,
         })
     }
 
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Reads everything and checks it: every file's length and digests.
+    pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<()> {
+        for (file, entry) in &self.manifest.files {
+            let path = format!("{}/{file}", self.folder);
+            let size = self.store.size(&path)?;
+            if size != Some(entry.num_bytes) {
+                let size = size.map_or("none".to_owned(), |size| size.to_string());
+                return Err(CheckpointError::Damaged {
+                    path: self.store.describe(&path),
+                    what: format!("it has {size} of {} bytes", entry.num_bytes),
+                });
+            }
+            for number in 0..entry.num_bytes.div_ceil(BLOCK) {
+                progress(self.block(file, entry, number)?.bytes.len() as u64);
+            }
+        }
+        Ok(())
     }
+}
 
-    /// Where the job stood.
-    pub fn state(&self) -> &TrainState {
-        &self.state
-    }
-
-    /// Fills every parameter of `model`; nothing is changed if anything differs.
-    pub fn load_model(&self, model: &dyn Module) -> Result<()> {
-        Ok(weights::load(self.path.join(MODEL_FILE), model)?)
-    }
-
-    /// The optimiser's tensors in main memory, in the order they were saved.
-    pub fn load_optimizer(&self) -> Result<Vec<(String, Tensor)>> {
-        let tensors = self
-            .optimizer
-            .iter()
-            .map(|entry| Ok((entry.name.clone(), entry.empty()?)))
-            .collect::<Result<Vec<_>>>()?;
-        weights::load(self.path.join(OPTIMIZER_FILE), &named(&tensors)?)?;
-        Ok(tensors)
-    }
+/// The block that was read last.
+#[derive(Default)]
+struct Block {
+    number: Option<u64>,
+    bytes: Vec<u8>,
 }

@@ -1,68 +1,87 @@
-//! Writing a checkpoint: beside its place, durably, and then with one rename.
+//! Making a checkpoint of what ranks have written: one manifest, put in its place in one step.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
 
-use tch::Tensor;
-use trainyard_nn::{Module, Parameter, weights};
+use crate::folder::{step_folder, steps_below};
+use crate::manifest::{MANIFEST, Manifest, TensorEntry};
+use crate::shard::Shard;
+use crate::{CheckpointError, Result, Store, TrainState};
 
-use crate::durable;
-use crate::folder::{Leftover, leftover_path, step_path};
-use crate::retain::{condemn, remove, retain};
-use crate::state::StateFile;
-use crate::{CheckpointError, FILES, MODEL_FILE, OPTIMIZER_FILE, Result, STATE_FILE, TrainState};
-
-/// Writes the checkpoint of `state.step` into `folder` and returns its path.
+/// Makes the shards of all ranks the checkpoint of `state.step`. When this returns it is there for sure.
 ///
-/// When this returns it is on the disk. Only then are older ones deleted until `keep_latest_k` are
-/// left; 0 keeps all. A checkpoint of the same step is replaced.
-pub fn save(
-    folder: impl AsRef<Path>,
-    model: &dyn Module,
-    optimizer: &[(String, Tensor)],
-    state: &TrainState,
-    keep_latest_k: usize,
-) -> Result<PathBuf> {
-    let folder = folder.as_ref();
-    fs::create_dir_all(folder).map_err(CheckpointError::io(folder))?;
-    let partial = leftover_path(folder, state.step, Leftover::Partial);
-    remove(&partial)?;
-    fs::create_dir(&partial).map_err(CheckpointError::io(&partial))?;
-    write(&partial, model, optimizer, state)?;
-
-    let path = step_path(folder, state.step);
-    let replaced = condemn(folder, state.step)?;
-    durable::rename(&partial, &path)?;
-    remove(&replaced)?;
-    retain(folder, state.step, keep_latest_k)?;
-    Ok(path)
-}
-
-/// Writes all files and returns when they are on the disk.
-fn write(
-    folder: &Path,
-    model: &dyn Module,
-    optimizer: &[(String, Tensor)],
-    state: &TrainState,
-) -> Result<()> {
-    weights::save(folder.join(MODEL_FILE), model)?;
-    weights::save(folder.join(OPTIMIZER_FILE), &named(optimizer)?)?;
-    StateFile::new(state, optimizer)?.write(&folder.join(STATE_FILE))?;
-    for file in FILES {
-        durable::sync(&folder.join(file))?;
+/// A checkpoint of the same step is replaced; files of it that are needed no more go afterwards.
+pub fn commit(store: &dyn Store, state: TrainState, shards: Vec<Shard>) -> Result<String> {
+    let folder = step_folder(state.step);
+    let described = store.describe(&folder);
+    let mut manifest = Manifest {
+        state: Some(state),
+        tensors: BTreeMap::new(),
+        files: BTreeMap::new(),
+    };
+    for shard in shards {
+        manifest
+            .files
+            .insert(shard.file.clone(), shard.entry.clone());
+        for (part, piece) in shard.pieces() {
+            let tensor = manifest.tensors.entry(part.name.clone());
+            let tensor = tensor.or_insert_with(|| TensorEntry {
+                dtype: part.dtype,
+                shape: part.shape.clone(),
+                pieces: Vec::new(),
+            });
+            if tensor.dtype != part.dtype || tensor.shape != part.shape {
+                let reason = "ranks disagree on its type or shape";
+                return Err(CheckpointError::tensor(&described, &part.name, reason));
+            }
+            tensor.pieces.push(piece);
+        }
     }
-    durable::sync(folder)
+    manifest.check(&described)?;
+    store.put(&format!("{folder}/{MANIFEST}"), &manifest.encode()?)?;
+    remove_strangers(store, &folder, &manifest)?;
+    Ok(folder)
 }
 
-/// Plain tensors as a module, so that they are written and read as weights are.
-pub(crate) fn named(tensors: &[(String, Tensor)]) -> Result<Vec<Parameter>> {
-    tensors
-        .iter()
-        .map(|(name, tensor)| {
-            Ok(Parameter::from_tensor(
-                name.as_str(),
-                tensor.shallow_clone(),
-            )?)
-        })
-        .collect()
+/// Deletes what earlier attempts left in the folder.
+fn remove_strangers(store: &dyn Store, folder: &str, manifest: &Manifest) -> Result<()> {
+    for name in store.list(folder)? {
+        if name != MANIFEST && !manifest.files.contains_key(&name) {
+            store.remove(&format!("{folder}/{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes checkpoints older than `saved` until `keep` are left with it, and what interrupted saves
+/// left of older steps; 0 keeps all checkpoints.
+pub fn retain(store: &dyn Store, saved: u64, keep: usize) -> Result<()> {
+    let (complete, partial) = steps_below(store, saved)?;
+    for step in outdated(complete, keep).into_iter().chain(partial) {
+        let folder = step_folder(step);
+        // Without its manifest it is no checkpoint any more, however far the rest gets.
+        store.remove(&format!("{folder}/{MANIFEST}"))?;
+        store.remove_folder(&folder)?;
+    }
+    Ok(())
+}
+
+/// Of steps before the one just saved, all but the newest `keep - 1`.
+fn outdated(mut steps: Vec<u64>, keep: usize) -> Vec<u64> {
+    if keep == 0 {
+        return Vec::new();
+    }
+    steps.sort_unstable_by(|a, b| b.cmp(a));
+    steps.into_iter().skip(keep - 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_go_first() {
+        assert_eq!(outdated(vec![30, 10, 20], 2), [20, 10]);
+        assert_eq!(outdated(vec![30, 10, 20], 0), [0u64; 0]);
+        assert_eq!(outdated(vec![10], 5), [0u64; 0]);
+    }
 }

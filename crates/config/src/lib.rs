@@ -21,6 +21,7 @@ mod check;
 mod command_line;
 mod degrees;
 mod error;
+mod hugging_face;
 mod llama;
 mod load;
 mod overrides;
@@ -38,11 +39,12 @@ pub use command_line::split_overrides;
 pub use error::{ConfigError, Place};
 pub use llama::LlamaConfig;
 pub use section::{
-    ActivationCheckpointMode, ActivationCheckpointSection, Backend, CheckpointSection, CommSection,
-    ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor, GradientCompression,
-    JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection, Offload,
-    OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection, ProfilingSection,
-    ReshardAfterForward, SelectiveOption, TrainingSection, ValidationSection,
+    ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, Backend, CheckpointSection,
+    CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
+    GradientCompression, JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection,
+    Offload, OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection,
+    PipelineReduce, ProfilingSection, ReshardAfterForward, SelectiveOption, TrainingSection,
+    ValidationSection,
 };
 pub use spec::ModelSpec;
 

@@ -26,6 +26,10 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
+    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    pub attention_bias: bool,
+    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    pub qk_norm: bool,
     /// Longest sequence the model accepts.
     pub max_position_embeddings: usize,
     /// Share of what is added to the residual stream that training leaves out.
@@ -54,6 +58,8 @@ impl LlamaConfig {
             rope_theta: theta,
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
+            attention_bias: false,
+            qk_norm: false,
             max_position_embeddings: longest,
             resid_pdrop: 0.0,
         }
@@ -81,7 +87,17 @@ impl LlamaConfig {
         } else {
             embedding
         };
-        let blocks = self.num_hidden_layers as u64 * (attention + mlp + norms);
+        let biases = match self.attention_bias {
+            true => (self.query_width() + 2 * self.key_value_width()) as u64,
+            false => 0,
+        };
+        let head_norms = if self.qk_norm {
+            2 * self.head_dim as u64
+        } else {
+            0
+        };
+        let block = attention + mlp + norms + biases + head_norms;
+        let blocks = self.num_hidden_layers as u64 * block;
         embedding + blocks + hidden + head
     }
 

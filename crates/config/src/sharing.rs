@@ -53,24 +53,8 @@ impl Config {
                 "parallelism.data_parallel_shard_degree = 1",
             ));
         }
-        if self.checkpoint.enable {
-            return Err(ConfigError::not_built(
-                format!("{key} with checkpoint.enable = true"),
-                "checkpoint.enable = false",
-            ));
-        }
         let chunks = self.parallelism.pipeline_parallel_stages_per_rank;
         let chunks = kind.num_chunks().unwrap_or(chunks);
-        let is_sharded = self.parallelism.data_parallel_shard_degree != 1;
-        if chunks > 1 && is_sharded && self.parallelism.zero_stage < 3 {
-            return Err(ConfigError::not_built(
-                format!(
-                    "{chunks} stages per rank with parallelism.zero_stage = {}",
-                    self.parallelism.zero_stage
-                ),
-                "parallelism.zero_stage = 3, or a schedule with one stage per rank",
-            ));
-        }
         let num_stages = degree.saturating_mul(chunks as i64);
         let num_units = (shape.num_hidden_layers as i64).saturating_add(2);
         if num_stages > num_units {

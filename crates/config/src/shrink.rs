@@ -118,6 +118,8 @@ fn section_of(shape: &LlamaConfig) -> ModelSection {
         rope_theta: Some(shape.rope_theta),
         rms_norm_eps: Some(shape.rms_norm_eps),
         tie_word_embeddings: Some(shape.tie_word_embeddings),
+        attention_bias: Some(shape.attention_bias),
+        qk_norm: Some(shape.qk_norm),
         resid_pdrop: Some(shape.resid_pdrop),
         max_position_embeddings: Some(shape.max_position_embeddings),
         ..ModelSection::default()

@@ -36,11 +36,13 @@ impl ModelSection {
     }
 
     fn llama(&self) -> Result<LlamaConfig, ConfigError> {
-        let base = LlamaConfig::of(self.flavor.unwrap_or_default());
+        let base = self.base()?;
         let hidden_size = self.hidden_size.unwrap_or(base.hidden_size);
         let num_attention_heads = self.num_attention_heads.unwrap_or(base.num_attention_heads);
+        let is_reshaped = self.hidden_size.is_some() || self.num_attention_heads.is_some();
         let head_dim = match self.head_dim {
             Some(head_dim) => head_dim,
+            None if !is_reshaped => base.head_dim,
             None => divide(hidden_size, num_attention_heads)?,
         };
         let or = |given: Option<usize>, base| given.unwrap_or(base);
@@ -55,11 +57,33 @@ impl ModelSection {
             rope_theta: self.rope_theta.unwrap_or(base.rope_theta),
             rms_norm_eps: self.rms_norm_eps.unwrap_or(base.rms_norm_eps),
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
+            attention_bias: self.attention_bias.unwrap_or(base.attention_bias),
+            qk_norm: self.qk_norm.unwrap_or(base.qk_norm),
             max_position_embeddings: or(self.max_position_embeddings, base.max_position_embeddings),
             resid_pdrop: self.resid_pdrop.unwrap_or(base.resid_pdrop),
         };
         shape.check()?;
         Ok(shape)
+    }
+
+    /// The shape to start from: that of a folder of Hugging Face's, or a flavor's.
+    fn base(&self) -> Result<LlamaConfig, ConfigError> {
+        let Some(folder) = &self.hf_assets_path else {
+            return Ok(LlamaConfig::of(self.flavor.unwrap_or_default()));
+        };
+        if self.flavor.is_some() {
+            return Err(ConfigError::contradiction(
+                "model.flavor and model.hf_assets_path both give a shape",
+                "remove one of them",
+            ));
+        }
+        let path = folder.join("config.json");
+        let refused = |reason: String| {
+            let what = format!("model.hf_assets_path: {}: {reason}", path.display());
+            ConfigError::contradiction(what, "use a Llama, Qwen 2 or Qwen 3")
+        };
+        let text = std::fs::read_to_string(&path).map_err(|e| refused(e.to_string()))?;
+        LlamaConfig::from_hugging_face(&text).map_err(refused)
     }
 
     /// The CNN has no shape to choose, so any shape key is meant for another model.

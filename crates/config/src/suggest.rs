@@ -76,7 +76,10 @@ mod tests {
     #[test]
     fn nonsense_gets_the_list() {
         let hint = hint_for_key(Schema::get(), "debug.qqqqqqqqqqqqqqqqqqqq");
-        assert_eq!(hint, "[debug] has the keys seed, deterministic");
+        assert_eq!(
+            hint,
+            "[debug] has the keys seed, deterministic, sample_log_folder"
+        );
         let hint = hint_for_section(Schema::get(), "zzzz");
         assert!(hint.starts_with("the sections are job, model,"), "{hint}");
     }

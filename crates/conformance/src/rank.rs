@@ -100,6 +100,29 @@ impl Rank {
         Ok(world)
     }
 
+    /// A new world of the first ranks alone, as many as the mesh has; none for the others. All must ask.
+    pub fn join_first(&self, mesh: Mesh) -> Result<Option<Rc<World>>> {
+        let port = self.agree_on_a_port()?;
+        if self.rank >= mesh.world_size() {
+            return Ok(None);
+        }
+        let at = Rendezvous {
+            rank: self.rank,
+            world_size: mesh.world_size(),
+            master_addr: self.address.clone(),
+            master_port: port,
+            timeout: TIMEOUT,
+        };
+        let world = Rc::new(World::join(
+            mesh,
+            Backend::Gloo,
+            &at,
+            Ledger::new(self.rank),
+        )?);
+        self.worlds.borrow_mut().push(Rc::clone(&world));
+        Ok(Some(world))
+    }
+
     /// Returns when every rank has come here.
     pub fn meet(&self) -> Result<()> {
         self.everyone(&()).map(drop)

@@ -10,7 +10,7 @@ use trainyard_config::{Config, Dtype};
 use trainyard_data::{Batch, Sampler, Source, step_batches};
 use trainyard_mesh::Axis;
 use trainyard_nn::{Parameter, Place};
-use trainyard_parallel::{DdpOptions, Volume};
+use trainyard_parallel::{DdpOptions, Passes, Volume};
 use trainyard_torch::World;
 use trainyard_trace::{Ledger, Purpose, Totals};
 use trainyard_train::whole_state::whole_parameters;
@@ -173,10 +173,10 @@ pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Tr
         parameters: values(&whole_parameters(&session.trainer, world)?),
         totals,
         wire_sent,
-        volume: session
-            .trainer
-            .model()
-            .volume(session.trainer.batching().num_microbatches, world.size()),
+        volume: session.trainer.model().volume(
+            Passes::each(session.trainer.batching().num_microbatches),
+            world.size(),
+        ),
         num_stages: world.mesh().size(Axis::Pp),
     })
 }

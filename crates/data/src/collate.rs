@@ -14,6 +14,8 @@ pub struct Batch {
     pub targets: Tensor,
     /// How many targets there are: what a summed loss is divided by.
     pub num_targets: i64,
+    /// Which samples these are, where that is known.
+    pub samples: Vec<u64>,
 }
 
 /// Stacks samples of one kind and one size.
@@ -47,6 +49,7 @@ fn collate_tokens(samples: &[Sample], length: usize, device: Device) -> Result<B
         inputs: tensor(&all_inputs, &shape, device)?,
         targets: tensor(&all_targets, &shape, device)?,
         num_targets: all_targets.len() as i64,
+        samples: Vec::new(),
     })
 }
 
@@ -72,6 +75,7 @@ fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError
         inputs: tensor(&all_pixels, &[batch, 1, side, side], device)?,
         targets: tensor(&labels, &[batch], device)?,
         num_targets: batch,
+        samples: Vec::new(),
     })
 }
 

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use tch::Device;
 
-use crate::{Batch, DataError, Order, Sample, Sampler, Source, collate};
+use crate::{Batch, DataError, Order, Sampler, Source, collate};
 
 /// How a [`Loader`] works, apart from what it loads.
 #[derive(Clone, Copy, Debug)]
@@ -141,11 +141,14 @@ impl Plan {
     }
 
     fn batch(&self, number: u64) -> Result<Batch, DataError> {
-        let samples: Result<Vec<_>, _> = self
-            .positions(number)?
-            .map(|position| self.sample(position))
-            .collect();
-        collate(&samples?, self.device)
+        let indices = self.positions(number)?.map(|position| self.index(position));
+        let indices = indices.collect::<Result<Vec<_>, _>>()?;
+        let samples = indices.iter().map(|&index| self.source.sample(index));
+        let batch = collate(&samples.collect::<Result<Vec<_>, _>>()?, self.device)?;
+        Ok(Batch {
+            samples: indices,
+            ..batch
+        })
     }
 
     fn positions(&self, number: u64) -> Result<std::ops::Range<u64>, DataError> {
@@ -155,14 +158,13 @@ impl Plan {
             .positions(step, number % microbatches, self.rank)
     }
 
-    fn sample(&self, position: u64) -> Result<Sample, DataError> {
-        let len = self.source.len();
-        let index = self.order.locate(position, len);
-        let index = index.ok_or(DataError::OutOfRange {
+    /// Which sample is at a position of the stream.
+    fn index(&self, position: u64) -> Result<u64, DataError> {
+        let index = self.order.locate(position, self.source.len());
+        index.ok_or(DataError::OutOfRange {
             index: position,
             len: 0,
-        })?;
-        self.source.sample(index)
+        })
     }
 }
 
@@ -171,6 +173,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+    use crate::Sample;
 
     /// Sequences that say which sample they are, and break where told to.
     #[derive(Default)]

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         return code;
     }
     trainyard_torch::memory::use_huge_pages();
+    trainyard_torch::memory::keep_freed();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)

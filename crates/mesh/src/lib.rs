@@ -18,11 +18,13 @@
 mod axis;
 mod error;
 mod mesh;
+mod overlap;
 mod placement;
 mod slice;
 
 pub use axis::{Axis, AxisSet};
 pub use error::MeshError;
 pub use mesh::{Coordinates, Mesh};
+pub use overlap::{Overlap, overlaps};
 pub use placement::{Dim, Layout, Packed, Placement};
 pub use slice::{Region, Slice, chunk, slice_of};

@@ -24,7 +24,6 @@ mod adapter;
 mod builder;
 mod cnn;
 mod context_parallel;
-pub mod deferred;
 mod error;
 pub mod init;
 mod intercept;
@@ -41,6 +40,7 @@ mod tensor_parallel;
 mod thread_bound;
 mod traffic;
 mod unit;
+pub mod weight_gradients;
 pub mod weights;
 
 pub use adapter::{LossFn, UnitFn, VarStoreModel};

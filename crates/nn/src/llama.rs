@@ -36,6 +36,10 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// Whether the head uses the embedding's table.
     pub tie_word_embeddings: bool,
+    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    pub attention_bias: bool,
+    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    pub qk_norm: bool,
     /// Share of what attention and the feed-forward part add that training leaves out.
     pub resid_pdrop: f64,
 }
@@ -54,6 +58,8 @@ impl LlamaConfig {
             rope_theta: 10_000.0,
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
+            attention_bias: false,
+            qk_norm: false,
             resid_pdrop: 0.0,
         }
     }
@@ -87,6 +93,8 @@ impl LlamaConfig {
             num_heads: self.num_attention_heads,
             num_kv_heads: self.num_key_value_heads,
             head_dim: self.head_dim,
+            has_bias: self.attention_bias,
+            norm_eps: self.qk_norm.then_some(self.rms_norm_eps),
         }
     }
 }

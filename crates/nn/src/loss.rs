@@ -22,7 +22,7 @@ pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         )?)
 }
 
-/// The kind in which losses of `kind` are computed.
+/// The kind in which numbers of `kind` are added up: losses, squares, shares of attention.
 pub(crate) fn wide(kind: Kind) -> Kind {
     match kind {
         Kind::Half | Kind::BFloat16 => Kind::Float,

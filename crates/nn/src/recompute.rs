@@ -19,11 +19,11 @@ pub fn recomputed(x: &Tensor, part: Part) -> Result<Tensor> {
         return part(x);
     }
     let again = ThreadBound::new(Rc::clone(&part));
-    let mut outputs = autograd::function(
+    Ok(autograd::single(
         &[x],
         |saver, inputs| {
             saver.save(inputs[0]);
-            Ok(vec![part(inputs[0]).map_err(carried)?])
+            part(inputs[0]).map_err(carried)
         },
         move |saved, gradients| {
             let ([x], [Some(gradient)]) = (saved, gradients) else {
@@ -36,8 +36,7 @@ pub fn recomputed(x: &Tensor, part: Part) -> Result<Tensor> {
             let gradient = x.f_grad()?;
             Ok(vec![gradient.defined().then_some(gradient)])
         },
-    )?;
-    Ok(outputs.swap_remove(0))
+    )?)
 }
 
 /// Whether operations on `x` are recorded for backward.

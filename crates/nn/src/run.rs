@@ -24,6 +24,8 @@ use crate::{
 pub struct Run {
     output: Tensor,
     tape: Option<Rc<Tape>>,
+    /// Whether anything that belongs to this thread takes part in backward.
+    is_bound: bool,
 }
 
 /// Runs every unit of `model` on `x`, each inside the interceptors, the first of which is outermost.
@@ -38,7 +40,11 @@ pub fn run(
         let output = units
             .into_iter()
             .try_fold(x.shallow_clone(), |x, unit| unit.forward(&x, cx))?;
-        return Ok(Run { output, tape: None });
+        return Ok(Run {
+            output,
+            tape: None,
+            is_bound: false,
+        });
     }
 
     let tape = Tape::begin(interceptors, units.len());
@@ -58,7 +64,11 @@ pub fn run(
         }
         output = pass(unit, &output, call, interceptors, tape.as_ref())?;
     }
-    Ok(Run { output, tape })
+    Ok(Run {
+        output,
+        tape,
+        is_bound: true,
+    })
 }
 
 /// One passage through one unit.
@@ -98,6 +108,11 @@ impl Run {
         self.output
     }
 
+    /// Lets go of the output, where backward begins with its gradient and nobody reads it any more.
+    pub fn release_output(&mut self) {
+        self.output = Tensor::new();
+    }
+
     /// Accumulates the gradients of `loss`, which was computed from the output.
     ///
     /// An error raised by an interceptor during backward comes out here.
@@ -108,5 +123,20 @@ impl Run {
             Some(tape) => tape.backward(loss),
             None => Ok(loss.f_backward()?),
         }
+    }
+
+    /// The same while `other` runs: each computes while the other communicates. Interceptors belong to
+    /// one thread, so where there are any, one comes after the other.
+    pub fn backward_beside<T>(self, loss: &Tensor, other: impl FnOnce() -> T) -> Result<T> {
+        if self.is_bound {
+            let done = other();
+            self.backward(loss)?;
+            return Ok(done);
+        }
+        drop(self.output);
+        let loss = loss.shallow_clone();
+        let (done, passed) = trainyard_torch::beside(other, move || loss.f_backward())?;
+        passed?;
+        Ok(done)
     }
 }

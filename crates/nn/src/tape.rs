@@ -61,15 +61,14 @@ impl Tape {
             return Ok(x.shallow_clone());
         }
         let listener = Listener::new(self, call);
-        let mut outputs = autograd::function(
+        Ok(autograd::single(
             &[x],
-            |_, inputs| Ok(vec![inputs[0].f_detach()?]),
+            |_, inputs| Ok(inputs[0].f_detach()?),
             move |_, gradients| {
                 listener.hear(Event::AfterBackward)?;
                 Ok(vec![gradients[0].as_ref().map(Tensor::shallow_clone)])
             },
-        )?;
-        Ok(outputs.swap_remove(0))
+        )?)
     }
 
     /// Opens the unit in backward when the gradient of its output is known.

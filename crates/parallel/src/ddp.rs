@@ -12,6 +12,7 @@
 //! # }
 //! ```
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -24,7 +25,7 @@ use crate::bucket::BucketLimits;
 use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::reducer::{Plan, Reducer};
-use crate::strategy::{Strategy, Sync};
+use crate::strategy::{Passes, Strategy, Sync};
 use crate::terms::Terms;
 use crate::volume::{StateBytes, Volume, replicated_volume};
 
@@ -69,6 +70,8 @@ pub struct Ddp<M> {
     /// Of all gradients, as they travel.
     gradient_bytes: u64,
     terms: Terms,
+    /// Whether a reduction is under way.
+    is_reducing: Cell<bool>,
     interceptors: Vec<Rc<dyn Intercept>>,
     _hooks: Vec<HookHandle>,
 }
@@ -88,6 +91,7 @@ impl<M: Model> Ddp<M> {
                 num_ranks: 1,
                 gradient_bytes: 0,
                 terms,
+                is_reducing: Cell::new(false),
                 interceptors: options.inside,
                 _hooks: Vec::new(),
             });
@@ -123,6 +127,7 @@ impl<M: Model> Ddp<M> {
             num_ranks: group.size(),
             gradient_bytes,
             terms,
+            is_reducing: Cell::new(false),
             interceptors: options.inside,
             _hooks: hooks,
         })
@@ -133,29 +138,31 @@ impl<M: Model> Ddp<M> {
         &self.model
     }
 
-    /// Backward with its reduction over several ranks. Returns what no rank used, if asked for.
-    fn reduced(
-        &self,
-        reducer: &Mutex<Reducer>,
-        run: Run,
-        loss: &Tensor,
-        sync: Sync,
-    ) -> Result<Vec<String>> {
-        lock(reducer).begin(sync == Sync::Reduce)?;
-        run.backward(loss)?;
-        if sync == Sync::Accumulate {
-            return Ok(Vec::new());
+    /// A backward pass, with the reduction of what becomes complete in it.
+    fn passing(&self, sync: Sync, pass: impl FnOnce() -> Result<()>) -> Result<()> {
+        let is_last = sync == Sync::Reduce;
+        if let Some(reducer) = &self.reducer {
+            lock(reducer).begin(is_last)?;
         }
+        pass()?;
+        match is_last {
+            true => self.start_rest(),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts what backward has not.
+    fn start_rest(&self) -> Result<()> {
+        self.is_reducing.set(true);
+        let Some(reducer) = &self.reducer else {
+            return Ok(());
+        };
         let mut reducer = lock(reducer);
         let unused = reducer.unused();
         if !unused.is_empty() && !self.find_unused {
             return Err(ParallelError::UnusedParameters { names: unused });
         }
-        reducer.finish()?;
-        if !self.find_unused {
-            return Ok(Vec::new());
-        }
-        Ok(reducer.clear_globally_unused(&unused)?)
+        Ok(reducer.start_rest(unused)?)
     }
 }
 
@@ -164,35 +171,42 @@ impl<M: Model> Strategy for Ddp<M> {
         Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
     }
 
-    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
-        let unused = match &self.reducer {
-            Some(reducer) => self.reduced(reducer, run, loss, sync)?,
-            None => {
-                run.backward(loss)?;
-                Vec::new()
-            }
-        };
-        if sync == Sync::Reduce {
-            self.terms.add_up()?;
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()> {
+        self.passing(sync, || Ok(run.backward(loss)?))
+    }
+
+    fn start_backward_beside(
+        &self,
+        run: Run,
+        loss: &Tensor,
+        sync: Sync,
+        other: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.passing(sync, || run.backward_beside(loss, other)?)
+    }
+
+    fn watches_gradients(&self) -> bool {
+        self.reducer.is_some()
+    }
+
+    fn start_reduce(&self, sync: Sync) -> Result<()> {
+        self.passing(sync, || Ok(()))
+    }
+
+    fn finish_reduce(&self) -> Result<Vec<String>> {
+        if !self.is_reducing.replace(false) {
+            return Ok(Vec::new());
         }
-        Ok(unused)
-    }
-
-    fn can_defer(&self) -> bool {
-        true
-    }
-
-    fn reduce(&self) -> Result<()> {
+        let mut unused = Vec::new();
         if let Some(reducer) = &self.reducer {
             let mut reducer = lock(reducer);
-            reducer.begin(true)?;
-            let unused = reducer.unused();
-            if !unused.is_empty() && !self.find_unused {
-                return Err(ParallelError::UnusedParameters { names: unused });
+            let unused_here = reducer.finish()?;
+            if self.find_unused {
+                unused = reducer.clear_globally_unused(&unused_here)?;
             }
-            reducer.finish()?;
         }
-        self.terms.add_up()
+        self.terms.add_up()?;
+        Ok(unused)
     }
 
     fn zero_grad(&self) -> Result<()> {
@@ -202,7 +216,7 @@ impl<M: Model> Strategy for Ddp<M> {
         Ok(())
     }
 
-    fn volume(&self, _num_microbatches: usize, world_size: usize) -> Volume {
+    fn volume(&self, _: Passes, world_size: usize) -> Volume {
         // Every rank holds a copy of what it shares, so as many copies are added up as there are
         // sets of ranks that add up.
         let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64;

@@ -28,11 +28,11 @@ pub use compress::{Bf16Compression, GradientHook, PlainReduction, Reduction};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
-pub use loss_scale::{LossScale, Verdict};
+pub use loss_scale::{LossScale, Verdict, scaled};
 pub use pipeline::{Part, Pipeline, Shape, Tie, balanced};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputePlan, Recomputing, fit};
-pub use strategy::{Pass, Step, Strategy, Sync, Update};
+pub use strategy::{Pass, Passes, Step, Strategy, Sync, Update};
 pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
 pub use zero::{
     FullyShard, OffloadOptions, Reshard, Row, ShardOptions, Stage, part, shard_axes, whole,

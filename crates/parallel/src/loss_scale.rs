@@ -5,6 +5,10 @@
 //! steps doubles it. Whether a step is skipped is read off the norm of the global gradient, which is
 //! the same number on every rank, so ranks cannot disagree.
 
+use tch::Tensor;
+
+use crate::error::Result;
+
 /// The scale, and how it has done so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
@@ -55,6 +59,14 @@ impl Default for LossScale {
             scale: Self::FIRST,
             num_good: 0,
         }
+    }
+}
+
+/// A number times a factor; most often by one, which changes nothing.
+pub fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
+    match factor == 1.0 {
+        true => Ok(tensor.shallow_clone()),
+        false => Ok(tensor.f_mul_scalar(factor)?),
     }
 }
 

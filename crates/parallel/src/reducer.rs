@@ -22,6 +22,8 @@ pub(crate) struct Reducer {
     under_way: Vec<Box<dyn Reduction>>,
     /// Whether this pass ends in a reduction, or only accumulates.
     reducing: bool,
+    /// Parameters without a gradient in the reduction under way.
+    unused: Vec<String>,
 }
 
 /// One parameter's place in its bucket.
@@ -93,6 +95,7 @@ impl Reducer {
             buckets,
             under_way: Vec::new(),
             reducing: false,
+            unused: Vec::new(),
         })
     }
 
@@ -170,20 +173,25 @@ impl Reducer {
         missing.map(|s| s.name.clone()).collect()
     }
 
-    /// Ends a reducing pass: starts what is left and waits for everything.
-    pub(crate) fn finish(&mut self) -> Result<()> {
+    /// A reducing pass has ended: starts what is left, without the gradients of `unused`.
+    pub(crate) fn start_rest(&mut self, unused: Vec<String>) -> Result<()> {
+        self.unused = unused;
         for number in 0..self.slots.len() {
             if !self.slots[number].ready {
                 self.fill_unused(number)?;
             }
         }
-        self.start_full_buckets()?;
+        self.start_full_buckets()
+    }
+
+    /// Waits for everything. Returns the names of parameters that had no gradient here.
+    pub(crate) fn finish(&mut self) -> Result<Vec<String>> {
         let mut outcome = Ok(());
         for reduction in self.under_way.drain(..) {
             // Every one is waited for, so that none touches the buckets later; the first error counts.
             outcome = outcome.and(reduction.finish());
         }
-        outcome
+        outcome.map(|()| std::mem::take(&mut self.unused))
     }
 
     /// Zero stands for a gradient that did not come; one accumulated before this pass stays.

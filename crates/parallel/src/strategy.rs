@@ -1,10 +1,12 @@
 //! What a training loop asks of a strategy.
 
 use tch::Tensor;
+use trainyard_nn::weight_gradients::WeightGradients;
 use trainyard_nn::{Context, Model, Parameter, Run};
 use trainyard_trace::{Ledger, SpanKind};
 
 use crate::error::Result;
+use crate::loss_scale::scaled;
 use crate::offload::Counters;
 use crate::volume::{StateBytes, Volume};
 
@@ -13,8 +15,32 @@ use crate::volume::{StateBytes, Volume};
 pub enum Sync {
     /// They are reduced over all ranks: the last pass before an optimiser step.
     Reduce,
-    /// They add up: a pass of gradient accumulation.
+    /// They add up: a pass of gradient accumulation. What is sharded is reduced to shards all the same.
     Accumulate,
+    /// They add up whole, sharded or not: a later pass, or [`Strategy::start_reduce`], reduces them.
+    Keep,
+}
+
+/// How often a step does what costs messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passes {
+    /// Forward and backward passes.
+    pub num_microbatches: u64,
+    /// Reductions of gradients that are sharded.
+    pub num_reductions: u64,
+    /// How often all parameters are gathered for several passes; none where each pass gathers its own.
+    pub num_gathers: Option<u64>,
+}
+
+impl Passes {
+    /// Every pass for itself.
+    pub fn each(num_microbatches: usize) -> Passes {
+        Passes {
+            num_microbatches: num_microbatches as u64,
+            num_reductions: num_microbatches as u64,
+            num_gathers: None,
+        }
+    }
 }
 
 /// The optimiser, as far as a strategy deals with it.
@@ -58,7 +84,52 @@ pub trait Strategy: Model {
 
     /// Computes gradients and, with [`Sync::Reduce`], returns once they are those of all ranks.
     /// Returns the names of parameters that no rank used, if those were asked for.
-    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>>;
+    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+        self.start_backward(run, loss, sync)?;
+        self.finish_reduce()
+    }
+
+    /// Computes gradients. Their reduction is begun, and ended by [`Strategy::finish_reduce`].
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()>;
+
+    /// The same while `other` runs, if the strategy can: each computes while the other communicates.
+    fn start_backward_beside(
+        &self,
+        run: Run,
+        loss: &Tensor,
+        sync: Sync,
+        other: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        other()?;
+        self.start_backward(run, loss, sync)
+    }
+
+    /// Whether backward with [`Sync::Reduce`] must hear of every gradient as it is added.
+    fn watches_gradients(&self) -> bool {
+        true
+    }
+
+    /// Gradients of weights are about to come that an earlier pass has put off; as with [`Sync::Keep`].
+    fn expect_weights(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Begins to reduce what passes with [`Sync::Keep`] have left. `sync` is as for a backward pass.
+    fn start_reduce(&self, sync: Sync) -> Result<()>;
+
+    /// Waits for the reductions under way. Returns the names of parameters that no rank used, if those
+    /// were asked for.
+    fn finish_reduce(&self) -> Result<Vec<String>>;
+
+    /// Gathers all parameters, to stay for several passes.
+    fn unshard(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Lets go of what [`Strategy::unshard`] has gathered.
+    fn reshard(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Forward and backward of all micro-batches. Returns the loss of what this rank saw, if it has it.
     fn run_step(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
@@ -68,14 +139,23 @@ pub trait Strategy: Model {
                 true => Sync::Reduce,
                 false => Sync::Accumulate,
             };
+            // Where passes add up, products go straight into the gradients that are there, as long as
+            // nobody listens for them.
+            let weights = WeightGradients::default();
             let (run, loss) = {
                 let _span = step.ledger.enter(SpanKind::Forward, "forward");
-                let run = self.forward(pass.inputs, &pass.cx)?;
+                let run = match step.passes.len() {
+                    1 => self.forward(pass.inputs, &pass.cx)?,
+                    _ => weights.during(|| self.forward(pass.inputs, &pass.cx))?,
+                };
                 let sum = self.loss(run.output(), pass.targets)?;
                 (run, sum.f_div_scalar(step.count)?)
             };
             {
                 let _span = step.ledger.enter(SpanKind::Backward, "backward");
+                if sync == Sync::Accumulate || !self.watches_gradients() {
+                    weights.add_in_place();
+                }
                 self.backward(run, &scaled(&loss, step.scale)?, sync)?;
             }
             total = Some(added(total, loss.f_detach()?)?);
@@ -96,17 +176,6 @@ pub trait Strategy: Model {
         Ok(total)
     }
 
-    /// Whether gradients of weights may come after [`Strategy::backward`], to be reduced by
-    /// [`Strategy::reduce`].
-    fn can_defer(&self) -> bool {
-        false
-    }
-
-    /// Reduces what passes with [`Sync::Accumulate`] have left.
-    fn reduce(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// Leaves every parameter without a gradient, ready for the next step.
     fn zero_grad(&self) -> Result<()>;
 
@@ -114,6 +183,12 @@ pub trait Strategy: Model {
     /// part of them at hand each time and gradients for that part alone.
     fn update(&self, update: &mut dyn Update) -> Result<()> {
         update.step()
+    }
+
+    /// Whether [`Strategy::update`] goes by parts. Its parameters' gradients are then where the strategy
+    /// has put them, and no other may have one meanwhile.
+    fn updates_by_parts(&self) -> bool {
+        false
     }
 
     /// Parameters among this rank's of which another rank holds the original: trained here too, but
@@ -137,20 +212,12 @@ pub trait Strategy: Model {
         Vec::new()
     }
 
-    /// What all `world_size` ranks send in a step of so many micro-batches, by formula.
-    fn volume(&self, num_microbatches: usize, world_size: usize) -> Volume;
+    /// What all `world_size` ranks send in a step of such passes, by formula.
+    fn volume(&self, passes: Passes, world_size: usize) -> Volume;
 
     /// What this rank holds between steps with `num_moments` states of the optimiser per parameter, by
     /// formula.
     fn states(&self, num_moments: u64) -> StateBytes;
-}
-
-/// A number times a factor; most often by one, which changes nothing.
-pub(crate) fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
-    match factor == 1.0 {
-        true => Ok(tensor.shallow_clone()),
-        false => Ok(tensor.f_mul_scalar(factor)?),
-    }
 }
 
 /// A sum so far and one more.

@@ -7,6 +7,7 @@ use std::iter::Sum;
 
 use serde::Serialize;
 
+use crate::strategy::Passes;
 use crate::zero::{Reshard, Stage};
 
 /// Bytes of one step: handed in by one rank, and sent by all ranks together.
@@ -129,24 +130,25 @@ pub struct StateBytes {
 }
 
 impl ShardedModel {
-    /// What all ranks send in a step of `num_microbatches`.
-    pub fn volume(&self, num_microbatches: usize) -> Volume {
+    /// What all ranks send in a step of such passes.
+    pub fn volume(&self, passes: Passes) -> Volume {
         let (shards, replicas) = (self.num_shards as u64, self.num_replicas as u64);
-        let passes = num_microbatches as u64;
         let mut volume = Volume::default();
         for (index, &elements) in self.rows.iter().enumerate() {
             // A reduce-scatter or an all-gather of a row: every rank sends all but one chunk.
             let once = replicas * (shards - 1) * elements;
             let num_reductions = match self.stage {
                 Stage::OptimizerStates => 1,
-                _ => passes,
+                _ => passes.num_reductions,
             };
             let copies_meet = 2 * (replicas - 1) * elements;
             let shard = if replicas > 1 { elements / shards } else { 0 };
             volume.reduced += (num_reductions * elements + shard) * self.widths.reduce;
             volume.gradients += (num_reductions * once + copies_meet) * self.widths.reduce;
             let num_gathers = match self.stage {
-                Stage::Parameters => passes * self.gathers_per_pass(index),
+                Stage::Parameters => passes
+                    .num_gathers
+                    .unwrap_or(passes.num_microbatches * self.gathers_per_pass(index)),
                 _ => 1,
             };
             volume.parameters += num_gathers * once * self.widths.param;
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn volumes_are_those_of_the_paper() {
         let sent = |stage| {
-            let volume = model(stage, 4).volume(1);
+            let volume = model(stage, 4).volume(Passes::each(1));
             (volume.gradients + volume.parameters) as f64 / 4.0 / (2.0 * 24.0)
         };
         assert_eq!(sent(Stage::OptimizerStates), 2.0 * 3.0 / 4.0);

@@ -14,6 +14,11 @@ impl Schedule {
                 actions.map(str::parse).collect()
             })
             .collect::<Result<Vec<Vec<Action>>, _>>()?;
+        Schedule::of_actions(ranks)
+    }
+
+    /// A schedule of these actions, checked.
+    pub(crate) fn of_actions(ranks: Vec<Vec<Action>>) -> Result<Schedule, ScheduleError> {
         let mut schedule = Schedule {
             num_microbatches: 0,
             holders: Vec::new(),

@@ -11,56 +11,68 @@ const WIDTH: f64 = 1100.0;
 /// Boxes narrower than this have no room for a number.
 const READABLE: f64 = 14.0;
 
-impl Timeline {
-    /// The picture, under a title, as an SVG file.
-    pub fn to_svg(&self, title: &str) -> String {
-        let num_ranks = self.ranks.len();
-        let height = TOP + ROW * num_ranks as f64 + 44.0;
-        let scale = (WIDTH - LEFT - 16.0) / self.end().max(f64::MIN_POSITIVE);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-             font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"{0}\">\n\
-             <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
-             <text x=\"16\" y=\"26\" font-size=\"16\" font-weight=\"bold\" fill=\"#1f2933\">{0}</text>\n",
-            escaped(title)
-        );
-        legend(&mut svg);
-        for (rank, spans) in self.ranks.iter().enumerate() {
-            let y = TOP + ROW * rank as f64;
-            let middle = y + ROW / 2.0 + 4.0;
-            text(
-                &mut svg,
-                16.0,
-                middle,
-                12,
-                "start",
-                "#1f2933",
-                &format!("rank {rank}"),
-            );
-            for span in spans {
-                draw_span(&mut svg, span, y, scale, num_ranks);
-            }
-        }
-        let share = 100.0 * self.bubble() / self.end().max(f64::MIN_POSITIVE);
-        let most = self.most_in_flight().into_iter().max().unwrap_or(0);
-        let summary = format!(
-            "{} from first to last; a rank waits up to {} ({share:.1} %); at most {most} \
-             micro-batches in flight on a rank, counted per stage",
-            short(self.end()),
-            short(self.bubble())
-        );
+/// Timelines under each other in one SVG file, each under its title and all on one scale.
+pub fn to_svg(panels: &[(&str, &Timeline)]) -> String {
+    let heights = panels.iter().map(|(_, timeline)| panel_height(timeline));
+    let height: f64 = heights.sum();
+    let longest = panels.iter().map(|(_, timeline)| timeline.end());
+    let scale = (WIDTH - LEFT - 16.0) / longest.fold(f64::MIN_POSITIVE, f64::max);
+    let label = panels.first().map_or("", |(title, _)| title);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"{}\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n",
+        escaped(label)
+    );
+    let mut top = 0.0;
+    for (title, timeline) in panels {
+        let _ = writeln!(svg, "<g transform=\"translate(0 {top})\">");
+        draw_panel(&mut svg, title, timeline, scale);
+        svg.push_str("</g>\n");
+        top += panel_height(timeline);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn panel_height(timeline: &Timeline) -> f64 {
+    TOP + ROW * timeline.ranks.len() as f64 + 44.0
+}
+
+fn draw_panel(svg: &mut String, title: &str, timeline: &Timeline, scale: f64) {
+    let _ = writeln!(
+        svg,
+        "<text x=\"16\" y=\"26\" font-size=\"16\" font-weight=\"bold\" fill=\"#1f2933\">{}</text>",
+        escaped(title)
+    );
+    legend(svg);
+    let num_ranks = timeline.ranks.len();
+    for (rank, spans) in timeline.ranks.iter().enumerate() {
+        let y = TOP + ROW * rank as f64;
+        let name = format!("rank {rank}");
         text(
-            &mut svg,
+            svg,
             16.0,
-            height - 14.0,
+            y + ROW / 2.0 + 4.0,
             12,
             "start",
             "#1f2933",
-            &summary,
+            &name,
         );
-        svg.push_str("</svg>\n");
-        svg
+        for span in spans {
+            draw_span(svg, span, y, scale, num_ranks);
+        }
     }
+    let share = 100.0 * timeline.bubble() / timeline.end().max(f64::MIN_POSITIVE);
+    let most = timeline.most_in_flight().into_iter().max().unwrap_or(0);
+    let summary = format!(
+        "{} from first to last; a rank waits up to {} ({share:.1} %); at most {most} micro-batches in \
+         flight on a rank, counted per stage",
+        short(timeline.end()),
+        short(timeline.bubble())
+    );
+    let bottom = panel_height(timeline) - 14.0;
+    text(svg, 16.0, bottom, 12, "start", "#1f2933", &summary);
 }
 
 fn draw_span(svg: &mut String, span: &Span, y: f64, scale: f64, num_ranks: usize) {

@@ -3,7 +3,8 @@
 //! A model is cut into stages, a batch into micro-batches. A [`Schedule`] lists for every rank the
 //! [`Action`]s it takes, one after the other; when it takes them follows from what they wait for. So a
 //! schedule can be checked ([`Schedule::check`]), timed under given costs ([`simulate`]) and drawn
-//! without a model, and the executor has nothing left to decide.
+//! without a model. [`Schedule::program`] adds messages, gathering and reductions, and the executor has
+//! nothing left to decide.
 //!
 //! ```
 //! use trainyard_schedule::{Costs, Kind, simulate};
@@ -22,11 +23,15 @@ mod draw;
 mod error;
 mod kind;
 mod make;
+mod measured;
+mod program;
 mod schedule;
 mod simulate;
 
 pub use action::{Action, Task, Work};
+pub use draw::to_svg;
 pub use error::ScheduleError;
 pub use kind::Kind;
+pub use program::{Instruction, Message, Program, Reductions, Sharing};
 pub use schedule::Schedule;
 pub use simulate::{Costs, Span, Timeline, simulate};

@@ -14,42 +14,51 @@ pub struct Costs {
 }
 
 /// Of one stage.
-#[derive(Copy, Clone, Debug, PartialEq)]
-struct StageCost {
-    forward: f64,
-    backward_input: f64,
-    backward_weight: f64,
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub(crate) struct StageCost {
+    pub forward: f64,
+    pub backward: f64,
+    pub backward_input: f64,
+    pub backward_weight: f64,
+}
+
+impl StageCost {
+    /// A whole backward takes as long as its two parts.
+    const fn new(forward: f64, backward_input: f64, backward_weight: f64) -> StageCost {
+        StageCost {
+            forward,
+            backward: backward_input + backward_weight,
+            backward_input,
+            backward_weight,
+        }
+    }
 }
 
 impl Costs {
     /// The same for every stage; a whole backward takes as long as its two parts.
     pub fn uniform(forward: f64, backward_input: f64, backward_weight: f64) -> Costs {
-        Costs {
-            stages: vec![StageCost {
-                forward,
-                backward_input,
-                backward_weight,
-            }],
-            transfer: 0.0,
-            overlap: 1.0,
-        }
+        Costs::new(vec![StageCost::new(
+            forward,
+            backward_input,
+            backward_weight,
+        )])
     }
 
     /// `(forward, backward for input, backward for weight)` of each stage.
     pub fn of_stages(stages: &[(f64, f64, f64)]) -> Costs {
-        let cost = |&(forward, backward_input, backward_weight): &(f64, f64, f64)| StageCost {
-            forward,
-            backward_input,
-            backward_weight,
-        };
+        let stages = stages.iter();
+        Costs::new(stages.map(|&(f, i, w)| StageCost::new(f, i, w)).collect())
+    }
+
+    pub(crate) fn new(stages: Vec<StageCost>) -> Costs {
         Costs {
-            stages: stages.iter().map(cost).collect(),
+            stages,
             transfer: 0.0,
             overlap: 1.0,
         }
     }
 
-    fn of(&self, task: Task) -> f64 {
+    pub(crate) fn of(&self, task: Task) -> f64 {
         let index = task.stage.min(self.stages.len().saturating_sub(1));
         let Some(cost) = self.stages.get(index) else {
             return 0.0;
@@ -58,7 +67,7 @@ impl Costs {
             Work::Forward => cost.forward,
             Work::BackwardInput => cost.backward_input,
             Work::BackwardWeight => cost.backward_weight,
-            Work::Backward => cost.backward_input + cost.backward_weight,
+            Work::Backward => cost.backward,
         }
     }
 

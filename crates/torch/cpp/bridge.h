@@ -144,6 +144,7 @@ std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const 
 void register_meta_kernels();
 
 // --- observers (observe.cc) ----------------------------------------------------------------------
+void keep_freed_memory();
 void observe_memory();
 uint8_t set_memory_kind(uint8_t kind);
 void memory_counters(rust::Slice<uint64_t> out);

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::border::{addresses, borrow, unpacked};
 use crate::bridge::{Backward, LeafHook, TensorHook, ffi};
-use crate::error::Result;
+use crate::error::{Result, TorchError};
 
 /// Keeps a hook in place; the hook is removed when this is dropped.
 #[must_use = "the hook is removed as soon as its handle is dropped"]
@@ -74,6 +74,18 @@ pub fn function(
         Box::new(Backward(Mutex::new(Some(Box::new(backward))))),
     )?;
     unpacked(list)
+}
+
+/// The same for a function of one output.
+pub fn single(
+    inputs: &[&Tensor],
+    forward: impl FnOnce(&mut Saver, &[&Tensor]) -> Result<Tensor>,
+    backward: impl FnMut(&[Tensor], &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> + Send + 'static,
+) -> Result<Tensor> {
+    let forward = |saver: &mut Saver, inputs: &[&Tensor]| Ok(vec![forward(saver, inputs)?]);
+    let outputs = function(inputs, forward, backward)?;
+    let missing = || TorchError::Invalid("a function without an output".to_owned());
+    outputs.into_iter().next().ok_or_else(missing)
 }
 
 /// Runs backward from tensors whose gradients are known; may be called within a function's backward.

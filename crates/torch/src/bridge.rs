@@ -228,6 +228,7 @@ pub(crate) mod ffi {
         ) -> Result<UniquePtr<AtTensor>>;
         fn register_meta_kernels() -> Result<()>;
 
+        fn keep_freed_memory();
         fn observe_memory();
         fn set_memory_kind(kind: u8) -> u8;
         fn memory_counters(out: &mut [u64]) -> Result<()>;

@@ -30,6 +30,36 @@ pub fn write_at(file: &File, offset: u64, tensor: &Tensor) -> io::Result<()> {
     file.write_all_at(slice, offset)
 }
 
+/// Copies bytes of `tensor` from `start` on.
+pub fn copy_out(tensor: &Tensor, start: usize, into: &mut [u8]) -> io::Result<()> {
+    let memory = Memory::of(tensor)?;
+    // SAFETY: see `Memory::of`; the reference ends with the call.
+    let slice = unsafe { slice::from_raw_parts(memory.start, memory.num_bytes) };
+    into.copy_from_slice(within(slice.len(), start, into.len()).map(|range| &slice[range])?);
+    Ok(())
+}
+
+/// Makes bytes of `tensor` from `start` on those of `from`.
+pub fn copy_in(tensor: &Tensor, start: usize, from: &[u8]) -> io::Result<()> {
+    let memory = Memory::of(tensor)?;
+    // SAFETY: as in `read_at`.
+    let slice = unsafe { slice::from_raw_parts_mut(memory.start, memory.num_bytes) };
+    let range = within(slice.len(), start, from.len())?;
+    slice[range].copy_from_slice(from);
+    Ok(())
+}
+
+/// `length` bytes from `start` on, if a tensor of `num_bytes` has them.
+fn within(num_bytes: usize, start: usize, length: usize) -> io::Result<std::ops::Range<usize>> {
+    let end = start.checked_add(length).filter(|&end| end <= num_bytes);
+    let outside = || {
+        refused(format!(
+            "{length} bytes at {start} of a tensor of {num_bytes}"
+        ))
+    };
+    end.map(|end| start..end).ok_or_else(outside)
+}
+
 /// The CRC-32C of a tensor's bytes.
 pub fn checksum(tensor: &Tensor) -> io::Result<u32> {
     let memory = Memory::of(tensor)?;

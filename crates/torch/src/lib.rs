@@ -8,6 +8,7 @@
 //!   a [`Work`] and is written in the ledger.
 //! - [`autograd`] and [`saved`]: hooks on gradients, functions with a backward in Rust, and what
 //!   becomes of saved tensors.
+//! - [`beside`]: two passes, one of which computes while the other waits.
 //! - [`storage`] and [`meta`]: memory released and taken again, and tensors that have none.
 //! - [`bytes`]: a tensor's own bytes, to and from a file.
 //! - [`kernel`]: operators `tch` does not bind.
@@ -30,6 +31,7 @@ pub mod saved;
 mod sockets;
 pub mod storage;
 mod store;
+mod turns;
 mod work;
 mod world;
 
@@ -38,5 +40,6 @@ pub use group::{Group, Message, Place, ReduceOp};
 pub use sockets::WireBytes;
 pub use store::Store;
 pub use tch::{Device, Kind, Tensor};
+pub use turns::beside;
 pub use work::Work;
 pub use world::{Backend, Rendezvous, World, require_gpu};

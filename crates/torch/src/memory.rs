@@ -46,6 +46,12 @@ pub fn use_huge_pages() {
     }
 }
 
+/// Lets the process keep what it frees on CPU: every step takes the same again, and memory that went
+/// back to the system costs a page fault for every page. Only glibc can be told so.
+pub fn keep_freed() {
+    ffi::keep_freed_memory();
+}
+
 /// What this thread allocates in `body` counts as `kind`.
 pub fn scope<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
     struct Restore(u8);

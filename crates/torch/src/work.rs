@@ -9,7 +9,7 @@ use trainyard_trace::{Collective, Ledger};
 use crate::bridge::ffi;
 use crate::compose::wait_all;
 use crate::error::{Cause, CommunicationError, Result};
-use crate::lane;
+use crate::{lane, turns};
 
 /// A collective that was started and must be waited for before its tensors are touched.
 ///
@@ -60,7 +60,11 @@ impl Work {
 
     /// Waits for the result (on NCCL: orders the current stream after it).
     pub fn wait(mut self) -> Result<()> {
-        self.0.take().map_or(Ok(()), Pending::finish)
+        let Some(pending) = self.0.take() else {
+            return Ok(());
+        };
+        turns::pass();
+        pending.finish()
     }
 
     /// Whether `wait` would return at once. Messages say so only once they were waited for.

@@ -47,6 +47,8 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
         rope_theta: shape.rope_theta,
         rms_norm_eps: shape.rms_norm_eps,
         tie_word_embeddings: shape.tie_word_embeddings,
+        attention_bias: shape.attention_bias,
+        qk_norm: shape.qk_norm,
         resid_pdrop: shape.resid_pdrop,
     }
 }

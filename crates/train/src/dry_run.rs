@@ -86,7 +86,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
         world_size,
         rank,
         mesh: world.mesh().to_string(),
-        num_parameters: trainer.model().num_parameters(),
+        num_parameters: config.model.resolve()?.num_parameters(),
         peak_bytes: report.peak,
         bytes_by_kind: by_kind
             .map(|(kind, bytes)| (kind.to_string(), bytes))
@@ -181,6 +181,7 @@ fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
                 inputs: empty(&shape, Kind::Int64)?,
                 targets: empty(&shape, Kind::Int64)?,
                 num_targets: (rows * config.training.seq_len) as i64,
+                samples: Vec::new(),
             }
         }
         ModelSpec::Cnn => Batch {
@@ -190,6 +191,7 @@ fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
             )?,
             targets: empty(&[rows], Kind::Int64)?,
             num_targets: rows as i64,
+            samples: Vec::new(),
         },
     })
 }

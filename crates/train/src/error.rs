@@ -94,6 +94,32 @@ pub enum TrainError {
         /// What was given.
         found: String,
     },
+    /// A tensor of a kind that files have no word for.
+    #[error("{name} is {kind:?}, which cannot be saved")]
+    StateKind {
+        /// The tensor.
+        name: String,
+        /// Its kind.
+        kind: tch::Kind,
+    },
+    /// A tensor in a file of a type that nothing computes in.
+    #[error("{name} is {dtype}, which nothing here computes in: convert it first")]
+    StateDtype {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: String,
+    },
+    /// A tensor in a file of another shape than the job's.
+    #[error("{name} has shape {found:?}, expected {expected:?}: load the model that was saved")]
+    StateShape {
+        /// The tensor.
+        name: String,
+        /// The file's.
+        found: Vec<usize>,
+        /// The job's.
+        expected: Vec<usize>,
+    },
     /// A strategy failed.
     #[error(transparent)]
     Parallel(#[from] ParallelError),

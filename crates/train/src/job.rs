@@ -1,10 +1,10 @@
 //! The loop: data in, steps, metrics, evaluation, checkpoints.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trainyard_checkpoint::{Checkpoint, TrainState};
-use trainyard_config::{Config, ModelSpec};
+use trainyard_checkpoint::{Store, TrainState, store};
+use trainyard_config::{AsyncMode, Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
 use trainyard_nn::Place;
 use trainyard_parallel::offload::Counters;
@@ -12,15 +12,14 @@ use trainyard_torch::{World, memory};
 use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
 use crate::build;
+use crate::checkpoint::{self, Saver};
 use crate::error::{Result, TrainError};
 use crate::fits;
 use crate::memory_capacity::memory_capacity;
 use crate::memory_report::{MemoryRecord, MemoryWatch};
 use crate::metrics::{Sinks, StepMetrics};
+use crate::sample_log::SampleLog;
 use crate::trainer::{StepOutcome, Trainer};
-use crate::whole_state::{
-    blank_parameters, load_parameters, part_of_optimizer, whole_optimizer, whole_parameters,
-};
 
 /// Trains as the config says, on this rank, to the end.
 pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
@@ -41,6 +40,9 @@ struct Job<'a> {
     world: &'a World,
     trainer: Trainer,
     loader: Loader,
+    /// None where nothing is saved.
+    saver: Option<Saver>,
+    sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
     memory_capacity: u64,
@@ -72,14 +74,14 @@ impl<'a> Job<'a> {
     fn new(config: &'a Config, world: &'a World, place: Place) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, place)?;
         resume(config, &mut trainer, world)?;
-        let loader = loader(config, &trainer, false, trainer.steps_taken())?;
+        let loader = loader(config, &trainer, false, trainer.samples_seen())?;
         let spec = config.model.resolve()?;
         if world.rank() == 0 {
             let batching = trainer.batching();
             tracing::info!(
                 "mesh {}; model of {} parameters; global batch {} = {} ranks x {} micro-batches x {}",
                 world.mesh(),
-                trainer.model().num_parameters(),
+                spec.num_parameters(),
                 batching.global,
                 batching.ranks,
                 batching.num_microbatches,
@@ -92,6 +94,8 @@ impl<'a> Job<'a> {
             memory_capacity: memory_capacity()?,
             memory_watch: MemoryWatch::from_config(config, world.rank(), trainer.steps_taken()),
             window: Window::begin(),
+            saver: saver(config, world)?,
+            sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
             config,
             world,
             trainer,
@@ -105,6 +109,9 @@ impl<'a> Job<'a> {
         self.window.num_steps += 1;
         self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
         let (outcome, memory) = self.take_step(&batches)?;
+        if let Some(log) = &mut self.sample_log {
+            log.write(self.trainer.steps_taken(), &batches)?;
+        }
         let step = self.trainer.steps_taken();
         if self.sinks.is_due(step) || step == self.config.training.steps {
             self.report(&outcome)?;
@@ -120,7 +127,7 @@ impl<'a> Job<'a> {
             self.validate()?;
         }
         let last = step == self.config.training.steps;
-        if self.config.checkpoint.enable && (due(self.config.checkpoint.interval) || last) {
+        if due(self.config.checkpoint.interval) || last {
             self.save()?;
         }
         Ok(())
@@ -175,7 +182,7 @@ impl<'a> Job<'a> {
             memory_share: memory_bytes as f64 / self.memory_capacity.max(1) as f64,
             seconds: elapsed / window.num_steps.max(1) as f64,
             data_share: window.data.as_secs_f64() / elapsed,
-            samples_seen: step * self.trainer.batching().global as u64,
+            samples_seen: self.trainer.samples_seen(),
         })
     }
 
@@ -197,37 +204,36 @@ impl<'a> Job<'a> {
     }
 
     fn save(&mut self) -> Result<()> {
-        let _span = self
-            .world
-            .ledger()
-            .enter(SpanKind::Checkpoint, "checkpoint");
-        let parameters = whole_parameters(&self.trainer, self.world)?;
-        let optimizer = whole_optimizer(&self.trainer, self.world)?;
+        let Some(saver) = &mut self.saver else {
+            return Ok(());
+        };
+        let ledger = self.world.ledger();
+        let _span = ledger.enter(SpanKind::Checkpoint, "checkpoint");
+        let step = self.trainer.steps_taken();
+        let state = TrainState {
+            step,
+            samples_seen: self.trainer.samples_seen(),
+            seed: self.config.debug.seed,
+            world_size: self.world.size(),
+            config: self.config.to_toml()?,
+            schedule: serde_json::Value::Null,
+        };
+        let saved = saver.save(&self.trainer, self.world, state)?;
         if self.world.rank() == 0 {
-            let step = self.trainer.steps_taken();
-            let state = TrainState {
-                step,
-                samples_seen: step * self.trainer.batching().global as u64,
-                seed: self.config.debug.seed,
-                world_size: self.world.size(),
-                config: self.config.to_toml()?,
-                schedule: serde_json::Value::Null,
-            };
-            let path = trainyard_checkpoint::save(
-                checkpoint_folder(self.config),
-                &parameters,
-                &optimizer,
-                &state,
-                self.config.checkpoint.keep_latest_k,
-            )?;
-            tracing::info!("saved {}", path.display());
+            tracing::info!(
+                "checkpoint of step {step}: training paused for {:.1} ms, {} of staging memory",
+                1e3 * saved.pause.as_secs_f64(),
+                readable_bytes(saved.staging_bytes)
+            );
         }
-        self.world.everyone()?.barrier()?.wait()?;
         self.window = Window::begin();
         Ok(())
     }
 
-    fn finish(self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
+        if let Some(saver) = &mut self.saver {
+            saver.finish();
+        }
         self.sinks.finish();
         if self.world.rank() == 0 {
             report_offload(&self.trainer.model().offload_counters());
@@ -258,10 +264,11 @@ fn report_offload(files: &[Counters]) {
     }
 }
 
-/// Micro-batches of this rank from a step on.
-fn loader(config: &Config, trainer: &Trainer, validation: bool, first_step: u64) -> Result<Loader> {
+/// Micro-batches of this rank from a sample of the stream on, whatever batches came before.
+fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> Result<Loader> {
     let batching = trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
+    let sampler = sampler.starting_at(first);
     let source = build::source(config, validation)?;
     let order = match source.len() {
         Some(_) if !validation => Order::Shuffled {
@@ -271,7 +278,6 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first_step: u64)
     };
     let options = LoaderOptions {
         order,
-        first_step,
         ..LoaderOptions::default()
     };
     Ok(Loader::new(
@@ -282,35 +288,40 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first_step: u64)
     )?)
 }
 
+/// What saves the job, if the config wants it.
+fn saver(config: &Config, world: &World) -> Result<Option<Saver>> {
+    let section = &config.checkpoint;
+    let is_async = section.async_mode == AsyncMode::Async;
+    let saver = || Saver::new(checkpoints(config), world, section.keep_latest_k, is_async);
+    section.enable.then(saver).transpose()
+}
+
 /// Takes model and optimiser from the newest checkpoint, if there is one and the config wants it.
 fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
-    let named = config.checkpoint.initial_load_path.clone();
-    let newest = match config.checkpoint.enable && config.checkpoint.resume {
-        true => trainyard_checkpoint::latest(checkpoint_folder(config))?,
+    let section = &config.checkpoint;
+    let own = checkpoints(config);
+    let newest = match section.enable && section.resume {
+        true => checkpoint::latest(&*own, world)?,
         false => None,
     };
-    let Some(path) = newest.or(named) else {
-        return Ok(());
+    let (store, folder) = match (newest, &section.initial_load_path) {
+        (Some(folder), _) => (own, folder),
+        (None, Some(path)) => (store::open(path), ".".to_owned()),
+        (None, None) => return Ok(()),
     };
-    let checkpoint = Checkpoint::open(path)?;
-    let parameters = blank_parameters(trainer)?;
-    checkpoint.load_model(&parameters)?;
-    load_parameters(trainer, world, &parameters)?;
-    let state = part_of_optimizer(trainer, world, checkpoint.load_optimizer()?)?;
-    trainer.optimizer_mut().load_state(state)?;
-    trainer.resume_at(checkpoint.state().step);
+    let loaded = checkpoint::load(store, &folder, trainer, world)?;
+    let found = loaded.state().map(|state| (state.step, state.samples_seen));
+    let (step, samples_seen) = found.unwrap_or_default();
+    trainer.resume_at(step, samples_seen);
     if world.rank() == 0 {
-        tracing::info!(
-            "resumed after step {} from {}",
-            checkpoint.state().step,
-            checkpoint.path().display()
-        );
+        tracing::info!("resumed after step {step} from {}", loaded.path());
     }
     Ok(())
 }
 
-fn checkpoint_folder(config: &Config) -> PathBuf {
-    config.job.dump_folder.join(&config.checkpoint.folder)
+/// Where the job's checkpoints lie.
+fn checkpoints(config: &Config) -> Arc<dyn Store> {
+    store::open(&config.job.dump_folder.join(&config.checkpoint.folder))
 }
 
 fn write_trace(config: &Config, world: &World) -> Result<()> {

@@ -1,6 +1,7 @@
 //! From a config to a running job: the loop, optimisers, schedules, metrics.
 
 pub mod build;
+pub mod checkpoint;
 pub mod clip;
 pub mod dry_run;
 mod error;
@@ -12,6 +13,7 @@ pub mod metrics;
 pub mod optimizer;
 mod pipeline;
 mod recompute;
+mod sample_log;
 mod schedule;
 mod trainer;
 pub mod whole_state;

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use trainyard_config::{Config, ModelSpec};
+use trainyard_config::{Config, ModelSpec, Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Parameter, Place, Unit};
 use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, Tie, balanced};
-use trainyard_schedule::Schedule;
+use trainyard_schedule::{Reductions, Schedule, Sharing};
 use trainyard_torch::{World, meta};
 use trainyard_trace::Ledger;
 
@@ -40,8 +40,8 @@ pub fn pipeline(
     let builder = build::builder(config, world, place)?.only(names(&*outline, &own));
     let model: Rc<dyn Model> = build::model_with(config, world, builder)?.into();
     let tie = tie(&*model, &schedule, group.index());
-    let copies = tie.as_ref().filter(|(_, _, is_owner)| !is_owner);
-    let copies: Vec<Parameter> = copies.map(|(p, _, _)| p.clone()).into_iter().collect();
+    let copy = tie.as_ref().and_then(Tie::copy).cloned();
+    let copies: Vec<Parameter> = copy.into_iter().collect();
     let num_units = model.units().len();
     let stages = own.into_iter().map(|units| {
         let mut part = Part::new(Rc::clone(&model), units.clone());
@@ -51,21 +51,40 @@ pub fn pipeline(
         build::strategy(config, Rc::new(part), world, &plan.part(units))
     });
     let stages = stages.collect::<Result<Vec<_>>>()?;
-    let pipeline = Pipeline::new(schedule, stages, &group, shapes)?;
-    let tie = tie.map(|(parameter, peer, is_owner)| Tie::new(parameter, peer, is_owner));
+    let pipeline = Pipeline::new(schedule, stages, &group, shapes, sharing(config))?;
     Ok(Box::new(pipeline.tied(tie)))
 }
 
+/// When stages are gathered and their gradients reduced.
+fn sharing(config: &Config) -> Sharing {
+    let section = &config.parallelism;
+    let reductions = match section.pipeline_parallel_reduce {
+        // Stage 1 holds gradients whole in any case.
+        PipelineReduce::Each if section.zero_stage > 1 => Reductions::Each,
+        _ => Reductions::Once,
+    };
+    let gathers = section.data_parallel_shard_degree != 1 && section.zero_stage == 3;
+    let stays = reductions == Reductions::Once && section.offload == Offload::None;
+    Sharing {
+        reductions,
+        most_unsharded: match section.fsdp_reshard_after_forward {
+            ReshardAfterForward::Default if gathers && stays => Some(2),
+            ReshardAfterForward::Never if gathers && stays => Some(usize::MAX),
+            _ => None,
+        },
+    }
+}
+
 /// A table that the last unit borrows from the first, where different ranks hold them and this is one
-/// of both: the table, the other rank, and whether it is owned here.
-fn tie(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option<(Parameter, usize, bool)> {
+/// of both.
+fn tie(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option<Tie> {
     let (first, last) = (*schedule.holders.first()?, *schedule.holders.last()?);
     let borrowed = model.units().last()?.borrowed();
     let table = borrowed.first()?.clone();
     match rank {
         _ if first == last => None,
-        rank if rank == first => Some((table, last, true)),
-        rank if rank == last => Some((table, first, false)),
+        rank if rank == first => Some(Tie::new(table, last, true)),
+        rank if rank == last => Some(Tie::new(table, first, false)),
         _ => None,
     }
 }

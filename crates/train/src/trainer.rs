@@ -6,7 +6,8 @@ use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Parameter, Place};
 use trainyard_parallel::{
-    Ddp, DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update, Verdict,
+    Ddp, DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update,
+    Verdict, scaled,
 };
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -55,6 +56,7 @@ pub struct Trainer {
     nominal: f64,
     is_dry_run: bool,
     step: u64,
+    samples_seen: u64,
 }
 
 /// The optimiser in one step, as the strategy calls it.
@@ -167,6 +169,7 @@ impl Trainer {
             cp: build::context_parallel(config, world)?,
             batching,
             step: 0,
+            samples_seen: 0,
         })
     }
 
@@ -186,7 +189,7 @@ impl Trainer {
         let factor = correction / self.scale();
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
-            let grad_norm = scaled(self.grad_norm.norm()?, factor)?;
+            let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
             let learning_rate = self.schedule.lr(self.step);
             if self.judge(&grad_norm)? == Verdict::Take {
                 if self.max_norm > 0.0 {
@@ -201,12 +204,13 @@ impl Trainer {
             }
             self.model.zero_grad()?;
             StepOutcome {
-                loss_part: scaled(loss_part, correction)?,
+                loss_part: scaled(&loss_part, correction)?,
                 grad_norm,
                 learning_rate,
             }
         };
         self.step += 1;
+        self.samples_seen += self.batching.global as u64;
         Ok(outcome)
     }
 
@@ -223,6 +227,7 @@ impl Trainer {
             Ok(Batch {
                 inputs: self.cp.part(&batch.inputs)?,
                 num_targets: batch.num_targets / self.cp.size() as i64,
+                samples: batch.samples.clone(),
                 targets,
             })
         };
@@ -331,9 +336,15 @@ impl Trainer {
         self.step
     }
 
-    /// Goes on as if so many steps had been taken.
-    pub fn resume_at(&mut self, step: u64) {
+    /// Samples all ranks have seen so far.
+    pub fn samples_seen(&self) -> u64 {
+        self.samples_seen
+    }
+
+    /// Goes on as if so many steps had been taken, with so many samples.
+    pub fn resume_at(&mut self, step: u64, samples_seen: u64) {
         self.step = step;
+        self.samples_seen = samples_seen;
     }
 
     /// How a global batch is divided.
@@ -371,12 +382,4 @@ impl Trainer {
 fn originals(parameters: &[Parameter], copies: &[Parameter]) -> Vec<Parameter> {
     let is_copy = |p: &Parameter| copies.iter().any(|copy| copy.is(p));
     parameters.iter().filter(|p| !is_copy(p)).cloned().collect()
-}
-
-/// A number on the device times a number here; most often by one, which changes nothing.
-fn scaled(tensor: Tensor, factor: f64) -> Result<Tensor> {
-    match factor == 1.0 {
-        true => Ok(tensor),
-        false => Ok(tensor.f_mul_scalar(factor)?),
-    }
 }

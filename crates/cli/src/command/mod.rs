@@ -1,6 +1,7 @@
 //! The commands, one per file.
 
 mod bench;
+mod ckpt;
 mod dry_run;
 mod run;
 mod schedule;
@@ -26,6 +27,7 @@ pub enum Command {
     Verify(verify::Verify),
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
+    Ckpt(ckpt::Ckpt),
     Bench(bench::Bench),
 }
 
@@ -39,6 +41,7 @@ impl Command {
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
+            Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Bench(bench) => Err(bench.execute()),
         }
     }

@@ -7,6 +7,18 @@ use serde::{Deserialize, Serialize};
 use super::at_least_one;
 use crate::ConfigError;
 
+/// Whether training goes on while a checkpoint is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AsyncMode {
+    /// It waits.
+    #[default]
+    #[serde(rename = "disabled")]
+    Disabled,
+    /// It goes on as soon as the state has been copied.
+    #[serde(rename = "async")]
+    Async,
+}
+
 /// `[checkpoint]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -17,6 +29,8 @@ pub struct CheckpointSection {
     pub folder: PathBuf,
     /// Steps between two checkpoints.
     pub interval: u64,
+    /// Whether training goes on while a checkpoint is written.
+    pub async_mode: AsyncMode,
     /// How many checkpoints are kept; 0 keeps all.
     pub keep_latest_k: usize,
     /// A checkpoint to start from when the folder has none.
@@ -31,6 +45,7 @@ impl Default for CheckpointSection {
             enable: false,
             folder: "checkpoint".into(),
             interval: 500,
+            async_mode: AsyncMode::Disabled,
             keep_latest_k: 10,
             initial_load_path: None,
             resume: true,

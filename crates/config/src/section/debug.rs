@@ -1,5 +1,7 @@
 //! `[debug]`: seed and determinism.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// `[debug]`
@@ -10,6 +12,8 @@ pub struct DebugSection {
     pub seed: u64,
     /// Whether only deterministic kernels may run.
     pub deterministic: bool,
+    /// A folder under `job.dump_folder` for logs of every sample that was trained on; none if absent.
+    pub sample_log_folder: Option<PathBuf>,
 }
 
 impl Default for DebugSection {
@@ -17,6 +21,7 @@ impl Default for DebugSection {
         DebugSection {
             seed: 1,
             deterministic: false,
+            sample_log_folder: None,
         }
     }
 }

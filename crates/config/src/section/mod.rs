@@ -17,7 +17,7 @@ mod validation;
 pub use activation_checkpoint::{
     ActivationCheckpointMode, ActivationCheckpointSection, SelectiveOption,
 };
-pub use checkpoint::CheckpointSection;
+pub use checkpoint::{AsyncMode, CheckpointSection};
 pub use comm::{Backend, CommSection};
 pub use debug::DebugSection;
 pub use job::JobSection;
@@ -26,7 +26,8 @@ pub use metrics::MetricsSection;
 pub use model::{Flavor, ModelName, ModelSection};
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
-    ContextMethod, GradientCompression, Offload, ParallelismSection, ReshardAfterForward,
+    ContextMethod, GradientCompression, Offload, ParallelismSection, PipelineReduce,
+    ReshardAfterForward,
 };
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};

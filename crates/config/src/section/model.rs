@@ -67,10 +67,16 @@ pub struct ModelSection {
     pub rms_norm_eps: Option<f64>,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: Option<bool>,
+    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    pub attention_bias: Option<bool>,
+    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    pub qk_norm: Option<bool>,
     /// Longest sequence the model accepts.
     pub max_position_embeddings: Option<usize>,
     /// Share of what attention and the MLP add to the residual stream that training leaves out.
     pub resid_pdrop: Option<f64>,
+    /// A folder of Hugging Face's with the model's `config.json`, to take the shape from.
+    pub hf_assets_path: Option<PathBuf>,
     /// A safetensors file to start from, instead of weights made from the seed.
     pub initial_weights: Option<PathBuf>,
 }

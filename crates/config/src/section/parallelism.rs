@@ -51,6 +51,18 @@ pub enum Offload {
     Nvme,
 }
 
+/// When a pipeline's stages reduce their gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PipelineReduce {
+    /// With the last backward of each stage; until then a stage's gradients are held whole.
+    #[default]
+    #[serde(rename = "once")]
+    Once,
+    /// With every backward: as many times the messages, and no gradient held whole (stages 2 and 3).
+    #[serde(rename = "each")]
+    Each,
+}
+
 /// How ranks that share a sequence reach each other's keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextMethod {
@@ -73,7 +85,8 @@ pub struct ParallelismSection {
     pub data_parallel_shard_degree: i64,
     /// What those ranks shard: 1 optimiser states, 2 gradients too, 3 parameters too.
     pub zero_stage: usize,
-    /// Whether sharded parameters go after forward; stage 3 only.
+    /// Whether sharded parameters go after forward; stage 3 only. A pipeline's stages stay gathered from
+    /// micro-batch to micro-batch, two of a rank's at once, all with `never`, none with `always`.
     pub fsdp_reshard_after_forward: ReshardAfterForward,
     /// How many units' parameters are gathered ahead of their use; stage 3 only.
     pub fsdp_prefetch: usize,
@@ -98,6 +111,8 @@ pub struct ParallelismSection {
     pub pipeline_parallel_schedule_csv: Option<PathBuf>,
     /// Stages each rank has, in the schedules that leave it open.
     pub pipeline_parallel_stages_per_rank: usize,
+    /// When stages reduce gradients that are sharded.
+    pub pipeline_parallel_reduce: PipelineReduce,
     /// Ranks that share a sequence.
     pub context_parallel_degree: i64,
     /// How they reach each other's keys and values.
@@ -134,6 +149,7 @@ impl Default for ParallelismSection {
             pipeline_parallel_schedule: "1F1B".to_owned(),
             pipeline_parallel_schedule_csv: None,
             pipeline_parallel_stages_per_rank: 2,
+            pipeline_parallel_reduce: PipelineReduce::Once,
             context_parallel_degree: 1,
             context_parallel_method: ContextMethod::Ring,
             expert_parallel_degree: 1,

@@ -5,7 +5,7 @@ use trainyard_conformance::training::{
     Tolerance, agreed_fingerprint, divided, little_llama, on_first, reference, train_on,
 };
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_mesh::{Axis, AxisSet};
+use trainyard_train::data_axes;
 
 /// How positions between matrices are held.
 #[derive(Debug, Clone, Copy)]
@@ -83,6 +83,5 @@ pub fn recomputation_changes_no_bit(rank: &Rank, config: &Config) -> Outcome {
 
 /// Ranks over which a config divides the batch.
 pub fn num_data_ranks(rank: &Rank, config: &Config) -> Result<usize, Box<dyn std::error::Error>> {
-    let data = AxisSet::of([Axis::DpReplicate, Axis::DpShard]);
-    Ok(config.mesh(rank.size())?.size_of(data))
+    Ok(config.mesh(rank.size())?.size_of(data_axes()))
 }

@@ -7,6 +7,7 @@ mod equality;
 mod memory;
 mod mixed;
 mod pipeline;
+mod pipeline_overlap;
 mod tensor;
 
 use std::process::ExitCode;
@@ -125,10 +126,33 @@ const PIPELINE: &[Case] = &[
     },
 ];
 
-const PIPELINE_WITH_ONE_AXIS: &[Case] = &[Case {
-    name: "pipelines_with_another_axis_equal_one_rank",
-    run: pipeline::with_one_axis,
+const PIPELINE_OF_TWO: &[Case] = &[Case {
+    name: "as_many_micro_batches_are_held_as_the_schedule_says",
+    run: memory::in_flight,
 }];
+
+const PIPELINE_WITH_ONE_AXIS: &[Case] = &[
+    Case {
+        name: "pipelines_with_another_axis_equal_one_rank",
+        run: pipeline::with_one_axis,
+    },
+    Case {
+        name: "pipelines_of_sharded_stages_equal_one_rank",
+        run: pipeline::with_sharding,
+    },
+    Case {
+        name: "bytes_of_sharded_stages_are_those_of_the_closed_form",
+        run: pipeline::bytes_with_sharding,
+    },
+    Case {
+        name: "gradients_travel_during_the_cooldown",
+        run: pipeline_overlap::reduction_during_cooldown,
+    },
+    Case {
+        name: "a_pair_communicates_in_turn",
+        run: pipeline_overlap::pairs_communicate_in_turn,
+    },
+];
 
 const PIPELINE_WITH_TWO_AXES: &[Case] = &[Case {
     name: "pipelines_with_two_axes_equal_one_rank",
@@ -151,6 +175,11 @@ fn main() -> ExitCode {
             name: "pipeline",
             sizes: &[2, 4],
             cases: PIPELINE,
+        },
+        Suite {
+            name: "pipeline_of_two",
+            sizes: &[2],
+            cases: PIPELINE_OF_TWO,
         },
         Suite {
             name: "pipeline_with_one_axis",

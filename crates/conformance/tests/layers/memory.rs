@@ -1,14 +1,16 @@
 //! What a block keeps for its backward, counted by the allocator.
 
 use trainyard_config::{Config, Dtype};
-use trainyard_conformance::training::divided;
+use trainyard_conformance::training::{Session, divided};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_nn::{Context, Place, run};
+use trainyard_schedule::{Costs, Kind, simulate};
 use trainyard_torch::memory;
 use trainyard_trace::MemoryKind;
 use trainyard_train::build;
 
 use crate::equality::{SEQUENCES, Sequence, job, tensor_parallel};
+use crate::pipeline::{even, piped};
 
 /// A model that is measured.
 struct Sizes {
@@ -86,4 +88,51 @@ fn kept(
     let after = held()?;
     drop(pass);
     Ok(after - before)
+}
+
+/// In a pipeline a rank holds the activations of as many micro-batches as its schedule says are in
+/// flight, and not those of one more.
+pub fn in_flight(rank: &Rank) -> Outcome {
+    memory::observe();
+    let (one, two) = (peak(rank, "gpipe", 1)?.0, peak(rank, "gpipe", 2)?.0);
+    for (name, kind) in [
+        ("gpipe", Kind::GPipe),
+        ("1f1b", Kind::OneForwardOneBackward),
+    ] {
+        let num_microbatches = 6;
+        let schedule = kind.build(rank.size(), num_microbatches, 1)?;
+        let predicted = simulate(&schedule, &Costs::uniform(1.0, 1.0, 1.0))?.most_in_flight();
+        let (peak, gradients) = peak(rank, name, num_microbatches)?;
+        // All of GPipe's activations are there before the first gradient; with 1F1B the gradients are
+        // there when most activations are.
+        let gradients = if kind == Kind::GPipe { 0 } else { gradients };
+        let found = 1.0 + (peak as f64 - gradients as f64 - one as f64) / (two - one) as f64;
+        // What travels between stages is small beside what a stage keeps.
+        let off = (found - predicted[rank.index()] as f64).abs();
+        assert!(off < 0.25, "{name}: {found:.3}, not {predicted:?}");
+    }
+    Ok(())
+}
+
+/// Bytes a step takes at most beyond what is held between steps, with micro-batches of two samples, and
+/// bytes of the gradients among them.
+fn peak(
+    rank: &Rank,
+    schedule: &str,
+    num_microbatches: usize,
+) -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    let mut config = piped(&even(Dtype::Float32), rank.size(), schedule);
+    config.training.local_batch_size = 2;
+    config.training.global_batch_size = Some(2 * num_microbatches);
+    let world = rank.join_config(&config)?;
+    let mut session = Session::new(&config, &world)?;
+    // The first step takes what stays.
+    session.step()?;
+    let before = memory::report()?.total;
+    memory::reset_peak();
+    session.step()?;
+    let peak = memory::report()?.peak.saturating_sub(before);
+    let parameters = session.trainer.parameters().iter();
+    let gradients = parameters.map(|p| 4 * p.tensor().numel() as u64).sum();
+    Ok((peak, gradients))
 }

@@ -1,6 +1,6 @@
 //! Layers spread over ranks, by every schedule.
 
-use trainyard_config::{Config, Dtype};
+use trainyard_config::{Config, Dtype, PipelineReduce, ReshardAfterForward};
 use trainyard_conformance::training::{
     Tolerance, agreed_fingerprint, divided, on_first, reference, train_on,
 };
@@ -20,14 +20,29 @@ const SCHEDULES: [&str; 7] = [
 ];
 
 /// Deep enough for two stages on each of four ranks, and not evenly so.
-fn deep(dtype: Dtype) -> Config {
+pub fn deep(dtype: Dtype) -> Config {
     let mut config = job(dtype);
     config.training.steps = 5;
     config.model.num_hidden_layers = Some(7);
     config
 }
 
-fn piped(config: &Config, degree: usize, schedule: &str) -> Config {
+/// As many units for every stage, whether there are two, four or eight.
+pub fn even(dtype: Dtype) -> Config {
+    let mut config = deep(dtype);
+    config.model.num_hidden_layers = Some(6);
+    config
+}
+
+/// The same with states shared by the other ranks.
+fn sharded(config: &Config, zero_stage: usize) -> Config {
+    let mut config = config.clone();
+    config.parallelism.data_parallel_shard_degree = -1;
+    config.parallelism.zero_stage = zero_stage;
+    config
+}
+
+pub fn piped(config: &Config, degree: usize, schedule: &str) -> Config {
     let mut config = config.clone();
     config.parallelism.pipeline_parallel_degree = degree as i64;
     config.parallelism.pipeline_parallel_schedule = schedule.to_owned();
@@ -69,10 +84,9 @@ pub fn fp32(rank: &Rank) -> Outcome {
 
 /// The first stage's table is the last's too: on two ranks, or on one.
 pub fn tied(rank: &Rank) -> Outcome {
-    let mut config = deep(Dtype::Float64);
+    let mut config = even(Dtype::Float64);
     config.model.tie_word_embeddings = Some(true);
-    let variants =
-        ["1f1b", "interleaved", "zb-v"].map(|schedule| (piped(&config, rank.size(), schedule), 4));
+    let variants = SCHEDULES.map(|schedule| (piped(&config, rank.size(), schedule), 4));
     equal(rank, &config, Dtype::Float64, &variants)?;
     config.training.dtype = Dtype::Float32;
     check(rank, &piped(&config, rank.size(), "1f1b"))
@@ -82,14 +96,31 @@ pub fn tied(rank: &Rank) -> Outcome {
 pub fn with_one_axis(rank: &Rank) -> Outcome {
     let config = deep(Dtype::Float64);
     let mut variants = Vec::new();
-    for schedule in ["1f1b", "zb-v"] {
+    for schedule in ["1f1b", "zb-v", "dualpipe-v"] {
         let config = piped(&config, 2, schedule);
-        let mut sharded = config.clone();
-        sharded.parallelism.data_parallel_shard_degree = -1;
         variants.push((tensor_parallel(&config, 2, Sequence::Kept), 4));
         variants.push((config, 4));
-        variants.push((sharded, 4));
     }
+    equal(rank, &config, Dtype::Float64, &variants)
+}
+
+/// Every stage of sharding with one stage of the model on a rank and with two, backward whole and in
+/// parts; reduced once a step, and with each backward.
+pub fn with_sharding(rank: &Rank) -> Outcome {
+    let config = deep(Dtype::Float64);
+    let mut variants = Vec::new();
+    for zero_stage in 1..=3 {
+        for schedule in ["1f1b", "interleaved", "zb-h1", "zb-v"] {
+            let config = sharded(&piped(&config, 2, schedule), zero_stage);
+            variants.push((config, 4));
+        }
+        let mut each = sharded(&piped(&config, 2, "zb-h1"), zero_stage);
+        each.parallelism.pipeline_parallel_reduce = PipelineReduce::Each;
+        variants.push((each, 4));
+    }
+    let mut lean = sharded(&piped(&config, 2, "interleaved"), 3);
+    lean.parallelism.fsdp_reshard_after_forward = ReshardAfterForward::Always;
+    variants.push((lean, 4));
     equal(rank, &config, Dtype::Float64, &variants)
 }
 
@@ -99,10 +130,8 @@ pub fn with_two_axes(rank: &Rank) -> Outcome {
     let mut variants = Vec::new();
     for schedule in ["1f1b", "interleaved"] {
         let config = tensor_parallel(&piped(&config, 2, schedule), 2, Sequence::Kept);
-        let mut sharded = config.clone();
-        sharded.parallelism.data_parallel_shard_degree = -1;
+        variants.push((sharded(&config, 3), 4));
         variants.push((config, 4));
-        variants.push((sharded, 4));
     }
     equal(rank, &config, Dtype::Float64, &variants)
 }
@@ -114,4 +143,17 @@ pub fn bytes(rank: &Rank) -> Outcome {
         check(rank, &piped(&config, rank.size(), schedule))?;
     }
     Ok(())
+}
+
+/// A stage that stays gathered is gathered once a step, and one that holds its gradients reduces them
+/// once; else both happen with every micro-batch.
+pub fn bytes_with_sharding(rank: &Rank) -> Outcome {
+    let config = deep(Dtype::Float32);
+    for (zero_stage, schedule) in [(1, "1f1b"), (2, "zb-h1"), (3, "1f1b"), (3, "interleaved")] {
+        let config = sharded(&piped(&config, 2, schedule), zero_stage);
+        check(rank, &config)?;
+    }
+    let mut lean = sharded(&piped(&config, 2, "1f1b"), 3);
+    lean.parallelism.pipeline_parallel_reduce = PipelineReduce::Each;
+    check(rank, &lean)
 }

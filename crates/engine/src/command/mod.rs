@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod bench_checkpoint;
 mod bench_comm;
 mod bench_step;
 mod check_backend;
@@ -34,6 +35,9 @@ pub enum Command {
     /// Trains a preset and reports speed, memory and losses as `bench/peers` do.
     #[command(hide = true)]
     BenchStep(bench_step::Arguments),
+    /// Saves and loads a preset's state and reports how long that took, as `bench/peers` do.
+    #[command(hide = true)]
+    BenchCheckpoint(bench_checkpoint::Arguments),
     /// Says whether a backend can be used here.
     #[command(hide = true)]
     CheckBackend(check_backend::Arguments),
@@ -57,6 +61,7 @@ impl Command {
             Command::Bench(Bench::Comm(arguments)) => bench_comm::execute(arguments),
             Command::BenchCommRank(arguments) => bench_comm::execute_rank(arguments),
             Command::BenchStep(arguments) => bench_step::execute(arguments),
+            Command::BenchCheckpoint(arguments) => bench_checkpoint::execute(arguments),
             Command::CheckBackend(arguments) => check_backend::execute(arguments),
         }
     }

@@ -9,7 +9,7 @@ use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
 use trainyard_nn::{Place, weights};
-use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
+use trainyard_parallel::{GradientHook, Passes, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::whole_state::whole_parameters;
@@ -111,7 +111,7 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
     let gradients = totals.of_purpose(Purpose::Gradient);
     let volume = trainer
         .model()
-        .volume(batching.num_microbatches, world.size());
+        .volume(Passes::each(batching.num_microbatches), world.size());
     let num_tokens = batching.global * config.training.seq_len;
     let sent_by_layers = trainer.model().sent_by_layers(num_tokens as u64);
     let runs_once = config.activation_checkpoint.mode == ActivationCheckpointMode::None;

@@ -3,6 +3,8 @@
 use tch::{Kind, Tensor};
 use trainyard_torch::TorchError;
 
+use crate::loss::wide;
+
 /// Attention to some of the keys a query will see.
 pub(super) struct Attended {
     /// [batch, heads, positions, head_dim], as if there were no other keys.
@@ -69,12 +71,8 @@ pub(super) fn attend_backward(
 impl Attended {
     /// The same in at least single precision, to be merged into.
     pub(super) fn widened(self) -> Result<Attended, TorchError> {
-        let kind = match self.out.kind() {
-            Kind::Half | Kind::BFloat16 => Kind::Float,
-            kind => kind,
-        };
         Ok(Attended {
-            out: self.out.f_to_kind(kind)?,
+            out: self.out.f_to_kind(wide(self.out.kind()))?,
             lse: self.lse,
         })
     }

@@ -20,7 +20,7 @@ const GRADIENTS: u16 = 2;
 /// Causal attention of this rank's queries to all keys, on [batch, heads, positions, head_dim].
 pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (ring, later) = (Ring(group.clone()), Ring(group.clone()));
-    let mut outputs = autograd::function(
+    Ok(autograd::single(
         &[q, k, v],
         |saver, inputs| {
             let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
@@ -29,7 +29,7 @@ pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Re
             for tensor in [q, k, v, &out, &attended.lse] {
                 saver.save(tensor);
             }
-            Ok(vec![out])
+            Ok(out)
         },
         move |saved, gradients| {
             let ([q, k, v, out, lse], [Some(gradient)]) = (saved, gradients) else {
@@ -42,10 +42,7 @@ pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Re
             let found = later.backward(gradient, q, &Tensor::f_stack(&[k, v], 0)?, &whole)?;
             Ok(vec![Some(found.q), Some(found.k), Some(found.v)])
         },
-    )?;
-    outputs
-        .pop()
-        .ok_or_else(|| TorchError::Invalid("attention made no output".to_owned()).into())
+    )?)
 }
 
 struct Ring(Group);

@@ -59,17 +59,14 @@ type Exchange = fn(&Group, &Tensor) -> Result<Tensor, TorchError>;
 /// An exchange, whose backward is the opposite one.
 fn exchanged(group: &Group, x: &Tensor, way: Exchange, back: Exchange) -> Result<Tensor> {
     let later = group.clone();
-    let mut outputs = autograd::function(
+    Ok(autograd::single(
         &[x],
-        |_, inputs| Ok(vec![way(group, inputs[0])?]),
+        |_, inputs| way(group, inputs[0]),
         move |_, gradients| match gradients {
             [Some(gradient)] => Ok(vec![Some(back(&later, gradient)?)]),
             _ => Ok(vec![None]),
         },
-    )?;
-    outputs
-        .pop()
-        .ok_or_else(|| TorchError::Invalid("the exchange made no output".to_owned()).into())
+    )?)
 }
 
 fn scatter_heads(group: &Group, x: &Tensor) -> Result<Tensor, TorchError> {

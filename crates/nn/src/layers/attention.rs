@@ -2,11 +2,11 @@
 
 use tch::Tensor;
 
-use super::{Linear, Rope};
+use super::{Linear, RmsNorm, Rope};
 use crate::{Builder, ContextParallel, Init, Module, NnError, Result, TensorParallel};
 
 /// The sizes of an attention layer.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub struct AttentionSizes {
     /// Elements of a position.
     pub width: usize,
@@ -16,6 +16,10 @@ pub struct AttentionSizes {
     pub num_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Whether queries, keys and values have a bias.
+    pub has_bias: bool,
+    /// Added under the root where every head of queries and keys is normed.
+    pub norm_eps: Option<f64>,
 }
 
 /// Grouped-query causal attention with rotated positions. Tensor-parallel ranks have some heads each,
@@ -26,6 +30,8 @@ pub struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
     #[module(skip)]
     rope: Rope,
     head_dim: i64,
@@ -46,11 +52,26 @@ impl Attention {
         let (width, q_width) = (sizes.width, sizes.num_heads * sizes.head_dim);
         let tp = builder.tensor_parallel();
         tp.share("num_attention_heads", sizes.num_heads)?;
+        let query_map = |builder: &Builder| -> Result<Linear> {
+            let map = Linear::column(builder, width, q_width, init)?;
+            match sizes.has_bias {
+                true => map.with_cut_bias(builder, q_width),
+                false => Ok(map),
+            }
+        };
+        // Every rank norms its own heads with the one scale.
+        let norm = |name| {
+            let norm = sizes.norm_eps;
+            norm.map(|eps| RmsNorm::shared(&builder.at(name), sizes.head_dim, eps))
+                .transpose()
+        };
         Ok(Attention {
-            q_proj: Linear::column(&builder.at("q_proj"), width, q_width, init)?,
+            q_proj: query_map(&builder.at("q_proj"))?,
             k_proj: key_map(&builder.at("k_proj"), sizes, init)?,
             v_proj: key_map(&builder.at("v_proj"), sizes, init)?,
             o_proj: Linear::row(&builder.at("o_proj"), q_width, width, init)?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
             rope: rope.clone(),
             head_dim: sizes.head_dim as i64,
             cp: builder.context_parallel(),
@@ -62,8 +83,12 @@ impl Attention {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let maps = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = self.tp.columns(x, maps)?;
-        let q = self.rope.rotate(&self.heads(&q)?)?;
-        let k = self.rope.rotate(&self.heads(&k)?)?;
+        let normed = |heads: Tensor, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward(&heads),
+            None => Ok(heads),
+        };
+        let q = self.rope.rotate(&normed(self.heads(&q)?, &self.q_norm)?)?;
+        let k = self.rope.rotate(&normed(self.heads(&k)?, &self.k_norm)?)?;
         let mixed = self.cp.attention(&q, &k, &self.heads(&v)?)?;
         self.tp.rows(&mixed.f_flatten(-2, -1)?, &self.o_proj)
     }
@@ -81,7 +106,11 @@ fn key_map(builder: &Builder, sizes: &AttentionSizes, init: Init) -> Result<Line
     let (tp, num_heads) = (builder.tensor_parallel(), sizes.num_kv_heads);
     let (num_inputs, num_outputs) = (sizes.width, num_heads * sizes.head_dim);
     if num_heads.is_multiple_of(tp.size()) {
-        return Linear::column(builder, num_inputs, num_outputs, init);
+        let map = Linear::column(builder, num_inputs, num_outputs, init)?;
+        return match sizes.has_bias {
+            true => map.with_cut_bias(builder, num_outputs),
+            false => Ok(map),
+        };
     }
     if !tp.size().is_multiple_of(num_heads) {
         return Err(NnError::Uneven {
@@ -92,5 +121,9 @@ fn key_map(builder: &Builder, sizes: &AttentionSizes, init: Init) -> Result<Line
     }
     let head = tp.index() * num_heads / tp.size();
     let outputs = head * sizes.head_dim..(head + 1) * sizes.head_dim;
-    Linear::shared(builder, num_inputs, num_outputs, outputs, init)
+    let map = Linear::shared(builder, num_inputs, num_outputs, outputs, init)?;
+    match sizes.has_bias {
+        true => map.with_shared_bias(builder, num_outputs),
+        false => Ok(map),
+    }
 }

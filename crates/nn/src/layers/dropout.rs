@@ -5,6 +5,8 @@
 //! leave out what one rank would, a part that is run again leaves out the same, and nothing has to be
 //! kept for backward but the counter.
 
+use std::sync::Arc;
+
 use tch::Tensor;
 use trainyard_torch::{TorchError, autograd, meta};
 
@@ -17,11 +19,11 @@ pub struct Dropout {
     /// Of seed and name.
     key: u64,
     probability: f64,
-    places: Places,
+    places: Arc<Places>,
 }
 
 /// Which rows of the global batch a rank has.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Places {
     /// Positions of a whole sequence.
     seq_len: u64,
@@ -53,11 +55,11 @@ impl Dropout {
         Ok(Dropout {
             key: fnv1a64(builder.path()) ^ builder.seed().wrapping_mul(GOLDEN),
             probability,
-            places: Places {
+            places: Arc::new(Places {
                 seq_len: seq_len as u64,
                 positions: positions.into_iter().flatten().map(|p| p as u64).collect(),
                 part,
-            },
+            }),
         })
     }
 
@@ -67,17 +69,14 @@ impl Dropout {
             return Ok(x.shallow_clone());
         }
         let (mask, again) = (self.mask(cx), self.mask(cx));
-        let mut outputs = autograd::function(
+        Ok(autograd::single(
             &[x],
-            |_, inputs| Ok(vec![mask.applied(inputs[0])?]),
+            |_, inputs| mask.applied(inputs[0]),
             move |_, gradients| match gradients {
                 [Some(gradient)] => Ok(vec![Some(again.applied(gradient)?)]),
                 _ => Ok(vec![None]),
             },
-        )?;
-        outputs
-            .pop()
-            .ok_or_else(|| TorchError::Invalid("dropout made no output".to_owned()).into())
+        )?)
     }
 
     fn mask(&self, cx: &Context) -> Mask {
@@ -85,7 +84,7 @@ impl Dropout {
             key: splitmix64_mix(self.key.wrapping_add(cx.step.wrapping_mul(GOLDEN))),
             probability: self.probability,
             first_sample: cx.first_sample,
-            places: self.places.clone(),
+            places: Arc::clone(&self.places),
         }
     }
 }
@@ -95,7 +94,7 @@ struct Mask {
     key: u64,
     probability: f64,
     first_sample: u64,
-    places: Places,
+    places: Arc<Places>,
 }
 
 impl Mask {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tch::Tensor;
 use trainyard_mesh::Dim;
 
-use crate::{Builder, Init, Module, Parameter, Result, deferred};
+use crate::{Builder, Init, Module, Parameter, Result, weight_gradients};
 
 /// `x · weightᵀ`, plus a bias if there is one.
 #[derive(Module, Debug)]
@@ -81,6 +81,24 @@ impl Linear {
         })
     }
 
+    /// The same with a bias, zero at first, of which every tensor-parallel rank has some outputs.
+    pub fn with_cut_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
+        let bias = builder.cut("bias", &[num_outputs], Dim(0), Init::Zeros)?;
+        Ok(Linear {
+            bias: Some(bias),
+            ..self
+        })
+    }
+
+    /// The same with a bias that every tensor-parallel rank holds whole.
+    pub fn with_shared_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
+        let bias = builder.shared("bias", &[num_outputs], Init::Zeros)?;
+        Ok(Linear {
+            bias: Some(bias),
+            ..self
+        })
+    }
+
     /// A map that uses a weight another module owns: a tied head.
     pub fn tied(weight: Parameter) -> Linear {
         Linear {
@@ -92,18 +110,27 @@ impl Linear {
 
     /// The weight of the outputs this rank computes, as layers compute with it.
     pub(crate) fn value(&self) -> Result<Tensor> {
-        let weight = self.weight.value()?;
+        self.own_outputs(self.weight.value()?)
+    }
+
+    /// The bias of those outputs.
+    pub(crate) fn bias(&self) -> Result<Option<Tensor>> {
+        let bias = self.bias.as_ref().map(Parameter::value).transpose()?;
+        bias.map(|bias| self.own_outputs(bias)).transpose()
+    }
+
+    fn own_outputs(&self, all: Tensor) -> Result<Tensor> {
         Ok(match &self.outputs {
-            Some(outputs) => weight.f_narrow(0, outputs.start as i64, outputs.len() as i64)?,
-            None => weight,
+            Some(outputs) => all.f_narrow(0, outputs.start as i64, outputs.len() as i64)?,
+            None => all,
         })
     }
 
     /// The output for `x` [.., in].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let bias = self.bias.as_ref().map(Parameter::value).transpose()?;
-        if bias.is_none() && deferred::is_allowed() {
-            return deferred::linear(x, &self.value()?);
+        let bias = self.bias()?;
+        if bias.is_none() && weight_gradients::has_choice() {
+            return weight_gradients::linear(x, &self.value()?);
         }
         Ok(x.f_linear(&self.value()?, bias.as_ref())?)
     }

@@ -4,9 +4,10 @@
 //! tensors for backward. Here backward is written out, which keeps the input and one number per row,
 //! and passes over memory about half as often. On CUDA libtorch's own kernel is used.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use trainyard_torch::{TorchError, autograd, kernel};
 
+use crate::loss::wide;
 use crate::{Builder, Init, Module, Parameter, Result};
 
 /// Root-mean-square norm over the last dimension, with a learnt scale.
@@ -25,6 +26,14 @@ impl RmsNorm {
         })
     }
 
+    /// The same where every tensor-parallel rank norms vectors of its own.
+    pub fn shared(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
+        Ok(RmsNorm {
+            weight: builder.shared("weight", &[width], Init::Ones)?,
+            eps,
+        })
+    }
+
     /// `x`, scaled.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.weight.value()?;
@@ -37,7 +46,7 @@ impl RmsNorm {
 
 /// `y = x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)` of each row.
 fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    let mut outputs = autograd::function(
+    Ok(autograd::single(
         &[x, weight],
         |saver, inputs| {
             let (x, weight) = (inputs[0], inputs[1]);
@@ -53,16 +62,13 @@ fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
             saver.save(weight);
             saver.save(&rstd);
             let mut y = wide.f_mul(&rstd)?;
-            Ok(vec![y.f_mul_(&widened(weight)?)?.f_to_kind(x.kind())?])
+            Ok(y.f_mul_(&widened(weight)?)?.f_to_kind(x.kind())?)
         },
         |saved, gradients| match (saved, gradients) {
             ([x, weight, rstd], [Some(gradient)]) => backward(x, weight, rstd, gradient),
             _ => Ok(vec![None, None]),
         },
-    )?;
-    outputs
-        .pop()
-        .ok_or_else(|| TorchError::Invalid("the norm made no output".to_owned()).into())
+    )?)
 }
 
 /// With `t = dy * x`: `dweight = t^T rstd` and, with `s = t weight` one number per row,
@@ -95,15 +101,12 @@ fn backward(
 
 /// In at least single precision: sums of squares need it.
 fn widened(tensor: &Tensor) -> Result<Tensor, TorchError> {
-    Ok(match tensor.kind() {
-        Kind::BFloat16 | Kind::Half => tensor.f_to_kind(Kind::Float)?,
-        _ => tensor.shallow_clone(),
-    })
+    Ok(tensor.f_to_kind(wide(tensor.kind()))?)
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
+    use tch::{Device, Kind};
 
     use super::*;
 

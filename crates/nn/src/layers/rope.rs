@@ -50,17 +50,14 @@ impl Rope {
         let (_, length, _, _) = x.size4()?;
         let (cos, sin) = self.first(length)?;
         let back = (cos.shallow_clone(), sin.shallow_clone());
-        let mut outputs = autograd::function(
+        Ok(autograd::single(
             &[x],
-            |_, inputs| Ok(vec![turned(inputs[0], &cos, &sin, 1.0)?]),
+            |_, inputs| turned(inputs[0], &cos, &sin, 1.0),
             move |_, gradients| match gradients {
                 [Some(gradient)] => Ok(vec![Some(turned(gradient, &back.0, &back.1, -1.0)?)]),
                 _ => Ok(vec![None]),
             },
-        )?;
-        outputs
-            .pop()
-            .ok_or_else(|| TorchError::Invalid("the rotation made no output".to_owned()).into())
+        )?)
     }
 
     fn first(&self, length: i64) -> Result<(Tensor, Tensor)> {

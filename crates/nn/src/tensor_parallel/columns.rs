@@ -10,17 +10,14 @@ use trainyard_trace::Purpose;
 use super::gather::{start_gather, start_scatter};
 use super::{Ranks, Sequence};
 use crate::Result;
-use crate::deferred::{self, Debt};
+use crate::weight_gradients::{self, Choice, flat};
 
 /// `x · weightᵀ` for every weight.
 pub(super) fn columns(ranks: &Ranks, x: &Tensor, weights: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut inputs = vec![x];
     inputs.extend(weights);
     let later = ranks.clone();
-    let graph: Vec<Tensor> = match deferred::is_allowed() {
-        true => weights.iter().map(Tensor::shallow_clone).collect(),
-        false => Vec::new(),
-    };
+    let choice: Vec<Option<Choice>> = weights.iter().map(weight_gradients::choice).collect();
     Ok(autograd::function(
         &inputs,
         |saver, inputs| {
@@ -37,7 +34,7 @@ pub(super) fn columns(ranks: &Ranks, x: &Tensor, weights: &[Tensor]) -> Result<V
             Ok(products)
         },
         move |saved, gradients| match saved.split_first() {
-            Some((x, weights)) => backward(&later, x, weights, &graph, gradients),
+            Some((x, weights)) => backward(&later, x, weights, &choice, gradients),
             None => Ok(Vec::new()),
         },
     )?)
@@ -109,7 +106,7 @@ fn backward(
     ranks: &Ranks,
     x: &Tensor,
     weights: &[Tensor],
-    graph: &[Tensor],
+    choice: &[Option<Choice>],
     gradients: &[Option<Tensor>],
 ) -> Result<Vec<Option<Tensor>>, TorchError> {
     let regathering = match ranks.sequence {
@@ -143,33 +140,12 @@ fn backward(
     }
     let all = flat(&all)?;
     let mut found = vec![Some(d_x)];
-    found.extend(weight_gradients(rows, &all, graph)?);
-    adding_up.map_or(Ok(()), Work::wait)?;
-    Ok(found)
-}
-
-/// The weights' gradients; where they are put off, none, and debts instead.
-fn weight_gradients(
-    rows: Vec<Option<Tensor>>,
-    input: &Tensor,
-    graph: &[Tensor],
-) -> Result<Vec<Option<Tensor>>, TorchError> {
-    let defers = deferred::is_deferring() && graph.len() == rows.len();
-    let mut found = Vec::with_capacity(rows.len());
-    for (number, rows) in rows.into_iter().enumerate() {
-        found.push(match rows {
-            Some(rows) if defers => {
-                deferred::owe(Debt {
-                    weight: graph[number].shallow_clone(),
-                    rows,
-                    input: input.shallow_clone(),
-                });
-                None
-            }
-            Some(rows) => Some(rows.f_transpose(0, 1)?.f_mm(input)?),
-            None => None,
-        });
+    for (rows, choice) in rows.into_iter().zip(choice) {
+        let gradient =
+            rows.map(|rows| weight_gradients::weight_gradient(rows, &all, choice.as_ref()));
+        found.push(gradient.transpose()?.flatten());
     }
+    adding_up.map_or(Ok(()), Work::wait)?;
     Ok(found)
 }
 
@@ -195,11 +171,6 @@ fn flat_gradients(gradients: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, T
         .iter()
         .map(|gradient| gradient.as_ref().map(flat).transpose())
         .collect()
-}
-
-/// One row per position.
-fn flat(tensor: &Tensor) -> Result<Tensor, TorchError> {
-    Ok(tensor.f_reshape([-1, width(tensor)])?)
 }
 
 fn width(tensor: &Tensor) -> i64 {

@@ -8,7 +8,7 @@ use crate::Result;
 
 /// The sum of every rank's `term`; backward hands the gradient on as it is.
 pub(super) fn reduced(group: &Group, term: &Tensor) -> Result<Tensor> {
-    one(autograd::function(
+    Ok(autograd::single(
         &[term],
         |_, inputs| {
             // In the term's own memory: it is a product that nothing keeps. Should something keep it
@@ -18,7 +18,7 @@ pub(super) fn reduced(group: &Group, term: &Tensor) -> Result<Tensor> {
                 .all_reduce(&sum, ReduceOp::Sum, Purpose::Activation)?
                 .wait()?;
             autograd::mark_changed(&sum)?;
-            Ok(vec![sum])
+            Ok(sum)
         },
         |_, gradients| Ok(vec![gradients[0].as_ref().map(Tensor::shallow_clone)]),
     )?)
@@ -27,12 +27,12 @@ pub(super) fn reduced(group: &Group, term: &Tensor) -> Result<Tensor> {
 /// This rank's part of the sum of every rank's `term`; backward gathers the parts' gradients.
 pub(super) fn scattered(group: &Group, term: &Tensor) -> Result<Tensor> {
     let again = group.clone();
-    one(autograd::function(
+    Ok(autograd::single(
         &[term],
         |_, inputs| {
             let (part, work) = start_scatter(group, &inputs[0].f_contiguous()?)?;
             work.wait()?;
-            Ok(vec![part])
+            Ok(part)
         },
         move |_, gradients| {
             let [Some(gradient)] = gradients else {
@@ -65,10 +65,4 @@ fn positions_times(like: &Tensor, factor: i64, divisor: i64) -> Vec<i64> {
         *positions = *positions * factor / divisor;
     }
     shape
-}
-
-pub(super) fn one(mut outputs: Vec<Tensor>) -> Result<Tensor> {
-    outputs
-        .pop()
-        .ok_or_else(|| TorchError::Invalid("the function made no output".to_owned()).into())
 }

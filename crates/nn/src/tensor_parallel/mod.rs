@@ -132,7 +132,14 @@ impl TensorParallel {
                 .collect::<Result<_>>()?,
             Some(ranks) => {
                 let weights = maps.iter().map(|map| map.value());
-                columns::columns(ranks, x, &weights.collect::<Result<Vec<_>>>()?)?
+                let products = columns::columns(ranks, x, &weights.collect::<Result<Vec<_>>>()?)?;
+                let biased = products.into_iter().zip(&maps).map(|(product, map)| {
+                    Ok(match map.bias()? {
+                        Some(bias) => product.f_add(&bias)?,
+                        None => product,
+                    })
+                });
+                biased.collect::<Result<Vec<_>>>()?
             }
         };
         products.try_into().map_err(|products: Vec<Tensor>| {

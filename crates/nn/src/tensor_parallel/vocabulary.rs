@@ -4,16 +4,13 @@ use tch::{Kind, Tensor};
 use trainyard_torch::{Group, TorchError, autograd, meta};
 use trainyard_trace::Purpose;
 
-use super::gather::one;
 use crate::Result;
 use crate::loss::wide;
+use crate::weight_gradients;
 
 /// The rows of `table` for `tokens`.
 pub(super) fn rows(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
-    const NO_PADDING: i64 = -1;
-    Ok(Tensor::f_embedding(
-        table, tokens, NO_PADDING, false, false,
-    )?)
+    weight_gradients::rows_of(table, tokens)
 }
 
 /// The same where `table` is the interval of rank `index`; zero for tokens outside of it.
@@ -41,14 +38,14 @@ pub(super) fn cross_entropy_sum(
     let targets = targets.f_reshape(-1i64)?;
     let (own, is_outside) = within(&targets, group.index(), num_own)?;
     let (own, is_inside) = (own.f_unsqueeze(1)?, is_outside.f_bitwise_not()?);
-    one(autograd::function(
+    Ok(autograd::single(
         &[logits],
         |saver, inputs| {
             let rows = inputs[0].f_reshape([-1, num_own])?;
             let rows = rows.f_to_kind(wide(rows.kind()))?;
             let (softmax, losses) = softmax_and_losses(group, rows, &own, &is_inside)?;
             saver.save(&softmax);
-            Ok(vec![losses.f_sum(losses.kind())?])
+            Ok(losses.f_sum(losses.kind())?)
         },
         {
             let (shape, kind) = (logits.size(), logits.kind());

@@ -25,6 +25,8 @@ pub fn tiny() -> LlamaConfig {
         rope_theta: 10000.0,
         rms_norm_eps: 1e-5,
         tie_word_embeddings: false,
+        attention_bias: false,
+        qk_norm: false,
         resid_pdrop: 0.0,
     }
 }

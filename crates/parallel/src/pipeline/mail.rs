@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tch::Tensor;
-use trainyard_schedule::{Schedule, Task, Work};
+use trainyard_schedule::{Message, Schedule};
 use trainyard_torch::{Group, Work as Pending, meta};
 use trainyard_trace::Purpose;
 
@@ -31,26 +31,17 @@ impl Shape {
     }
 }
 
-/// A message, by the stage and micro-batch that it is for.
-type Address = (usize, usize, Way);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Way {
-    Forward,
-    Backward,
-}
-
 /// The messages of one step.
 pub(super) struct Mail<'a> {
     schedule: &'a Schedule,
     group: &'a Group,
     shapes: &'a [Shape],
     /// On their way here.
-    coming: HashMap<Address, (Tensor, Pending)>,
-    /// From one of this rank's stages to another of them.
-    here: HashMap<Address, Tensor>,
+    coming: HashMap<Message, (Tensor, Pending)>,
+    /// Made here, for another of this rank's stages or not sent yet.
+    here: HashMap<Message, Tensor>,
     /// On their way from here.
-    going: Vec<Pending>,
+    going: HashMap<Message, Pending>,
 }
 
 impl<'a> Mail<'a> {
@@ -61,88 +52,81 @@ impl<'a> Mail<'a> {
             shapes,
             coming: HashMap::new(),
             here: HashMap::new(),
-            going: Vec::new(),
+            going: HashMap::new(),
         }
     }
 
-    /// Asks for what a task needs, if another rank has it and it was not asked for yet.
-    pub(super) fn expect(&mut self, task: Task) -> Result<()> {
-        let Some((address, from, boundary)) = self.needs(task) else {
-            return Ok(());
-        };
-        let holder = self.schedule.holders[from];
-        if holder == self.group.index() || self.coming.contains_key(&address) {
-            return Ok(());
-        }
-        let Shape { size, like, .. } = &self.shapes[boundary];
+    /// Asks for a message of another rank.
+    pub(super) fn expect(&mut self, message: Message) -> Result<()> {
+        let Shape { size, like, .. } = &self.shapes[message.from.min(message.to)];
         let tensor = meta::new_empty(like, size)?;
-        let work = self
-            .group
-            .recv(&tensor, holder, self.tag(address), Purpose::Activation)?;
-        self.coming.insert(address, (tensor, work));
+        let holder = self.schedule.holders[message.from];
+        let tag = self.tag(message);
+        let work = self.group.recv(&tensor, holder, tag, Purpose::Activation)?;
+        self.coming.insert(message, (tensor, work));
         Ok(())
     }
 
-    /// What a task needs; waits for it.
-    pub(super) fn take(&mut self, task: Task) -> Result<Tensor> {
-        let missing = || ParallelError::ForeignStage { stage: task.stage };
-        let (address, _, _) = self.needs(task).ok_or_else(missing)?;
-        if let Some(tensor) = self.here.remove(&address) {
+    /// What a stage needs of its neighbour; waits for it.
+    pub(super) fn take(&mut self, from: usize, to: usize, microbatch: usize) -> Result<Tensor> {
+        let message = Message {
+            from,
+            to,
+            microbatch,
+        };
+        if let Some(tensor) = self.here.remove(&message) {
             return Ok(tensor);
         }
-        let (tensor, work) = self.coming.remove(&address).ok_or_else(missing)?;
+        let missing = || ParallelError::ForeignStage { stage: from };
+        let (tensor, work) = self.coming.remove(&message).ok_or_else(missing)?;
         work.wait()?;
         Ok(tensor)
     }
 
-    /// Sends what a task made to the stage that needs it.
-    pub(super) fn send(&mut self, task: Task, made: &Tensor) -> Result<()> {
-        let (to, way) = match task.work {
-            Work::Forward => (task.stage + 1, Way::Forward),
-            _ => (task.stage - 1, Way::Backward),
+    /// Leaves what a stage has made for its neighbour.
+    pub(super) fn put(&mut self, from: usize, to: usize, microbatch: usize, made: Tensor) {
+        let message = Message {
+            from,
+            to,
+            microbatch,
         };
-        let address = (to, task.microbatch, way);
-        let holder = self.schedule.holders[to];
-        if holder == self.group.index() {
-            self.here.insert(address, made.shallow_clone());
-            return Ok(());
-        }
-        let made = made.f_contiguous()?;
-        let work = self
-            .group
-            .send(&made, holder, self.tag(address), Purpose::Activation)?;
-        self.going.push(work);
+        self.here.insert(message, made);
+    }
+
+    /// Sends what was left for another rank.
+    pub(super) fn send(&mut self, message: Message) -> Result<()> {
+        let missing = || ParallelError::ForeignStage {
+            stage: message.from,
+        };
+        let made = self.here.remove(&message).ok_or_else(missing)?;
+        let holder = self.schedule.holders[message.to];
+        let (made, tag) = (made.f_contiguous()?, self.tag(message));
+        let work = self.group.send(&made, holder, tag, Purpose::Activation)?;
+        self.going.insert(message, work);
         Ok(())
+    }
+
+    /// A message has arrived, so its memory goes.
+    pub(super) fn arrived(&mut self, message: Message) -> Result<()> {
+        match self.going.remove(&message) {
+            Some(work) => Ok(work.wait()?),
+            None => Ok(()),
+        }
     }
 
     /// Waits until everything has left.
     pub(super) fn finish(&mut self) -> Result<()> {
-        for work in self.going.drain(..) {
+        for (_, work) in self.going.drain() {
             work.wait()?;
         }
         Ok(())
     }
 
-    /// The address of what a task needs, the stage it comes from, and the boundary it crosses.
-    fn needs(&self, task: Task) -> Option<(Address, usize, usize)> {
-        let last = self.schedule.num_stages() - 1;
-        match task.work {
-            Work::Forward if task.stage > 0 => {
-                let address = (task.stage, task.microbatch, Way::Forward);
-                Some((address, task.stage - 1, task.stage - 1))
-            }
-            work if work.gives_gradient() && task.stage < last => {
-                let address = (task.stage, task.microbatch, Way::Backward);
-                Some((address, task.stage + 1, task.stage))
-            }
-            _ => None,
-        }
-    }
-
     /// A number for every message of a step, as far as there are numbers; ranks that exchange more
     /// take them in the same order.
-    fn tag(&self, (stage, microbatch, way): Address) -> u16 {
-        let number = stage * self.schedule.num_microbatches + microbatch;
-        ((2 * number + way as usize) % usize::from(u16::MAX)) as u16
+    fn tag(&self, message: Message) -> u16 {
+        let number = message.to * self.schedule.num_microbatches + message.microbatch;
+        let is_back = usize::from(message.from > message.to);
+        ((2 * number + is_back) % usize::from(u16::MAX)) as u16
     }
 }

@@ -4,27 +4,28 @@
 //! is a part of the model in whatever strategy reduces its gradients. Activations go to the rank of the
 //! next stage and their gradients back; messages wait for nobody, and what a rank will need is asked
 //! for before it computes what comes first. Where the schedule takes the parts of backward apart, the
-//! gradients of weights are put off inside the layers (`trainyard_nn::deferred`).
+//! gradients of weights are put off inside the layers (`trainyard_nn::weight_gradients`); where it pairs a
+//! forward with a backward, each computes while the other communicates (`trainyard_torch::beside`).
 
+mod execution;
 mod mail;
+mod orders;
 mod part;
 mod split;
 mod tie;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::Cell;
 
-use tch::{Kind, Tensor};
-use trainyard_nn::deferred::{self, Debts};
+use tch::Tensor;
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
-use trainyard_schedule::{Action, Schedule, Task, Work};
-use trainyard_torch::{Group, autograd};
-use trainyard_trace::SpanKind;
+use trainyard_schedule::{Instruction, Schedule, Sharing};
+use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
-use crate::strategy::{Pass, Step, Strategy, Sync, Update, added, scaled};
+use crate::strategy::{Passes, Step, Strategy, Sync, Update};
 use crate::volume::{StateBytes, Volume};
-use mail::Mail;
+use execution::Execution;
+use orders::Order;
 
 pub use mail::Shape;
 pub use part::Part;
@@ -34,17 +35,18 @@ pub use tie::Tie;
 /// A model whose stages are spread over the ranks of `pp`.
 pub struct Pipeline {
     schedule: Schedule,
-    /// This rank's stages, by number.
+    /// What this rank does in a step.
+    orders: Vec<Order>,
+    /// This rank's stages, by number, and how often each is gathered and reduced.
     stages: Vec<(usize, Box<dyn Strategy>)>,
     group: Group,
+    sharing: Sharing,
     /// What each stage but the last gives to the next.
     shapes: Vec<Shape>,
     /// A table that another rank computes with too.
     tie: Option<Tie>,
-    /// Whether gradients of weights are put off where the schedule says so.
-    defers: bool,
-    /// The task with which the gradients of each of this rank's stages are complete.
-    completing: HashMap<usize, Task>,
+    /// Whether the log knows what is put off.
+    has_told: Cell<bool>,
 }
 
 impl Pipeline {
@@ -54,6 +56,7 @@ impl Pipeline {
         stages: Vec<Box<dyn Strategy>>,
         group: &Group,
         shapes: Vec<Shape>,
+        sharing: Sharing,
     ) -> Result<Pipeline> {
         let own = schedule.stages_of(group.index());
         let num_boundaries = schedule.num_stages().saturating_sub(1);
@@ -68,28 +71,15 @@ impl Pipeline {
                 given: stages.len(),
             });
         }
-        let splits = schedule
-            .tasks()
-            .any(|(_, t)| t.work == Work::BackwardWeight);
-        let defers = splits && stages.iter().all(|stage| stage.can_defer());
-        if splits && !defers && group.index() == 0 {
-            tracing::info!(
-                "sharded states are reduced with each backward, so this schedule computes gradients of \
-                 weights together with those of inputs"
-            );
-        }
-        let tasks = schedule.tasks().filter(|(rank, _)| *rank == group.index());
-        let completes = |task: &Task| match defers {
-            true => task.work.releases(),
-            false => task.work.gives_gradient(),
-        };
-        let last = tasks.map(|(_, task)| task).filter(completes);
+        let mut program = schedule.program(sharing);
+        let instructions = program.ranks.swap_remove(group.index());
         Ok(Pipeline {
-            completing: last.map(|task| (task.stage, task)).collect(),
-            defers,
+            orders: orders::orders(instructions),
+            has_told: Cell::new(false),
             tie: None,
             stages: own.into_iter().zip(stages).collect(),
             group: group.clone(),
+            sharing,
             schedule,
             shapes,
         })
@@ -117,174 +107,43 @@ impl Pipeline {
         Ok(&**strategy)
     }
 
-    /// Every task of this rank, in order.
-    fn tasks(&self) -> Vec<Task> {
-        let actions = &self.schedule.ranks[self.group.index()];
-        actions.iter().flat_map(Action::tasks).collect()
-    }
-
-    /// Whether a stage's gradients are complete with this task.
-    fn sync(&self, task: Task) -> Sync {
-        match self.completing.get(&task.stage) == Some(&task) {
-            true => Sync::Reduce,
-            false => Sync::Accumulate,
+    /// How often a stage does what costs messages.
+    fn passes(&self, stage: usize) -> Passes {
+        let count = |wanted: Instruction| {
+            let orders = self.orders.iter();
+            orders.filter(|order| order.does(wanted)).count() as u64
+        };
+        let num_gathers = count(Instruction::Unshard(stage));
+        Passes {
+            num_microbatches: self.schedule.num_microbatches as u64,
+            num_reductions: count(Instruction::Reduce(stage)),
+            num_gathers: self.sharing.most_unsharded.map(|_| num_gathers),
         }
     }
-}
 
-/// A micro-batch between its forward and its backward in one stage.
-struct Held {
-    input: Tensor,
-    run: Run,
-    /// On the last stage.
-    loss: Option<Tensor>,
-}
-
-/// One step under way.
-struct Execution<'a> {
-    pipeline: &'a Pipeline,
-    step: &'a Step<'a>,
-    mail: RefCell<Mail<'a>>,
-    held: RefCell<HashMap<(usize, usize), Held>>,
-    owed: RefCell<HashMap<(usize, usize), Debts>>,
-    total: RefCell<Option<Tensor>>,
-}
-
-impl Execution<'_> {
-    fn run(&self) -> Result<()> {
-        let tasks = self.pipeline.tasks();
-        for (number, &task) in tasks.iter().enumerate() {
-            // What comes next is asked for now, so that it travels while this is computed.
-            self.mail.borrow_mut().expect(task)?;
-            if let Some(&next) = tasks.get(number + 1) {
-                self.mail.borrow_mut().expect(next)?;
+    /// Lets each stage update with no other's gradients about.
+    fn update_by_stage(&self, update: &mut dyn Update) -> Result<()> {
+        let mut set_aside = Vec::new();
+        for (_, stage) in &self.stages {
+            let mut gradients = Vec::new();
+            for parameter in stage.parameters() {
+                gradients.push((parameter.clone(), parameter.gradient()?));
+                parameter.set_gradient(None);
             }
-            match task.work {
-                Work::Forward => self.forward(task)?,
-                Work::Backward | Work::BackwardInput => self.backward(task)?,
-                Work::BackwardWeight => self.backward_weight(task)?,
+            set_aside.push(gradients);
+        }
+        for ((_, stage), gradients) in self.stages.iter().zip(set_aside) {
+            for (parameter, gradient) in &gradients {
+                let gradient = gradient.as_ref().map(Tensor::shallow_clone);
+                parameter.set_gradient(gradient);
+            }
+            stage.update(update)?;
+            for (parameter, _) in &gradients {
+                parameter.set_gradient(None);
             }
         }
-        self.mail.borrow_mut().finish()
-    }
-
-    fn pass(&self, task: Task) -> Result<&Pass<'_>> {
-        let passes = &self.step.passes;
-        passes
-            .get(task.microbatch)
-            .ok_or(ParallelError::Microbatches {
-                expected: self.pipeline.schedule.num_microbatches,
-                given: passes.len(),
-            })
-    }
-
-    fn forward(&self, task: Task) -> Result<()> {
-        let _span = self
-            .step
-            .ledger
-            .enter(SpanKind::Forward, format!("forward {task}"));
-        let pass = self.pass(task)?;
-        let input = match task.stage {
-            0 => pass.inputs.shallow_clone(),
-            _ => self
-                .mail
-                .borrow_mut()
-                .take(task)?
-                .f_set_requires_grad(true)?,
-        };
-        let strategy = self.pipeline.strategy(task.stage)?;
-        let run = match self.pipeline.defers {
-            true => deferred::allowing(|| strategy.forward(&input, &pass.cx))?,
-            false => strategy.forward(&input, &pass.cx)?,
-        };
-        let mut loss = None;
-        if task.stage == self.pipeline.last_stage() {
-            let sum = strategy.loss(run.output(), pass.targets)?;
-            let divided = sum.f_div_scalar(self.step.count)?;
-            self.add(&divided.f_detach()?)?;
-            loss = Some(divided);
-        } else {
-            self.mail
-                .borrow_mut()
-                .send(task, &run.output().f_detach()?)?;
-        }
-        let held = Held { input, run, loss };
-        self.held
-            .borrow_mut()
-            .insert((task.stage, task.microbatch), held);
         Ok(())
     }
-
-    fn backward(&self, task: Task) -> Result<()> {
-        let _span = self
-            .step
-            .ledger
-            .enter(SpanKind::Backward, format!("backward {task}"));
-        let held = self
-            .held
-            .borrow_mut()
-            .remove(&(task.stage, task.microbatch));
-        let Held { input, run, loss } =
-            held.ok_or(ParallelError::ForeignStage { stage: task.stage })?;
-        let seed = match loss {
-            Some(loss) => scaled(&loss, self.step.scale)?,
-            None => carrying(run.output(), self.mail.borrow_mut().take(task)?)?,
-        };
-        let strategy = self.pipeline.strategy(task.stage)?;
-        let backward = || strategy.backward(run, &seed, self.pipeline.sync(task));
-        if self.pipeline.defers && task.work == Work::BackwardInput {
-            let (passed, debts) = deferred::deferring(backward);
-            passed?;
-            self.owed
-                .borrow_mut()
-                .insert((task.stage, task.microbatch), debts);
-        } else {
-            backward()?;
-        }
-        if task.stage > 0 {
-            self.mail.borrow_mut().send(task, &input.f_grad()?)?;
-        }
-        Ok(())
-    }
-
-    /// Computes what was put off, if it was; then the stage's gradients may be complete.
-    fn backward_weight(&self, task: Task) -> Result<()> {
-        let debts = self
-            .owed
-            .borrow_mut()
-            .remove(&(task.stage, task.microbatch));
-        let Some(debts) = debts else {
-            return Ok(());
-        };
-        let _span = self
-            .step
-            .ledger
-            .enter(SpanKind::Backward, format!("weights {task}"));
-        debts.pay()?;
-        match self.pipeline.sync(task) {
-            Sync::Reduce => self.pipeline.strategy(task.stage)?.reduce(),
-            Sync::Accumulate => Ok(()),
-        }
-    }
-
-    fn add(&self, loss: &Tensor) -> Result<()> {
-        let mut total = self.total.borrow_mut();
-        *total = Some(added(total.take(), loss.shallow_clone())?);
-        Ok(())
-    }
-}
-
-/// A number whose backward gives `output` this gradient: what a stage has in place of a loss.
-fn carrying(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
-    let mut outputs = autograd::function(
-        &[output],
-        |_, inputs| {
-            let none = inputs[0].f_view(-1i64)?.f_narrow(0, 0, 0)?;
-            Ok(vec![none.f_sum(Kind::Float)?])
-        },
-        move |_, _| Ok(vec![Some(gradient.shallow_clone())]),
-    )?;
-    Ok(outputs.swap_remove(0))
 }
 
 impl Strategy for Pipeline {
@@ -292,50 +151,33 @@ impl Strategy for Pipeline {
         Err(ParallelError::WholeStepsOnly)
     }
 
-    fn backward(&self, _: Run, _: &Tensor, _: Sync) -> Result<Vec<String>> {
+    fn start_backward(&self, _: Run, _: &Tensor, _: Sync) -> Result<()> {
         Err(ParallelError::WholeStepsOnly)
     }
 
+    fn start_reduce(&self, _: Sync) -> Result<()> {
+        Err(ParallelError::WholeStepsOnly)
+    }
+
+    fn finish_reduce(&self) -> Result<Vec<String>> {
+        let mut unused = Vec::new();
+        for (_, stage) in &self.stages {
+            unused.extend(stage.finish_reduce()?);
+        }
+        Ok(unused)
+    }
+
     fn run_step(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
-        let execution = Execution {
-            pipeline: self,
-            step,
-            mail: RefCell::new(Mail::new(&self.schedule, &self.group, &self.shapes)),
-            held: RefCell::default(),
-            owed: RefCell::default(),
-            total: RefCell::default(),
-        };
-        execution.run()?;
+        let total = Execution::new(self, step).train()?;
+        self.finish_reduce()?;
         if let Some(tie) = &self.tie {
             tie.add_up(&self.group)?;
         }
-        Ok(execution.total.into_inner())
+        Ok(total)
     }
 
     fn evaluate(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
-        let mut mail = Mail::new(&self.schedule, &self.group, &self.shapes);
-        let mut total: Option<Tensor> = None;
-        for (microbatch, pass) in step.passes.iter().enumerate() {
-            for (stage, strategy) in &self.stages {
-                let task = Task::new(*stage, Work::Forward, microbatch);
-                mail.expect(task)?;
-                let input = match stage {
-                    0 => pass.inputs.shallow_clone(),
-                    _ => mail.take(task)?,
-                };
-                let output = tch::no_grad(|| strategy.forward(&input, &pass.cx))?.into_output();
-                if *stage < self.last_stage() {
-                    mail.send(task, &output)?;
-                    continue;
-                }
-                let loss = strategy
-                    .loss(&output, pass.targets)?
-                    .f_div_scalar(step.count)?;
-                total = Some(added(total, loss)?);
-            }
-        }
-        mail.finish()?;
-        Ok(total)
+        Execution::new(self, step).evaluate()
     }
 
     fn zero_grad(&self) -> Result<()> {
@@ -343,9 +185,11 @@ impl Strategy for Pipeline {
     }
 
     fn update(&self, update: &mut dyn Update) -> Result<()> {
-        // Strategies that update by parts would each step everything.
         match &self.stages[..] {
             [(_, only)] => only.update(update),
+            several if several.iter().any(|(_, s)| s.updates_by_parts()) => {
+                self.update_by_stage(update)
+            }
             _ => update.step(),
         }
     }
@@ -364,9 +208,9 @@ impl Strategy for Pipeline {
         stages.try_for_each(|(_, stage)| stage.with_parameters(visitor))
     }
 
-    fn volume(&self, num_microbatches: usize, world_size: usize) -> Volume {
-        let of_stage = |(_, stage): &(usize, Box<dyn Strategy>)| {
-            stage.volume(num_microbatches, world_size / self.group.size())
+    fn volume(&self, _: Passes, world_size: usize) -> Volume {
+        let of_stage = |(number, stage): &(usize, Box<dyn Strategy>)| {
+            stage.volume(self.passes(*number), world_size / self.group.size())
         };
         let mut volume: Volume = self.stages.iter().map(of_stage).sum();
         if let Some(tie) = &self.tie {

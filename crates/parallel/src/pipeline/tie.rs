@@ -32,7 +32,7 @@ impl Tie {
     }
 
     /// The table, where the other rank owns it.
-    pub(super) fn copy(&self) -> Option<&Parameter> {
+    pub fn copy(&self) -> Option<&Parameter> {
         (!self.is_owner).then_some(&self.parameter)
     }
 

@@ -21,7 +21,7 @@ use super::{ShardOptions, Stage, lock, shard_axes};
 use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
 use crate::precision::Precision;
-use crate::strategy::{Strategy, Sync, Update};
+use crate::strategy::{Passes, Strategy, Sync, Update};
 use crate::terms::Terms;
 use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
 
@@ -166,10 +166,21 @@ impl<M: Model> Strategy for FullyShard<M> {
         Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
     }
 
-    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()> {
         lock(&self.shards).begin_backward(sync)?;
-        run.backward(loss)?;
-        let names = lock(&self.shards).end_backward()?;
+        Ok(run.backward(loss)?)
+    }
+
+    fn expect_weights(&self) -> Result<()> {
+        Ok(lock(&self.shards).begin_backward(Sync::Keep)?)
+    }
+
+    fn start_reduce(&self, sync: Sync) -> Result<()> {
+        Ok(lock(&self.shards).start_reduce_all(sync)?)
+    }
+
+    fn finish_reduce(&self) -> Result<Vec<String>> {
+        let (sync, names) = lock(&self.shards).finish()?;
         if !names.is_empty() {
             return Err(ParallelError::UnusedParameters { names });
         }
@@ -183,13 +194,21 @@ impl<M: Model> Strategy for FullyShard<M> {
         Ok(Vec::new())
     }
 
+    fn unshard(&self) -> Result<()> {
+        Ok(lock(&self.shards).unshard()?)
+    }
+
+    fn reshard(&self) -> Result<()> {
+        Ok(lock(&self.shards).reshard()?)
+    }
+
     fn zero_grad(&self) -> Result<()> {
         clear(self.units.iter().flatten());
         Ok(lock(&self.shards).clear_gradients()?)
     }
 
     fn update(&self, update: &mut dyn Update) -> Result<()> {
-        if self.offloaded.is_none() && self.formulas.stage == Stage::Parameters {
+        if !self.updates_by_parts() {
             return update.step();
         }
         if !self.has_gradients()? {
@@ -201,6 +220,10 @@ impl<M: Model> Strategy for FullyShard<M> {
             Some(offloaded) => offloaded.update(&self.units, &self.shards, update),
             None => self.update_in_memory(update),
         }
+    }
+
+    fn updates_by_parts(&self) -> bool {
+        self.offloaded.is_some() || self.formulas.stage != Stage::Parameters
     }
 
     fn settle(&self) -> Result<()> {
@@ -221,10 +244,10 @@ impl<M: Model> Strategy for FullyShard<M> {
         }
     }
 
-    fn volume(&self, num_microbatches: usize, world_size: usize) -> Volume {
+    fn volume(&self, passes: Passes, world_size: usize) -> Volume {
         let family = self.formulas.num_shards * self.formulas.num_replicas;
         self.formulas
-            .volume(num_microbatches)
+            .volume(passes)
             .times(world_size / family)
             .with_terms(
                 &self.terms.bytes(self.formulas.widths.reduce),

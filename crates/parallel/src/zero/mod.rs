@@ -25,6 +25,7 @@
 mod at_units;
 mod blank;
 mod fully_shard;
+mod kept;
 mod offload;
 mod owned;
 mod pool;

@@ -43,8 +43,12 @@ pub(super) struct Shards {
     reducing: VecDeque<Reducing>,
     replicating: Vec<Work>,
     sync: Sync,
+    /// Whether rows stay gathered from pass to pass.
+    is_unsharded: bool,
     /// Whether the gradient shards hold what earlier passes of this step left.
     holds_gradients: bool,
+    /// Whether any were reduced in this step.
+    has_reduced: bool,
     missing: Vec<String>,
 }
 
@@ -67,7 +71,9 @@ impl Shards {
             reducing: VecDeque::new(),
             replicating: Vec::new(),
             sync: Sync::Reduce,
+            is_unsharded: false,
             holds_gradients: false,
+            has_reduced: false,
             missing: Vec::new(),
         }
     }
@@ -80,6 +86,10 @@ impl Shards {
     /// A forward pass begins: what the optimiser has changed since the last one is sent anew. Rows
     /// that always stay are all gathered now, in the order in which they will be needed.
     pub(super) fn begin_forward(&mut self) -> Result<()> {
+        if self.num_allowed() != usize::MAX {
+            // Gradients on their way lie where parameters must be.
+            self.finish_reducing(0)?;
+        }
         if self.shelf.is_some() {
             // What is sent was made anew when the optimiser changed it.
             return Ok(());
@@ -160,6 +170,7 @@ impl Shards {
     pub(super) fn begin_backward(&mut self, sync: Sync) -> Result<()> {
         // What a pass that failed left under way must not be taken for this one's.
         self.finish_reducing(0)?;
+        self.holds_gradients |= self.has_reduced;
         self.sync = sync;
         self.missing.clear();
         Ok(())
@@ -172,7 +183,10 @@ impl Shards {
 
     /// A parameter's gradient of this pass is complete.
     pub(super) fn gradient_ready(&mut self, index: usize, member: usize) -> Result<()> {
+        let keeps = self.sync == Sync::Keep;
+        let has_rows = self.wiring.stage == Stage::OptimizerStates;
         match &mut self.units[index] {
+            Some(unit) if !has_rows && (keeps || unit.is_holding()) => unit.hold_gradient(member),
             Some(unit) => unit.keep_gradient(member, &mut self.gradient_pool),
             None => Ok(()),
         }
@@ -180,18 +194,41 @@ impl Shards {
 
     /// The unit's gradients leave; those of the unit before must have arrived.
     pub(super) fn after_backward(&mut self, index: usize) -> Result<()> {
-        let stays = self.wiring.stage == Stage::OptimizerStates && self.sync == Sync::Accumulate;
         let Some(unit) = &mut self.units[index] else {
             return Ok(());
         };
+        if self.sync == Sync::Keep {
+            unit.end_pass();
+            return self.release(index);
+        }
         let missing = unit.fill_missing(&mut self.gradient_pool)?;
         self.missing.extend(missing);
         if unit.is_done_after_backward()? {
             self.release(index)?;
         }
-        if stays {
-            return Ok(());
+        match (self.wiring.stage, self.sync) {
+            (Stage::OptimizerStates, Sync::Accumulate) => Ok(()),
+            _ => self.start_reduce(index),
         }
+    }
+
+    /// Begins to reduce what several passes have left. `sync` tells whether this is the last of it.
+    pub(super) fn start_reduce_all(&mut self, sync: Sync) -> Result<()> {
+        self.begin_backward(sync)?;
+        for index in (0..self.units.len()).rev() {
+            let Some(unit) = &mut self.units[index] else {
+                continue;
+            };
+            unit.end_pass();
+            let missing = unit.fill_missing(&mut self.gradient_pool)?;
+            self.missing.extend(missing);
+            self.start_reduce(index)?;
+        }
+        Ok(())
+    }
+
+    fn start_reduce(&mut self, index: usize) -> Result<()> {
+        self.has_reduced = true;
         let adds = self.holds_gradients && self.wiring.stage != Stage::OptimizerStates;
         let Some(unit) = &self.units[index] else {
             return Ok(());
@@ -221,20 +258,34 @@ impl Shards {
         }
     }
 
-    /// The pass has ended: everything is waited for. Returns parameters that had no gradient.
-    pub(super) fn end_backward(&mut self) -> Result<Vec<String>> {
+    /// Everything is waited for. Returns what became of the gradients, and parameters that had none.
+    pub(super) fn finish(&mut self) -> Result<(Sync, Vec<String>)> {
         self.finish_reducing(0)?;
         for work in std::mem::take(&mut self.replicating) {
             work.wait()?;
         }
-        self.holds_gradients = true;
-        Ok(std::mem::take(&mut self.missing))
+        self.holds_gradients |= self.has_reduced;
+        Ok((self.sync, std::mem::take(&mut self.missing)))
+    }
+
+    /// Gathers all rows, to stay.
+    pub(super) fn unshard(&mut self) -> Result<()> {
+        self.begin_forward()?;
+        self.is_unsharded = true;
+        (0..self.units.len()).try_for_each(|index| self.start_gather(index))
+    }
+
+    /// Lets all rows go.
+    pub(super) fn reshard(&mut self) -> Result<()> {
+        self.is_unsharded = false;
+        (0..self.units.len()).try_for_each(|index| self.release(index))
     }
 
     /// The step is over.
     pub(super) fn clear_gradients(&mut self) -> Result<()> {
         self.holds_gradients = false;
-        let mut units = self.units.iter().flatten();
+        self.has_reduced = false;
+        let mut units = self.units.iter_mut().flatten();
         units.try_for_each(ShardedUnit::clear_gradients)
     }
 
@@ -255,13 +306,14 @@ impl Shards {
         let Some(unit) = self.units[index].as_mut().filter(|u| u.is_released()) else {
             return Ok(());
         };
-        let pool = match self.wiring.stage {
-            Stage::Parameters => Some(&mut self.param_pool),
-            _ => None,
-        };
+        match self.wiring.stage {
+            Stage::Parameters if self.is_unsharded => unit.take_memory()?,
+            Stage::Parameters => unit.borrow_memory(&mut self.param_pool)?,
+            _ => {}
+        }
         let shelved = self.shelf.as_mut().map(|shelf| shelf.take(index));
         let shelved = shelved.transpose().map_err(told)?;
-        unit.start_gather(&self.wiring.shard_group, pool, shelved)
+        unit.start_gather(&self.wiring.shard_group, shelved)
     }
 
     /// Keeps what is sent in a file from now on. Returns where the optimiser's states will be.
@@ -323,7 +375,9 @@ impl Shards {
 
     fn release(&mut self, index: usize) -> Result<()> {
         match (&mut self.units[index], self.wiring.stage) {
-            (Some(unit), Stage::Parameters) => unit.release(&mut self.param_pool),
+            (Some(unit), Stage::Parameters) if !self.is_unsharded => {
+                unit.release(&mut self.param_pool)
+            }
             _ => Ok(()),
         }
     }

@@ -7,6 +7,7 @@ use trainyard_torch::{Group, ReduceOp, Result, Work, autograd, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
 use super::blank::{blank, shell};
+use super::kept::Kept;
 use super::pool::Pool;
 use super::{Row, Stage};
 use crate::offload::Staged;
@@ -27,6 +28,8 @@ struct Member {
     /// Where its gradient is put.
     gradient: Tensor,
     is_ready: bool,
+    /// Whether a gradient was held for later in this step.
+    was_held: bool,
 }
 
 /// Whether the row is there.
@@ -55,8 +58,12 @@ pub(super) struct ShardedUnit {
     gradients: Tensor,
     /// Where autograd's gradients add up before they are reduced, in stage 1.
     accumulated: Option<Tensor>,
+    /// Gradients that several passes leave to be reduced together, in stages 2 and 3.
+    kept: Option<Kept>,
     /// This rank's chunk of the reduced gradients.
     gradient_shard: Tensor,
+    /// Whether the row's memory is the unit's own and not lent.
+    owns_memory: bool,
     /// Whether another unit computes with this one's parameters too.
     pub is_lent: bool,
 }
@@ -93,7 +100,9 @@ impl ShardedUnit {
             version: -1,
             gradients,
             accumulated,
+            kept: None,
             gradient_shard,
+            owns_memory: false,
             is_lent: false,
             master,
             row,
@@ -133,6 +142,7 @@ impl ShardedUnit {
             leaf: leaf.shallow_clone(),
             gradient,
             is_ready: false,
+            was_held: false,
         });
         let packed = Placement::Packed(self.row.packed(member));
         let layout = parameter.layout();
@@ -192,7 +202,7 @@ impl ShardedUnit {
     /// Whether the row that is reduced has memory of its own, which no other unit waits for.
     pub(super) fn keeps_gradients(&self) -> bool {
         let kept = self.accumulated.as_ref().map(Tensor::kind);
-        kept == Some(self.gradients.kind())
+        kept == Some(self.gradients.kind()) || self.kept.is_some()
     }
 
     /// Whether gradients overwrite the gathered parameters.
@@ -215,17 +225,19 @@ impl ShardedUnit {
         Ok(true)
     }
 
-    /// Starts to gather the row. `pool` has the memory, if the unit keeps none, and `shelved` what is
-    /// sent, if that is kept in a file.
-    pub(super) fn start_gather(
-        &mut self,
-        group: &Group,
-        pool: Option<&mut Pool>,
-        shelved: Option<Staged>,
-    ) -> Result<()> {
-        if let Some(pool) = pool {
-            pool.lend(&self.full)?;
-        }
+    /// Takes memory for a row that will stay for long: no more than it needs.
+    pub(super) fn take_memory(&mut self) -> Result<()> {
+        self.owns_memory = true;
+        memory::scope(MemoryKind::Parameter, || storage::restore(&self.full))
+    }
+
+    /// Borrows memory for a row that will go soon.
+    pub(super) fn borrow_memory(&mut self, pool: &mut Pool) -> Result<()> {
+        pool.lend(&self.full)
+    }
+
+    /// Starts to gather the row. `shelved` is what is sent, if that is kept in a file.
+    pub(super) fn start_gather(&mut self, group: &Group, shelved: Option<Staged>) -> Result<()> {
         let sent = shelved.as_ref().map_or(&self.sent, |staged| &staged[0]);
         let work = group.all_gather(&self.full, sent, Purpose::Parameter)?;
         self.status = Status::Gathering(Box::new((work, shelved)));
@@ -254,7 +266,10 @@ impl ShardedUnit {
         }
         self.finish_gather()?;
         self.status = Status::Released;
-        pool.take_back(&self.full)
+        match std::mem::take(&mut self.owns_memory) {
+            true => storage::release(&self.full),
+            false => pool.take_back(&self.full),
+        }
     }
 
     /// The row is to be gathered again, into memory that stays.
@@ -288,8 +303,48 @@ impl ShardedUnit {
         }
     }
 
-    /// Zero stands for gradients that did not come in this pass; returns whose.
+    /// Adds a member's gradient to those that are reduced later.
+    pub(super) fn hold_gradient(&mut self, number: usize) -> Result<()> {
+        let mut kept = match self.kept.take() {
+            Some(kept) => kept,
+            None => self.new_kept()?,
+        };
+        kept.add(number, &self.members[number].leaf)?;
+        self.members[number].was_held = true;
+        self.kept = Some(kept);
+        Ok(())
+    }
+
+    fn new_kept(&self) -> Result<Kept> {
+        let kind = self.gradients.kind();
+        let row = memory::scope(MemoryKind::Gradient, || {
+            blank(&self.gradient_shard, self.row.padded(), kind)
+        })?;
+        let members = self.members.iter().enumerate();
+        let places = members.map(|(number, member)| self.view(&row, number, &member.leaf));
+        let places = places.collect::<Result<Vec<_>>>()?;
+        Ok(Kept::new(row, places))
+    }
+
+    /// Whether earlier passes have left gradients to be reduced.
+    pub(super) fn is_holding(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// The pass is over; what it left waits.
+    pub(super) fn end_pass(&mut self) {
+        for member in &mut self.members {
+            member.is_ready = false;
+        }
+    }
+
+    /// Zero stands for gradients that did not come; returns whose.
     pub(super) fn fill_missing(&mut self, pool: &mut Pool) -> Result<Vec<String>> {
+        if self.kept.is_some() {
+            // Zeros stand there already; what was reduced before is not missed.
+            let missing = self.members.iter().filter(|member| !member.was_held);
+            return Ok(missing.map(|member| member.name.clone()).collect());
+        }
         let any = self.members.iter().any(|member| member.is_ready);
         if !any && self.accumulated.is_none() && !self.shares_memory()? {
             pool.lend(&self.gradients)?;
@@ -321,10 +376,14 @@ impl ShardedUnit {
             tch::no_grad(|| self.gradients.shallow_clone().f_copy_(kept))?;
         }
         let out = match adds {
-            true => chunk_of(&self.gradients, &self.row, self.index)?,
+            true => chunk_of(self.reduced_row(), &self.row, self.index)?,
             false => self.gradient_shard.shallow_clone(),
         };
-        group.reduce_scatter(&out, &self.gradients, op, Purpose::Gradient)
+        group.reduce_scatter(&out, self.reduced_row(), op, Purpose::Gradient)
+    }
+
+    fn reduced_row(&self) -> &Tensor {
+        self.kept.as_ref().map_or(&self.gradients, |kept| &kept.row)
     }
 
     /// Puts the reduced chunk where it belongs, and gives the row's memory back.
@@ -335,8 +394,11 @@ impl ShardedUnit {
         gradient_pool: &mut Pool,
     ) -> Result<()> {
         if adds {
-            let own = chunk_of(&self.gradients, &self.row, self.index)?;
+            let own = chunk_of(self.reduced_row(), &self.row, self.index)?;
             let _ = tch::no_grad(|| self.gradient_shard.shallow_clone().f_add_(&own))?;
+        }
+        if self.kept.take().is_some() {
+            return self.leaves().try_for_each(autograd::clear_grad);
         }
         match (self.shares_memory()?, &self.accumulated) {
             (true, None) => param_pool.map_or(Ok(()), |pool| self.release(pool)),
@@ -347,7 +409,7 @@ impl ShardedUnit {
 
     /// Whether the gathered parameters may go as soon as the unit's backward has ended.
     pub(super) fn is_done_after_backward(&self) -> Result<bool> {
-        Ok(!self.shares_memory()?)
+        Ok(self.kept.is_some() || !self.shares_memory()?)
     }
 
     /// This rank's chunk of the reduced gradients.
@@ -356,7 +418,10 @@ impl ShardedUnit {
     }
 
     /// Leaves the leaves without gradients.
-    pub(super) fn clear_gradients(&self) -> Result<()> {
+    pub(super) fn clear_gradients(&mut self) -> Result<()> {
+        for member in &mut self.members {
+            member.was_held = false;
+        }
         self.leaves().try_for_each(autograd::clear_grad)
     }
 }

@@ -1,10 +1,12 @@
 //! `trainyard schedule`: a pipeline's order of work, checked, timed and drawn.
 
+mod measured;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_schedule::{Costs, Kind, Schedule as Order, Timeline, simulate};
+use trainyard_schedule::{Costs, Kind, Schedule as Order, Timeline, simulate, to_svg};
 
 use crate::failure::Failure;
 
@@ -13,7 +15,8 @@ use crate::failure::Failure;
 #[command(after_help = "Examples:\n  \
     trainyard schedule --kind zb-h1 --stages 8 --microbatches 16 --svg out.svg\n  \
     trainyard schedule --kind interleaved --stages 8 --chunks 2 --microbatches 16\n  \
-    trainyard schedule --csv order.csv --costs 1,1.2,0.8 --json")]
+    trainyard schedule --csv order.csv --costs 1,1.2,0.8 --json\n  \
+    trainyard schedule --trace outputs/profile_trace --svg both.svg")]
 pub struct Schedule {
     /// Which: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v
     #[arg(long, default_value = "1f1b", value_parser = kind)]
@@ -33,6 +36,10 @@ pub struct Schedule {
     /// What a stage takes: forward, backward for the input, backward for the weights
     #[arg(long, value_name = "F,I,W", default_value = "1,1,1", value_parser = costs)]
     costs: [f64; 3],
+    /// Read steps of a pipeline from the traces in this folder, one per rank, and set them beside what
+    /// the schedule predicts from the costs measured in them; in milliseconds
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["kind", "csv", "stages", "microbatches", "chunks", "costs"])]
+    trace: Option<PathBuf>,
     /// Draw it into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -57,12 +64,15 @@ fn costs(text: &str) -> Result<[f64; 3], String> {
 impl Schedule {
     /// Makes or reads the schedule, and tells what it comes to.
     pub fn execute(self) -> Result<ExitCode, Failure> {
+        if let Some(folder) = &self.trace {
+            return measured::execute(folder, self.svg.as_deref(), self.json);
+        }
         let order = self.order()?;
         let [forward, input, weight] = self.costs;
         let timeline = simulate(&order, &Costs::uniform(forward, input, weight));
         let timeline = timeline.map_err(Failure::new)?;
         if let Some(path) = &self.svg {
-            std::fs::write(path, timeline.to_svg(&self.title(&order)))
+            std::fs::write(path, to_svg(&[(&self.title(&order), &timeline)]))
                 .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
         }
         match self.json {

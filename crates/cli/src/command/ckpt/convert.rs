@@ -1,0 +1,59 @@
+//! Checkpoints for Hugging Face's programs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use trainyard_checkpoint::{Checkpoint, export, store};
+use trainyard_config::{Config, ModelSpec};
+
+use crate::failure::Failure;
+
+/// Write a checkpoint's weights as Hugging Face has them; the other way needs no converting, since
+/// `--checkpoint.initial_load_path` reads such a folder as it is
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    trainyard ckpt convert outputs/checkpoint my-llama\n  \
+    trainyard ckpt convert outputs/checkpoint/step-500 my-llama --tokenizer tokenizer.json --max-shard-gb 2")]
+pub struct Convert {
+    /// The folder of a checkpoint, or of several, of which the newest is taken
+    from: PathBuf,
+    /// The folder to write
+    to: PathBuf,
+    /// A tokenizer to put beside the weights
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Gigabytes of a file, at most
+    #[arg(long, default_value_t = 5.0)]
+    max_shard_gb: f64,
+}
+
+impl Convert {
+    pub(super) fn execute(self) -> Result<ExitCode, Failure> {
+        let checkpoint = super::open(&self.from)?;
+        let config = config_json(&checkpoint)?;
+        let max_bytes = (self.max_shard_gb.max(0.0) * 1e9) as u64;
+        let to = store::open(&self.to);
+        export(&checkpoint, &to, &config, max_bytes).map_err(Failure::new)?;
+        if let Some(tokenizer) = &self.tokenizer {
+            let target = self.to.join("tokenizer.json");
+            std::fs::copy(tokenizer, target)
+                .map_err(|error| Failure::new(format!("{}: {error}", tokenizer.display())))?;
+        }
+        println!("{} -> {}", checkpoint.path(), self.to.display());
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The `config.json` of the model that was trained.
+fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
+    let weights_only = "it has weights alone: convert a checkpoint that a job has saved";
+    let state = checkpoint
+        .state()
+        .ok_or_else(|| Failure::new(weights_only))?;
+    let config = Config::parse(&state.config, &[]).map_err(Failure::new)?;
+    match config.model.resolve().map_err(Failure::new)? {
+        ModelSpec::Llama(shape) => Ok(format!("{:#}\n", shape.to_hugging_face())),
+        ModelSpec::Cnn => Err(Failure::new("the CNN has no form of Hugging Face's")),
+    }
+}

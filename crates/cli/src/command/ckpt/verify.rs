@@ -1,0 +1,38 @@
+//! Whether every byte of a checkpoint is the one that was written.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use trainyard_trace::readable_bytes;
+
+use crate::failure::Failure;
+
+/// Read a checkpoint and compare every digest
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  trainyard ckpt verify outputs/checkpoint/step-500")]
+pub struct Verify {
+    /// The folder of a checkpoint, or of several, of which the newest is taken
+    path: PathBuf,
+}
+
+impl Verify {
+    pub(super) fn execute(self) -> Result<ExitCode, Failure> {
+        let checkpoint = super::open(&self.path)?;
+        let files = &checkpoint.manifest().files;
+        let total: u64 = files.values().map(|file| file.num_bytes).sum();
+        let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {eta} left");
+        let bar = ProgressBar::new(total).with_style(style.map_err(Failure::new)?);
+        let verified = checkpoint.verify(|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        verified.map_err(Failure::new)?;
+        let has_digests = files.values().all(|file| file.blocks.is_some());
+        let trust = match has_digests {
+            true => "every digest is right",
+            false => "complete; it has no digests",
+        };
+        println!("{}: {}, {trust}", checkpoint.path(), readable_bytes(total));
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,33 @@
+//! A state saved by some ranks and loaded by others.
+
+mod hugging_face;
+mod meshes;
+
+use std::process::ExitCode;
+
+use trainyard_conformance::{Case, Suite};
+
+const MESHES: &[Case] = &[Case {
+    name: "what_any_mesh_saves_any_other_loads_and_goes_on_with",
+    run: meshes::any_to_any,
+}];
+
+const HUGGING_FACE: &[Case] = &[Case {
+    name: "transformers_models_are_read_and_written_back",
+    run: hugging_face::there_and_back,
+}];
+
+fn main() -> ExitCode {
+    trainyard_conformance::main(&[
+        Suite {
+            name: "meshes",
+            sizes: &[8],
+            cases: MESHES,
+        },
+        Suite {
+            name: "hugging_face",
+            sizes: &[2],
+            cases: HUGGING_FACE,
+        },
+    ])
+}

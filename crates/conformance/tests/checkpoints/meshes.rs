@@ -1,0 +1,225 @@
+//! Every mesh's checkpoint on every other mesh: the same state to the bit, and the same losses.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use trainyard_checkpoint::{Checkpoint, Store, TrainState, Want, step_folder, store};
+use trainyard_config::{Config, Dtype};
+use trainyard_conformance::training::{Session, divided, little_llama};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_mesh::{Mesh, Slice};
+use trainyard_torch::World;
+use trainyard_train::{checkpoint, data_axes};
+
+/// When the state is saved, and how far the job goes on.
+const SAVED: u64 = 3;
+const MORE: usize = 10;
+const TOLERANCE: f64 = 1e-9;
+
+/// A job on some ranks.
+struct Job {
+    name: &'static str,
+    config: Config,
+    mesh: Mesh,
+}
+
+impl Job {
+    fn new(
+        name: &'static str,
+        num_ranks: usize,
+        change: impl FnOnce(&mut trainyard_config::ParallelismSection),
+    ) -> Result<Job, Box<dyn Error>> {
+        let mut config = little_llama(Dtype::Float64);
+        change(&mut config.parallelism);
+        let mesh = config.mesh(num_ranks)?;
+        let num_microbatches = if config.parallelism.pipeline_parallel_degree > 1 {
+            3
+        } else {
+            1
+        };
+        let config = divided(&config, mesh.size_of(data_axes()), num_microbatches);
+        Ok(Job { name, config, mesh })
+    }
+}
+
+fn savers() -> Result<Vec<Job>, Box<dyn Error>> {
+    Ok(vec![
+        Job::new("ddp on 4", 4, |_| ())?,
+        Job::new("ZeRO 3 on 4", 4, |p| p.data_parallel_shard_degree = -1)?,
+        Job::new("tp 2, dp 2", 4, |p| p.tensor_parallel_degree = 2)?,
+        Job::new("pp 2, tp 2", 4, |p| {
+            p.tensor_parallel_degree = 2;
+            p.pipeline_parallel_degree = 2;
+        })?,
+        Job::new("pp 2, dp_shard 2, tp 2", 8, |p| {
+            p.tensor_parallel_degree = 2;
+            p.pipeline_parallel_degree = 2;
+            p.data_parallel_shard_degree = -1;
+        })?,
+    ])
+}
+
+fn loaders() -> Result<Vec<Job>, Box<dyn Error>> {
+    let mut jobs = savers()?;
+    jobs.push(Job::new("one rank", 1, |_| ())?);
+    jobs.push(Job::new("ZeRO 1 on 2", 2, |p| {
+        p.data_parallel_shard_degree = -1;
+        p.zero_stage = 1;
+    })?);
+    jobs.push(Job::new("ZeRO 3 on 3", 3, |p| {
+        p.data_parallel_shard_degree = -1
+    })?);
+    jobs.push(Job::new("ZeRO 2 on 8", 8, |p| {
+        p.data_parallel_shard_degree = 4;
+        p.data_parallel_replicate_degree = 2;
+        p.zero_stage = 2;
+    })?);
+    Ok(jobs)
+}
+
+pub fn any_to_any(rank: &Rank) -> Outcome {
+    let folder = shared_folder(rank)?;
+    for (number, saver) in savers()?.iter().enumerate() {
+        let saved = folder.join(format!("saved-{number}"));
+        let expected = trained_and_saved(rank, saver, &saved)?;
+        for (other, loader) in loaders()?.iter().enumerate() {
+            let again = folder.join(format!("again-{number}-{other}"));
+            let found = loaded_and_trained(rank, loader, &saved, &again)?;
+            let what = format!("saved by {}, loaded by {}", saver.name, loader.name);
+            if rank.index() == 0 {
+                assert_same_state(&saved, &again, &what)?;
+                match saver.name == loader.name {
+                    true => assert_eq!(expected, found, "{what}"),
+                    false => assert_close(&expected, &found, &what),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A folder that all ranks know; the first one's.
+pub fn shared_folder(rank: &Rank) -> Result<PathBuf, Box<dyn Error>> {
+    let own = match rank.index() {
+        0 => tempfile::tempdir()?.keep(),
+        _ => PathBuf::new(),
+    };
+    Ok(rank.everyone(&own)?.swap_remove(0))
+}
+
+/// Trains, saves on the way, and goes on. Returns the losses after the save.
+fn trained_and_saved(rank: &Rank, job: &Job, folder: &Path) -> Result<Vec<f64>, Box<dyn Error>> {
+    let Some(world) = rank.join_first(job.mesh.clone())? else {
+        rank.meet()?;
+        return Ok(Vec::new());
+    };
+    let mut session = Session::new(&job.config, &world)?;
+    for _ in 0..SAVED {
+        session.step()?;
+    }
+    save(&session, &world, folder)?;
+    let losses = losses(&mut session)?;
+    rank.meet()?;
+    Ok(losses)
+}
+
+/// Loads, saves at once what was loaded, and goes on.
+fn loaded_and_trained(
+    rank: &Rank,
+    job: &Job,
+    saved: &Path,
+    again: &Path,
+) -> Result<Vec<f64>, Box<dyn Error>> {
+    let Some(world) = rank.join_first(job.mesh.clone())? else {
+        rank.meet()?;
+        return Ok(Vec::new());
+    };
+    let mut session = Session::new(&job.config, &world)?;
+    let store = store::open(saved);
+    let newest = checkpoint::latest(&*store, &world)?.ok_or("nothing was saved")?;
+    checkpoint::load(store, &newest, &mut session.trainer, &world)?;
+    session.trainer.resume_at(SAVED, 0);
+    save(&session, &world, again)?;
+    let losses = losses(&mut session)?;
+    rank.meet()?;
+    Ok(losses)
+}
+
+fn save(session: &Session, world: &World, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let state = TrainState {
+        step: SAVED,
+        samples_seen: 0,
+        seed: 0,
+        world_size: world.size(),
+        config: String::new(),
+        schedule: serde_json::Value::Null,
+    };
+    let mut saver = checkpoint::Saver::new(store::open(folder), world, 0, true)?;
+    saver.save(&session.trainer, world, state)?;
+    saver.finish();
+    world.everyone()?.barrier()?.wait()?;
+    Ok(())
+}
+
+fn losses(session: &mut Session) -> Result<Vec<f64>, Box<dyn Error>> {
+    let mut losses = Vec::new();
+    for _ in 0..MORE {
+        let outcome = session.step()?;
+        losses.push(session.trainer.global_loss(&outcome.loss_part)?);
+    }
+    session.trainer.settle()?;
+    Ok(losses)
+}
+
+fn assert_close(expected: &[f64], found: &[f64], what: &str) {
+    for (step, (expected, found)) in expected.iter().zip(found).enumerate() {
+        let off = ((expected - found) / expected).abs();
+        assert!(
+            off <= TOLERANCE,
+            "{what}: loss {step} is {found}, not {expected}"
+        );
+    }
+    assert_eq!(expected.len(), MORE, "{what}");
+}
+
+/// Both hold the same tensors, to the bit, however they are divided.
+fn assert_same_state(first: &Path, second: &Path, what: &str) -> Result<(), Box<dyn Error>> {
+    let open = |folder: &Path| -> Result<Checkpoint, Box<dyn Error>> {
+        let store: Arc<dyn Store> = store::open(folder);
+        Ok(Checkpoint::open(store, &step_folder(SAVED))?)
+    };
+    let (first, second) = (open(first)?, open(second)?);
+    let names: Vec<&String> = first.manifest().tensors.keys().collect();
+    assert!(
+        names.iter().any(|name| name.starts_with("optimizer/")),
+        "{what}"
+    );
+    assert_eq!(
+        names,
+        second.manifest().tensors.keys().collect::<Vec<_>>(),
+        "{what}"
+    );
+    for name in names {
+        assert_eq!(
+            whole(&first, name)?,
+            whole(&second, name)?,
+            "{what}: {name}"
+        );
+    }
+    Ok(())
+}
+
+fn whole(checkpoint: &Checkpoint, name: &str) -> Result<Vec<u8>, Box<dyn Error>> {
+    let tensor = checkpoint.tensor(name)?;
+    let mut bytes = vec![0; tensor.num_bytes().unwrap_or(0) as usize];
+    let want = Want {
+        name: name.to_owned(),
+        slice: Slice::whole(&tensor.shape),
+    };
+    checkpoint.read(&[want], |_, start, piece| {
+        bytes[start..start + piece.len()].copy_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(bytes)
+}

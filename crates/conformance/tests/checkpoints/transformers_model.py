@@ -1,0 +1,54 @@
+"""Hugging Face's side: makes a model with random weights, or loads one, and says what it computes.
+
+    transformers_model.py make FAMILY FOLDER    writes the model, tokens and logits
+    transformers_model.py check FOLDER LOGITS   loads a model and compares its logits with those written
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SIZES = dict(
+    vocab_size=160,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+)
+
+
+def logits(model, tokens):
+    with torch.no_grad():
+        return model.eval()(tokens).logits.float().contiguous()
+
+
+def make(family, folder):
+    torch.manual_seed(7)
+    sizes = dict(SIZES, head_dim=16) if family == "qwen3" else SIZES
+    config = AutoConfig.for_model(family, tie_word_embeddings=family == "qwen3", **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.1)
+    # In several files, as large models come.
+    model.save_pretrained(folder, max_shard_size="100KB")
+    tokens = torch.randint(0, SIZES["vocab_size"], (2, 32))
+    save_file({"tokens": tokens, "logits": logits(model, tokens)}, Path(folder) / "expected.st")
+
+
+def check(folder, expected):
+    expected = load_file(expected)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    difference = (logits(model, expected["tokens"]) - expected["logits"]).abs().max().item()
+    print(f"logits differ by {difference:e}")
+    assert difference < 1e-4, difference
+
+
+if __name__ == "__main__":
+    {"make": make, "check": check}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,107 @@
+//! Saves and loads a sharded model and its optimiser, and reports how long that took, as the peer does.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use trainyard_checkpoint::{TrainState, step_folder, store};
+use trainyard_config::Config;
+use trainyard_data::{Sampler, step_batches};
+use trainyard_nn::Place;
+use trainyard_torch::{Backend, Group, Rendezvous};
+use trainyard_trace::Ledger;
+use trainyard_train::checkpoint::{self, Saver};
+use trainyard_train::{Trainer, build};
+
+use crate::error::Result;
+use crate::ranks::join_mesh;
+
+/// What is saved, and where.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The model: `tiny` or `small`.
+    #[arg(long, default_value = "small")]
+    preset: String,
+    /// Saves of each kind.
+    #[arg(long, default_value_t = 3)]
+    repeats: u64,
+    /// Where to.
+    #[arg(long)]
+    folder: PathBuf,
+}
+
+/// Seconds, one per repeat.
+#[derive(Debug, Default, Serialize)]
+struct Line {
+    save: Vec<f64>,
+    pause: Vec<f64>,
+    load: Vec<f64>,
+}
+
+/// Measures and prints the line on rank 0.
+pub fn execute(arguments: Arguments) -> Result<ExitCode> {
+    tch::set_num_threads(1);
+    let at = Rendezvous::from_env(Duration::from_secs(300))?;
+    let config = config(&arguments.preset, at.world_size)?;
+    let mesh = config.mesh(at.world_size)?;
+    let world = join_mesh(mesh, Backend::Gloo, &at, |_| Ledger::new(at.rank))?;
+    let everyone = world.everyone()?;
+    let mut trainer = Trainer::new(&config, &world, Place::Cpu)?;
+    let sampler = Sampler::new(at.world_size, at.world_size, 1)?;
+    let source = build::source(&config, false)?;
+    // A step, so that the optimiser has states.
+    trainer.step(&step_batches(&*source, &sampler, 0, at.rank)?)?;
+    let place = store::open(&arguments.folder);
+    let mut line = Line::default();
+    for repeat in 0..arguments.repeats {
+        for is_async in [false, true] {
+            let step = 2 * repeat + u64::from(is_async);
+            let mut saver = Saver::new(std::sync::Arc::clone(&place), &world, 2, is_async)?;
+            let began = together(&everyone)?;
+            saver.save(&trainer, &world, state(step, at.world_size))?;
+            let paused = began.elapsed();
+            saver.finish();
+            let ended = together(&everyone)?.duration_since(began);
+            match is_async {
+                true => line.pause.push(paused.as_secs_f64()),
+                false => line.save.push(ended.as_secs_f64()),
+            }
+        }
+        let folder = step_folder(2 * repeat);
+        let began = together(&everyone)?;
+        checkpoint::load(std::sync::Arc::clone(&place), &folder, &mut trainer, &world)?;
+        let ended = together(&everyone)?.duration_since(began);
+        line.load.push(ended.as_secs_f64());
+    }
+    if at.rank == 0 {
+        println!("{}", serde_json::to_string(&line).unwrap_or_default());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The time when all ranks are here.
+fn together(everyone: &Group) -> Result<Instant> {
+    everyone.barrier()?.wait()?;
+    Ok(Instant::now())
+}
+
+fn state(step: u64, world_size: usize) -> TrainState {
+    TrainState {
+        step,
+        samples_seen: step,
+        seed: 1,
+        world_size,
+        config: String::new(),
+        schedule: serde_json::Value::Null,
+    }
+}
+
+fn config(preset: &str, world_size: usize) -> Result<Config> {
+    let text = format!(
+        "[model]\nname = \"llama\"\nflavor = \"{preset}\"\n\
+         [training]\nlocal_batch_size = 1\nglobal_batch_size = {world_size}\nseq_len = 64\n\
+         [parallelism]\ndata_parallel_shard_degree = -1\n"
+    );
+    Ok(Config::parse(&text, &[])?)
+}

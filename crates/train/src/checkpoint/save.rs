@@ -1,0 +1,261 @@
+//! Saving while training goes on.
+//!
+//! What this rank writes is copied into memory that is kept for it; a thread writes that out, and the
+//! next step begins. Ranks tell the first one what they have written through the job's store, not by
+//! collectives, which belong to training; the first one makes it a checkpoint. A save that fails is
+//! told and forgotten: the job goes on, and the next one is tried as if nothing had been.
+
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use trainyard_checkpoint::{
+    CheckpointError, Elements, Part, Shard, Store, TrainState, commit, retain, step_folder,
+    write_shard,
+};
+use trainyard_torch::{Store as Meeting, World, bytes};
+use trainyard_trace::readable_bytes;
+
+use super::held::{held, written};
+use crate::error::{Result, TrainError};
+use crate::trainer::Trainer;
+
+/// How long the first rank waits for what another has written.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// What a save has cost the job.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved {
+    /// How long training stood still.
+    pub pause: Duration,
+    /// Memory that holds the copy.
+    pub staging_bytes: u64,
+}
+
+/// Saves a job's state, one at a time.
+pub struct Saver {
+    store: Arc<dyn Store>,
+    /// How ranks tell each other what they have written; none where there is one.
+    meeting: Option<Meeting>,
+    rank: usize,
+    num_ranks: usize,
+    keep: usize,
+    /// Whether training goes on while files are written.
+    is_async: bool,
+    num_saves: u64,
+    /// Memory for the copy, when no save is under way.
+    staging: Vec<u8>,
+    under_way: Option<JoinHandle<Outcome>>,
+}
+
+/// What the thread leaves: the memory, and whether it went well.
+type Outcome = (Vec<u8>, Result<(), CheckpointError>);
+
+impl Saver {
+    /// Saves into `store`, of which the newest `keep` stay; 0 keeps all.
+    pub fn new(store: Arc<dyn Store>, world: &World, keep: usize, is_async: bool) -> Result<Saver> {
+        Ok(Saver {
+            store,
+            meeting: world.meeting("checkpoint")?,
+            rank: world.rank(),
+            num_ranks: world.size(),
+            keep,
+            is_async,
+            num_saves: 0,
+            staging: Vec::new(),
+            under_way: None,
+        })
+    }
+
+    /// Saves the state of `trainer`. All ranks must ask.
+    pub fn save(&mut self, trainer: &Trainer, world: &World, state: TrainState) -> Result<Saved> {
+        let began = Instant::now();
+        self.finish();
+        trainer.settle()?;
+        let own = written(held(trainer, world)?, world.mesh(), world.rank())?;
+        let mut staged = Staged::new(std::mem::take(&mut self.staging));
+        for item in &own {
+            let tensor = item.tensor.f_contiguous()?;
+            let place = staged.append(&item.part);
+            bytes::copy_out(&tensor, 0, place)
+                .map_err(TrainError::io(Path::new(&item.part.name)))?;
+        }
+        let staging_bytes = staged.bytes.len() as u64;
+        let task = Task {
+            store: Arc::clone(&self.store),
+            meeting: self.meeting.clone(),
+            rank: self.rank,
+            num_ranks: self.num_ranks,
+            keep: self.keep,
+            number: self.num_saves,
+            state,
+        };
+        self.num_saves += 1;
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned());
+        let spawned = thread.spawn(move || {
+            let outcome = task.run(&staged);
+            (staged.bytes, outcome)
+        });
+        self.under_way = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
+        if !self.is_async {
+            self.finish();
+        }
+        Ok(Saved {
+            pause: began.elapsed(),
+            staging_bytes,
+        })
+    }
+
+    /// Waits for the save under way. A failure is told here.
+    pub fn finish(&mut self) {
+        let Some(thread) = self.under_way.take() else {
+            return;
+        };
+        match thread.join() {
+            Ok((staging, outcome)) => {
+                self.staging = staging;
+                if let Err(error) = outcome {
+                    tracing::error!("not saved, training goes on: {error}");
+                }
+            }
+            Err(_) => tracing::error!("not saved, training goes on: the thread panicked"),
+        }
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// A copy of what this rank writes.
+struct Staged {
+    parts: Vec<Part>,
+    places: Vec<Range<usize>>,
+    bytes: Vec<u8>,
+}
+
+impl Staged {
+    fn new(mut memory: Vec<u8>) -> Staged {
+        memory.clear();
+        Staged {
+            parts: Vec::new(),
+            places: Vec::new(),
+            bytes: memory,
+        }
+    }
+
+    /// Room for the bytes of one more part.
+    fn append(&mut self, part: &Part) -> &mut [u8] {
+        let start = self.bytes.len();
+        let end = start + part.num_bytes().unwrap_or(0) as usize;
+        self.bytes.resize(end, 0);
+        self.parts.push(part.clone());
+        self.places.push(start..end);
+        &mut self.bytes[start..]
+    }
+}
+
+impl Elements for Staged {
+    fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
+        let place = &self.bytes[self.places[index].clone()];
+        into.copy_from_slice(&place[start..start + into.len()]);
+        Ok(())
+    }
+}
+
+/// One save, as the thread does it.
+struct Task {
+    store: Arc<dyn Store>,
+    meeting: Option<Meeting>,
+    rank: usize,
+    num_ranks: usize,
+    keep: usize,
+    number: u64,
+    state: TrainState,
+}
+
+/// What a rank tells the first one.
+#[derive(Serialize, Deserialize)]
+enum Report {
+    Written(Shard),
+    Failed(String),
+}
+
+impl Task {
+    fn run(&self, staged: &Staged) -> Result<(), CheckpointError> {
+        let began = Instant::now();
+        let written = self.write(staged);
+        let report = match &written {
+            Ok(shard) => Report::Written(shard.clone()),
+            Err(error) => Report::Failed(error.to_string()),
+        };
+        self.tell(&report)?;
+        let own = written?;
+        if self.rank > 0 {
+            return Ok(());
+        }
+        let mut shards = vec![own];
+        for rank in 1..self.num_ranks {
+            shards.push(self.hear(rank)?);
+        }
+        let step = self.state.step;
+        let num_bytes: u64 = shards.iter().map(|shard| shard.entry.num_bytes).sum();
+        let folder = commit(&*self.store, self.state.clone(), shards)?;
+        let seconds = began.elapsed().as_secs_f64();
+        tracing::info!(
+            "saved {}: {} in {seconds:.2} s",
+            self.store.describe(&folder),
+            readable_bytes(num_bytes)
+        );
+        retain(&*self.store, step, self.keep)
+    }
+
+    fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {
+        // Of another name than any attempt before, so that those stay whole until this one counts.
+        let attempt = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |time| time.as_nanos());
+        let file = format!("rank{:05}-{attempt:x}.safetensors", self.rank);
+        let folder = step_folder(self.state.step);
+        write_shard(&*self.store, &folder, &file, &staged.parts, staged)
+    }
+
+    fn key(&self, rank: usize) -> String {
+        format!("{}/{rank}", self.number)
+    }
+
+    fn tell(&self, report: &Report) -> Result<(), CheckpointError> {
+        let Some(meeting) = self.meeting.as_ref().filter(|_| self.rank > 0) else {
+            return Ok(());
+        };
+        let text = serde_json::to_vec(report).map_err(|e| self.failed(self.rank, e))?;
+        let told = meeting.set(&self.key(self.rank), &text);
+        told.map_err(|e| self.failed(self.rank, e))
+    }
+
+    fn hear(&self, rank: usize) -> Result<Shard, CheckpointError> {
+        let Some(meeting) = &self.meeting else {
+            return Err(self.failed(rank, "there is no way to hear of it"));
+        };
+        let text = meeting.get_within(&self.key(rank), PATIENCE);
+        let text = text.map_err(|e| self.failed(rank, e))?;
+        match serde_json::from_slice(&text).map_err(|e| self.failed(rank, e))? {
+            Report::Written(shard) => Ok(shard),
+            Report::Failed(reason) => Err(self.failed(rank, reason)),
+        }
+    }
+
+    fn failed(&self, rank: usize, reason: impl ToString) -> CheckpointError {
+        CheckpointError::Rank {
+            path: self.store.describe(&step_folder(self.state.step)),
+            rank,
+            reason: reason.to_string(),
+        }
+    }
+}
