@@ -38,12 +38,13 @@ def main():
     args = p.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo")
-    model = Llama(PRESETS[args.preset])
+    config = PRESETS[args.preset]
+    model = Llama(config)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    model(torch.zeros(1, 64, dtype=torch.long)).sum().backward()
+    model(torch.zeros(1, config.seq, dtype=torch.long)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 

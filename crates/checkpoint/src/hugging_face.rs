@@ -74,6 +74,7 @@ pub fn export(
         .filter_map(|(name, tensor)| Some((name.strip_prefix(MODEL)?, tensor)))
         .collect();
     let groups = groups(&tensors, max_bytes);
+    remove_old(&**to)?;
     let mut weight_map = BTreeMap::new();
     let mut total = 0;
     for (number, group) in groups.iter().enumerate() {
@@ -100,6 +101,18 @@ pub fn export(
         to.put(INDEX, &text)?;
     }
     to.put("config.json", config_json.as_bytes())
+}
+
+/// Deletes weights that were written here before, the index first: they must not be taken for these.
+fn remove_old(store: &dyn Store) -> Result<()> {
+    store.remove(INDEX)?;
+    for name in store.list(".")? {
+        let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+        if is_shard || name == ONE_FILE {
+            store.remove(&name)?;
+        }
+    }
+    Ok(())
 }
 
 fn part(name: &str, tensor: &TensorEntry) -> Part {

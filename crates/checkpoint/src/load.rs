@@ -140,6 +140,13 @@ impl Checkpoint {
         let mut plan: BTreeMap<&str, Vec<Segment>> = BTreeMap::new();
         for (index, want) in wants.iter().enumerate() {
             let tensor = self.tensor(&want.name)?;
+            let refused = |reason| CheckpointError::tensor(&self.path(), &want.name, reason);
+            if !tensor.dtype.bitsize().is_multiple_of(8) {
+                return Err(refused("its elements do not fill bytes"));
+            }
+            if want.slice.region.lengths.len() != tensor.shape.len() {
+                return Err(refused("it has other dimensions than the job's"));
+            }
             let width = tensor.dtype.bitsize() as u64 / 8;
             let mut found = 0;
             for piece in &tensor.pieces {
@@ -154,8 +161,9 @@ impl Checkpoint {
                 }
             }
             if found != want.slice.num_elements() {
-                let reason = "its parts do not make up the whole, each element once";
-                return Err(CheckpointError::tensor(&self.path(), &want.name, reason));
+                return Err(refused(
+                    "its parts do not make up the whole, each element once",
+                ));
             }
         }
         Ok(plan)

@@ -20,6 +20,8 @@ use crate::{CheckpointError, Result, TrainState};
 pub const MANIFEST: &str = "manifest.json";
 /// The version this program writes.
 pub const VERSION: u64 = 2;
+/// No file is longer, so sums of places in one do not overflow.
+const MAX_FILE: u64 = 1 << 60;
 const MAGIC: &str = "trainyard-checkpoint";
 
 /// All of a checkpoint but the elements of its tensors.
@@ -116,6 +118,9 @@ impl Manifest {
             let wrong = |reason: &str| CheckpointError::format(path, format!("{name:?}: {reason}"));
             if !is_plain(name) {
                 return Err(wrong("files of a checkpoint lie in its folder"));
+            }
+            if file.num_bytes > MAX_FILE {
+                return Err(wrong("no file is so long"));
             }
             let blocks = file.blocks.as_ref().map(|blocks| blocks.len() as u64);
             if blocks.is_some_and(|num| num != file.num_bytes.div_ceil(BLOCK)) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::folder::{step_folder, steps_below};
 use crate::manifest::{MANIFEST, Manifest, TensorEntry};
 use crate::shard::Shard;
+use crate::version_1::STATE_FILE;
 use crate::{CheckpointError, Result, Store, TrainState};
 
 /// Makes the shards of all ranks the checkpoint of `state.step`. When this returns it is there for sure.
@@ -38,7 +39,10 @@ pub fn commit(store: &dyn Store, state: TrainState, shards: Vec<Shard>) -> Resul
     }
     manifest.check(&described)?;
     store.put(&format!("{folder}/{MANIFEST}"), &manifest.encode()?)?;
-    remove_strangers(store, &folder, &manifest)?;
+    // It is saved; what else lies there is only in the way.
+    if let Err(error) = remove_strangers(store, &folder, &manifest) {
+        tracing::warn!("saved, but not tidied up: {error}");
+    }
     Ok(folder)
 }
 
@@ -59,7 +63,9 @@ pub fn retain(store: &dyn Store, saved: u64, keep: usize) -> Result<()> {
     for step in outdated(complete, keep).into_iter().chain(partial) {
         let folder = step_folder(step);
         // Without its manifest it is no checkpoint any more, however far the rest gets.
-        store.remove(&format!("{folder}/{MANIFEST}"))?;
+        for sign in [MANIFEST, STATE_FILE] {
+            store.remove(&format!("{folder}/{sign}"))?;
+        }
         store.remove_folder(&folder)?;
     }
     Ok(())

@@ -18,6 +18,7 @@ pub struct TrainState {
     pub world_size: usize,
     /// The config, as TOML.
     pub config: String,
-    /// The learning-rate schedule, as the trainer describes it.
+    /// What has its own pace, as the trainer describes it: the loss scale of float16. The learning rate
+    /// follows from the config and the step.
     pub schedule: serde_json::Value,
 }

@@ -36,6 +36,9 @@ struct ConfigJson {
 #[derive(Deserialize)]
 struct Rope {
     rope_type: Option<String>,
+    /// What older files call it.
+    #[serde(rename = "type")]
+    old_type: Option<String>,
     rope_theta: Option<f64>,
 }
 
@@ -112,15 +115,16 @@ impl ConfigJson {
                 self.model_type
             ));
         }
-        let ropes = [&self.rope_parameters, &self.rope_scaling];
-        let types = ropes
+        for rope in [&self.rope_parameters, &self.rope_scaling]
             .into_iter()
             .flatten()
-            .filter_map(|rope| rope.rope_type.as_deref());
-        if let Some(other) = types.into_iter().find(|name| *name != "default") {
-            return Err(format!(
-                "rope_type {other:?} is not built: only \"default\" is"
-            ));
+        {
+            let names = [&rope.rope_type, &rope.old_type].into_iter().flatten();
+            if let Some(other) = names.into_iter().find(|name| *name != "default") {
+                return Err(format!(
+                    "rope_type {other:?} is not built: only \"default\" is"
+                ));
+            }
         }
         let refusals = [
             (self.attention_bias, "attention_bias"),
@@ -169,6 +173,8 @@ mod tests {
         assert!(refusal("hidden_act", json!("gelu")).contains("gelu"));
         let llama3 = json!({ "rope_type": "llama3", "factor": 8.0 });
         assert!(refusal("rope_scaling", llama3).contains("llama3"));
+        let linear = json!({ "type": "linear", "factor": 4.0 });
+        assert!(refusal("rope_scaling", linear).contains("linear"));
         assert!(refusal("hidden_size", Value::Null).contains("hidden_size"));
     }
 }

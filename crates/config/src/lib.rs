@@ -24,6 +24,7 @@ mod error;
 mod hugging_face;
 mod llama;
 mod load;
+mod mixture;
 mod overrides;
 mod schema;
 mod section;
@@ -38,6 +39,7 @@ pub use batch::Batching;
 pub use command_line::split_overrides;
 pub use error::{ConfigError, Place};
 pub use llama::LlamaConfig;
+pub use mixture::{Ingredient, is_mixture, read_mixture};
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, Backend, CheckpointSection,
     CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,

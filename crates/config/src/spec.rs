@@ -71,12 +71,6 @@ impl ModelSection {
         let Some(folder) = &self.hf_assets_path else {
             return Ok(LlamaConfig::of(self.flavor.unwrap_or_default()));
         };
-        if self.flavor.is_some() {
-            return Err(ConfigError::contradiction(
-                "model.flavor and model.hf_assets_path both give a shape",
-                "remove one of them",
-            ));
-        }
         let path = folder.join("config.json");
         let refused = |reason: String| {
             let what = format!("model.hf_assets_path: {}: {reason}", path.display());

@@ -1,7 +1,7 @@
 //! The built programs, and what they print.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 
 use serde::de::DeserializeOwned;
 
@@ -73,4 +73,28 @@ pub fn json<T: DeserializeOwned>(output: &Output) -> Result<T, String> {
         .ok()
         .or(last)
         .ok_or_else(|| format!("no JSON in what it printed: {}", told(output)))
+}
+
+/// The processes with these variables in their environment, as `NAME=value`, zombies aside.
+pub fn processes(variables: &[&str]) -> Vec<i32> {
+    let has_all = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let found: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        variables
+            .iter()
+            .all(|wanted| found.contains(&wanted.as_bytes()))
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(has_all).collect()
+}
+
+/// Ends a job that a failed test would leave behind.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

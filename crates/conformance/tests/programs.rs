@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
 use trainyard_conformance::in_turn;
-use trainyard_conformance::programs::{find, json, repository, run, told};
+use trainyard_conformance::programs::{Running, find, json, processes, repository, run, told};
 use trainyard_conformance::training::assert_close;
 
 type Test = fn() -> Result<(), Failed>;
@@ -558,30 +558,6 @@ fn resume_sharded() -> Result<(), Failed> {
 
 const NUM_RANKS: usize = 3;
 const SOON: Duration = Duration::from_secs(5);
-
-/// The processes with these variables in their environment, zombies aside.
-fn processes(variables: &[&str]) -> Vec<i32> {
-    let has_all = |pid: &i32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let found: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
-        variables
-            .iter()
-            .all(|wanted| found.contains(&wanted.as_bytes()))
-    };
-    let entries = fs::read_dir("/proc").into_iter().flatten();
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(has_all).collect()
-}
-
-/// Ends a job that a failed test would leave behind.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn killed_rank() -> Result<(), Failed> {
     let folder = TempDir::new()?;

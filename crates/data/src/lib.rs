@@ -9,6 +9,7 @@
 mod collate;
 mod error;
 mod loader;
+mod mixture;
 mod mnist;
 mod order;
 mod sampler;
@@ -20,6 +21,7 @@ mod tokens;
 pub use collate::{Batch, collate};
 pub use error::DataError;
 pub use loader::{Loader, LoaderOptions};
+pub use mixture::Mixture;
 pub use mnist::{Mnist, Split};
 pub use order::Order;
 pub use sampler::Sampler;

@@ -1,43 +1,109 @@
-//! Token files: one long text, already turned into numbers.
+//! Token files: one long text, already turned into numbers, in one file or in a folder of them.
 //!
-//! The file begins with 24 bytes: `TYTOKENS`, the version and the width of a token in bytes as
-//! `u32`, the number of tokens as `u64`. Then come the tokens. All numbers are little-endian.
+//! `trainyard data prepare` writes them; `trainyard-text` says what they look like.
 //!
 //! Samples are read where they lie, with positional reads. Mapping the file into memory would save
 //! a copy of a few kilobytes per sample, but it is unsafe (a file that shrinks kills the process),
 //! and the system's page cache serves both alike.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use trainyard_text::{HEADER, INDEX, Index, Width, header, read_header};
+
 use crate::DataError;
 use crate::source::{Sample, Source, check_index};
 
-const MAGIC: &[u8; 8] = b"TYTOKENS";
-const VERSION: u32 = 1;
-const HEADER: u64 = 24;
-
-/// A token file, cut into sequences of one length.
+/// A token file, or a folder of them as one text, cut into sequences of one length.
 #[derive(Debug)]
 pub struct TokenFile {
-    file: File,
-    path: PathBuf,
-    width: Width,
+    parts: Vec<Part>,
     num_tokens: u64,
     seq_len: u64,
-    vocab_size: u64,
 }
 
 impl TokenFile {
-    /// Opens a token file whose samples have `seq_len` tokens below `vocab_size`.
+    /// Opens a token file, or a folder that `data prepare` made, whose samples have `seq_len` tokens
+    /// below `vocab_size`.
     pub fn open(
         path: impl AsRef<Path>,
         seq_len: usize,
         vocab_size: usize,
     ) -> Result<TokenFile, DataError> {
         let path = path.as_ref();
+        let mut parts = Vec::new();
+        let mut num_tokens = 0;
+        for path in files(path)? {
+            let part = Part::open(&path, num_tokens, vocab_size as u64)?;
+            num_tokens += part.num_tokens;
+            parts.push(part);
+        }
+        if seq_len == 0 || num_tokens <= seq_len as u64 {
+            return Err(DataError::format(
+                path,
+                format!(
+                    "{num_tokens} tokens hold no sequence of {seq_len} tokens and the one that follows"
+                ),
+            ));
+        }
+        Ok(TokenFile {
+            parts,
+            num_tokens,
+            seq_len: seq_len as u64,
+        })
+    }
+
+    /// How many tokens there are.
+    pub fn num_tokens(&self) -> u64 {
+        self.num_tokens
+    }
+
+    /// Tokens of the text, from whichever files have them.
+    fn read(&self, first: u64, number: u64) -> Result<Vec<i64>, DataError> {
+        let mut tokens = Vec::with_capacity(number as usize);
+        let end = first + number;
+        let from = self.parts.partition_point(|part| part.end() <= first);
+        for part in self.parts[from..]
+            .iter()
+            .take_while(|part| part.first < end)
+        {
+            let start = first.max(part.first);
+            let count = end.min(part.end()) - start;
+            tokens.extend(part.read(start - part.first, count)?);
+        }
+        Ok(tokens)
+    }
+}
+
+/// The files of a text, in order.
+fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let index = path.join(INDEX);
+    let text = fs::read(&index).map_err(|error| DataError::io(&index, error))?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|error| DataError::format(&index, error.to_string()))?;
+    let files = index.shards.into_iter();
+    Ok(files.map(|shard| path.join(shard.file)).collect())
+}
+
+/// One file.
+#[derive(Debug)]
+struct Part {
+    file: File,
+    path: PathBuf,
+    width: Width,
+    num_tokens: u64,
+    /// Which token of the text its first one is.
+    first: u64,
+    vocab_size: u64,
+}
+
+impl Part {
+    fn open(path: &Path, first: u64, vocab_size: u64) -> Result<Part, DataError> {
         let io = |error| DataError::io(path, error);
         let refuse = |reason: String| DataError::format(path, reason);
         let file = File::open(path).map_err(io)?;
@@ -48,24 +114,18 @@ impl TokenFile {
         let mut header = [0; HEADER as usize];
         file.read_exact_at(&mut header, 0).map_err(io)?;
         let (width, num_tokens) = read_header(&header, size).map_err(refuse)?;
-        if seq_len == 0 || num_tokens <= seq_len as u64 {
-            return Err(refuse(format!(
-                "{num_tokens} tokens hold no sequence of {seq_len} tokens and the one that follows"
-            )));
-        }
-        Ok(TokenFile {
+        Ok(Part {
             file,
             path: path.to_owned(),
             width,
             num_tokens,
-            seq_len: seq_len as u64,
-            vocab_size: vocab_size as u64,
+            first,
+            vocab_size,
         })
     }
 
-    /// How many tokens the file has.
-    pub fn num_tokens(&self) -> u64 {
-        self.num_tokens
+    fn end(&self) -> u64 {
+        self.first + self.num_tokens
     }
 
     fn read(&self, first: u64, number: u64) -> Result<Vec<i64>, DataError> {
@@ -109,89 +169,20 @@ impl Source for TokenFile {
 /// Writes a token file; tokens below 65,536 take two bytes each, others four.
 pub fn write_tokens(path: impl AsRef<Path>, tokens: &[u32]) -> Result<(), DataError> {
     let path = path.as_ref();
-    let width = match tokens.iter().all(|&token| token <= u32::from(u16::MAX)) {
-        true => Width::Two,
-        false => Width::Four,
-    };
+    let largest = tokens.iter().copied().max().unwrap_or(0);
+    let width = Width::of(largest as usize + 1);
     let write = || {
         let mut out = BufWriter::new(File::create(path)?);
-        out.write_all(MAGIC)?;
-        out.write_all(&VERSION.to_le_bytes())?;
-        out.write_all(&(width.bytes() as u32).to_le_bytes())?;
-        out.write_all(&(tokens.len() as u64).to_le_bytes())?;
-        for token in tokens {
-            out.write_all(&token.to_le_bytes()[..width.bytes() as usize])?;
+        out.write_all(&header(width, tokens.len() as u64))?;
+        let mut bytes = Vec::with_capacity(4);
+        for &token in tokens {
+            bytes.clear();
+            width.encode(token, &mut bytes);
+            out.write_all(&bytes)?;
         }
         out.flush()
     };
     write().map_err(|error| DataError::io(path, error))
-}
-
-/// Bytes of one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Width {
-    Two,
-    Four,
-}
-
-impl Width {
-    fn bytes(self) -> u64 {
-        match self {
-            Width::Two => 2,
-            Width::Four => 4,
-        }
-    }
-
-    fn decode(self, bytes: &[u8]) -> Vec<i64> {
-        // Little-endian: bytes that are not there are zeros at the top.
-        let widen = |token: &[u8]| {
-            let mut wide = [0; 8];
-            wide[..token.len()].copy_from_slice(token);
-            i64::from_le_bytes(wide)
-        };
-        bytes
-            .chunks_exact(self.bytes() as usize)
-            .map(widen)
-            .collect()
-    }
-}
-
-/// Width and number of tokens, if the header fits a file of `size` bytes.
-fn read_header(header: &[u8; HEADER as usize], size: u64) -> Result<(Width, u64), String> {
-    if !header.starts_with(MAGIC) {
-        return Err("not a token file: it does not begin with TYTOKENS".into());
-    }
-    let version = u32::from_le_bytes(field(header, 8));
-    if version != VERSION {
-        return Err(format!(
-            "version {version} of token files is not known: only {VERSION} is"
-        ));
-    }
-    let width = match u32::from_le_bytes(field(header, 12)) {
-        2 => Width::Two,
-        4 => Width::Four,
-        other => {
-            return Err(format!(
-                "tokens of {other} bytes are not known: 2 and 4 are"
-            ));
-        }
-    };
-    let number = u64::from_le_bytes(field(header, 16));
-    let expected = number
-        .checked_mul(width.bytes())
-        .and_then(|bytes| bytes.checked_add(HEADER));
-    match expected == Some(size) {
-        true => Ok((width, number)),
-        false => Err(format!(
-            "the header promises {number} tokens of {} bytes, but the file has {size} bytes: was it \
-             cut off?",
-            width.bytes()
-        )),
-    }
-}
-
-fn field<const N: usize>(header: &[u8; HEADER as usize], at: usize) -> [u8; N] {
-    std::array::from_fn(|byte| header[at + byte])
 }
 
 #[cfg(test)]
@@ -228,7 +219,7 @@ mod tests {
         #[test]
         fn headers_at_random_never_panic(mut header: [u8; 24], magic: bool, size: u64) {
             if magic {
-                header[..8].copy_from_slice(MAGIC);
+                header[..8].copy_from_slice(b"TYTOKENS");
             }
             let _ = read_header(&header, size);
         }

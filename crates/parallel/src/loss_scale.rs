@@ -5,12 +5,13 @@
 //! steps doubles it. Whether a step is skipped is read off the norm of the global gradient, which is
 //! the same number on every rank, so ranks cannot disagree.
 
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::error::Result;
 
 /// The scale, and how it has done so far.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     scale: f64,
     num_good: u32,

@@ -1,15 +1,15 @@
 //! From the words of a config to the things they name: a model, a source of data, a strategy.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tch::Kind;
 use trainyard_config::{
-    Config, ContextMethod, Dataset, Dtype, GradientCompression, ModelSpec, Offload,
-    ReshardAfterForward,
+    Config, ContextMethod, Dataset, Dtype, GradientCompression, Ingredient, ModelSpec, Offload,
+    ReshardAfterForward, is_mixture, read_mixture,
 };
-use trainyard_data::{Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
+use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::Axis;
 use trainyard_nn::{
     Builder, ContextParallel, Intercept, Llama, LlamaConfig, Method, Model, Place, Sequence,
@@ -145,7 +145,7 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
             Arc::new(Mnist::open(path()?, split)?)
         }
         (Dataset::Tokens, ModelSpec::Llama(shape)) => {
-            Arc::new(TokenFile::open(path()?, seq_len, shape.vocab_size)?)
+            tokens(path()?, seq_len, shape.vocab_size, seed)?
         }
         (Dataset::Mnist, ModelSpec::Llama(_)) => {
             return Err(TrainError::Dataset(
@@ -158,6 +158,22 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
             ));
         }
     })
+}
+
+/// A text in tokens, or a mixture of several.
+fn tokens(path: &Path, seq_len: usize, vocab_size: usize, seed: u64) -> Result<Arc<dyn Source>> {
+    if !is_mixture(path) {
+        return Ok(Arc::new(TokenFile::open(path, seq_len, vocab_size)?));
+    }
+    let open = |ingredient: Ingredient| -> Result<(Arc<dyn Source>, f64)> {
+        let text = TokenFile::open(&ingredient.path, seq_len, vocab_size)?;
+        Ok((Arc::new(text), ingredient.weight))
+    };
+    let sources = read_mixture(path)?.into_iter().map(open);
+    Ok(Arc::new(Mixture::new(
+        sources.collect::<Result<_>>()?,
+        seed,
+    )?))
 }
 
 /// The model, wrapped in the strategy that the degrees ask for.

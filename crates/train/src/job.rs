@@ -216,7 +216,7 @@ impl<'a> Job<'a> {
             seed: self.config.debug.seed,
             world_size: self.world.size(),
             config: self.config.to_toml()?,
-            schedule: serde_json::Value::Null,
+            schedule: self.trainer.paces(),
         };
         let saved = saver.save(&self.trainer, self.world, state)?;
         if self.world.rank() == 0 {
@@ -313,6 +313,9 @@ fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
     let found = loaded.state().map(|state| (state.step, state.samples_seen));
     let (step, samples_seen) = found.unwrap_or_default();
     trainer.resume_at(step, samples_seen);
+    if let Some(state) = loaded.state() {
+        trainer.resume_paces(&state.schedule);
+    }
     if world.rank() == 0 {
         tracing::info!("resumed after step {step} from {}", loaded.path());
     }

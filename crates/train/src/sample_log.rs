@@ -1,7 +1,7 @@
 //! Which samples were trained on, in which step: what shows that none was missed or seen twice.
 //!
 //! A line per step, `step: sample sample ...`, in a file per data-parallel rank; a run that begins writes
-//! `after step N` first, since what an earlier run did beyond that step counts no more.
+//! `after step N on R ranks` first, since what an earlier run did beyond that step counts no more.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -39,7 +39,7 @@ impl SampleLog {
         let opened = OpenOptions::new().create(true).append(true).open(&path);
         let file = opened.map_err(TrainError::io(&path))?;
         let mut log = SampleLog { path, file };
-        log.line(&format!("after step {after}\n"))?;
+        log.line(&format!("after step {after} on {} ranks\n", world.size()))?;
         Ok(Some(log))
     }
 

@@ -341,6 +341,19 @@ impl Trainer {
         self.samples_seen
     }
 
+    /// What has a pace of its own beside the steps, to be saved.
+    pub fn paces(&self) -> serde_json::Value {
+        serde_json::json!({ "loss_scale": self.loss_scale })
+    }
+
+    /// Takes up what [`Trainer::paces`] told, as far as this job has it.
+    pub fn resume_paces(&mut self, paces: &serde_json::Value) {
+        let saved = serde_json::from_value(paces["loss_scale"].clone());
+        if let (Some(own), Ok(Some(saved))) = (&mut self.loss_scale, saved) {
+            *own = saved;
+        }
+    }
+
     /// Goes on as if so many steps had been taken, with so many samples.
     pub fn resume_at(&mut self, step: u64, samples_seen: u64) {
         self.step = step;

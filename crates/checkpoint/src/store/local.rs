@@ -138,7 +138,9 @@ impl Sink for LocalFile {
 
 /// Makes the folders above a file; their names are on the disk when this returns.
 fn make_parents(path: &Path) -> Result<()> {
-    let Some(parent) = path.parent().filter(|parent| !parent.exists()) else {
+    // The folder above a name alone is this one, which is there.
+    let is_missing = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
+    let Some(parent) = path.parent().filter(is_missing) else {
         return Ok(());
     };
     make_parents(parent)?;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod ckpt;
+mod data;
 mod dry_run;
 mod run;
 mod schedule;
@@ -28,6 +29,7 @@ pub enum Command {
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
     Ckpt(ckpt::Ckpt),
+    Data(data::Data),
     Bench(bench::Bench),
 }
 
@@ -42,6 +44,7 @@ impl Command {
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
             Command::Ckpt(ckpt) => ckpt.execute(),
+            Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
         }
     }

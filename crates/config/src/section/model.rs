@@ -75,7 +75,7 @@ pub struct ModelSection {
     pub max_position_embeddings: Option<usize>,
     /// Share of what attention and the MLP add to the residual stream that training leaves out.
     pub resid_pdrop: Option<f64>,
-    /// A folder of Hugging Face's with the model's `config.json`, to take the shape from.
+    /// A folder of Hugging Face's with the model's `config.json`, which takes the flavor's place.
     pub hf_assets_path: Option<PathBuf>,
     /// A safetensors file to start from, instead of weights made from the seed.
     pub initial_weights: Option<PathBuf>,

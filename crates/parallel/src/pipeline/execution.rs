@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tch::{Kind, Tensor};
 use trainyard_nn::Run;
 use trainyard_nn::weight_gradients::WeightGradients;
-use trainyard_schedule::{Action, Instruction, Task, Work};
+use trainyard_schedule::{Action, Instruction, Message, Task, Work};
 use trainyard_torch::autograd;
 use trainyard_trace::SpanKind;
 
@@ -81,6 +81,13 @@ impl<'a> Execution<'a> {
                 let run = tch::no_grad(|| strategy.forward(&input, cx))?;
                 self.deliver(task, &run.into_output())?;
                 if let Some(message) = schedule.gives(task) {
+                    // All ranks go forward alone, so the one before it arrives in any case.
+                    if let Some(earlier) = microbatch.checked_sub(1) {
+                        self.mail.arrived(Message {
+                            microbatch: earlier,
+                            ..message
+                        })?;
+                    }
                     self.mail.send(message)?;
                 }
             }

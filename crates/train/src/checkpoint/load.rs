@@ -96,6 +96,13 @@ fn optimizer_states(
                 continue;
             };
             let is_number = entry.shape.is_empty();
+            if !is_number && entry.shape != parameter.shape() {
+                return Err(TrainError::StateShape {
+                    name,
+                    found: entry.shape.clone(),
+                    expected: parameter.shape().to_vec(),
+                });
+            }
             sizes.push(if is_number {
                 Vec::new()
             } else {

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,10 @@ use super::held::{held, written};
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
-/// How long the first rank waits for what another has written.
+/// How long the first rank waits for what another has written, and how long between looks at whether
+/// it still should.
 const PATIENCE: Duration = Duration::from_secs(3600);
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// What a save has cost the job.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +53,8 @@ pub struct Saver {
     /// Memory for the copy, when no save is under way.
     staging: Vec<u8>,
     under_way: Option<JoinHandle<Outcome>>,
+    /// Set when the job ends: nobody waits for others any more.
+    is_over: Arc<AtomicBool>,
 }
 
 /// What the thread leaves: the memory, and whether it went well.
@@ -58,9 +63,20 @@ type Outcome = (Vec<u8>, Result<(), CheckpointError>);
 impl Saver {
     /// Saves into `store`, of which the newest `keep` stay; 0 keeps all.
     pub fn new(store: Arc<dyn Store>, world: &World, keep: usize, is_async: bool) -> Result<Saver> {
+        // A job may have had other savers, whose reports must not be taken for this one's. All ranks
+        // have had as many.
+        let rank = world.rank();
+        let meeting = world.meeting("checkpoint")?;
+        let meeting = match &meeting {
+            Some(all) => {
+                let number = all.add(&format!("savers of rank {rank}"), 1)?;
+                Some(all.prefixed(&format!("saver {number}"))?)
+            }
+            None => None,
+        };
         Ok(Saver {
             store,
-            meeting: world.meeting("checkpoint")?,
+            meeting,
             rank: world.rank(),
             num_ranks: world.size(),
             keep,
@@ -68,6 +84,7 @@ impl Saver {
             num_saves: 0,
             staging: Vec::new(),
             under_way: None,
+            is_over: Arc::default(),
         })
     }
 
@@ -92,6 +109,7 @@ impl Saver {
             num_ranks: self.num_ranks,
             keep: self.keep,
             number: self.num_saves,
+            is_over: Arc::clone(&self.is_over),
             state,
         };
         self.num_saves += 1;
@@ -128,7 +146,9 @@ impl Saver {
 }
 
 impl Drop for Saver {
+    /// After an error elsewhere, other ranks may never tell what they have written.
     fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
         self.finish();
     }
 }
@@ -177,6 +197,7 @@ struct Task {
     num_ranks: usize,
     keep: usize,
     number: u64,
+    is_over: Arc<AtomicBool>,
     state: TrainState,
 }
 
@@ -243,8 +264,18 @@ impl Task {
         let Some(meeting) = &self.meeting else {
             return Err(self.failed(rank, "there is no way to hear of it"));
         };
-        let text = meeting.get_within(&self.key(rank), PATIENCE);
-        let text = text.map_err(|e| self.failed(rank, e))?;
+        let began = Instant::now();
+        let text = loop {
+            match meeting.get_within(&self.key(rank), GLANCE) {
+                Ok(text) => break text,
+                Err(_) if began.elapsed() < PATIENCE && !self.is_over.load(Ordering::Relaxed) => {}
+                Err(error) => return Err(self.failed(rank, error)),
+            }
+        };
+        // The store is in memory, and these are long.
+        meeting
+            .set(&self.key(rank), b"")
+            .map_err(|e| self.failed(rank, e))?;
         match serde_json::from_slice(&text).map_err(|e| self.failed(rank, e))? {
             Report::Written(shard) => Ok(shard),
             Report::Failed(reason) => Err(self.failed(rank, reason)),
