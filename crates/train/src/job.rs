@@ -310,14 +310,16 @@ fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
         (None, None) => return Ok(()),
     };
     let loaded = checkpoint::load(store, &folder, trainer, world)?;
-    let found = loaded.state().map(|state| (state.step, state.samples_seen));
-    let (step, samples_seen) = found.unwrap_or_default();
-    trainer.resume_at(step, samples_seen);
-    if let Some(state) = loaded.state() {
-        trainer.resume_paces(&state.schedule);
-    }
+    let Some(state) = loaded.state() else {
+        if world.rank() == 0 {
+            tracing::info!("began with the weights in {}", loaded.path());
+        }
+        return Ok(());
+    };
+    trainer.resume_at(state.step, state.samples_seen);
+    trainer.resume_paces(&state.schedule);
     if world.rank() == 0 {
-        tracing::info!("resumed after step {step} from {}", loaded.path());
+        tracing::info!("resumed after step {} from {}", state.step, loaded.path());
     }
     Ok(())
 }
