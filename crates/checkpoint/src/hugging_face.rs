@@ -18,7 +18,12 @@ use crate::{CheckpointError, MODEL, Result, Store, model_name};
 const ONE_FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Tables that old files have and that follow from the config.
-const DERIVED: &str = "rotary_emb.inv_freq";
+const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+/// GPT-2's maps to queries, keys and values at once, whose names end so. A dimension of three tells
+/// them apart, so that ranks can have some heads of each; the elements and their order are the same.
+const FUSED: [&str; 2] = [".attn.c_attn.weight", ".attn.c_attn.bias"];
+/// What GPT-2's names begin with where the model was saved without its head.
+const HEADLESS: [&str; 4] = ["wte.", "wpe.", "h.", "ln_f."];
 /// No honest index is larger.
 const MAX_INDEX: u64 = 100_000_000;
 
@@ -35,9 +40,51 @@ pub(crate) fn manifest(store: &dyn Store, folder: &str) -> Result<Option<Manifes
     let Some(files) = files(store, folder)? else {
         return Ok(None);
     };
-    let mut manifest = manifest_of(store, folder, &files, |_, name| model_name(name))?;
-    manifest.tensors.retain(|name, _| !name.ends_with(DERIVED));
+    let mut manifest = manifest_of(store, folder, &files, |_, name| {
+        model_name(&full_name(name))
+    })?;
+    let is_derived = |name: &str| DERIVED.iter().any(|end| name.ends_with(end));
+    manifest.tensors.retain(|name, _| !is_derived(name));
+    for (name, tensor) in &mut manifest.tensors {
+        unfuse(name, tensor);
+    }
     Ok(Some(manifest))
+}
+
+/// The name a tensor has in the whole model.
+fn full_name(name: &str) -> String {
+    match HEADLESS.iter().any(|start| name.starts_with(start)) {
+        true => format!("transformer.{name}"),
+        false => name.to_owned(),
+    }
+}
+
+fn is_fused(name: &str) -> bool {
+    FUSED.iter().any(|end| name.ends_with(end))
+}
+
+/// Tells queries, keys and values of one map apart.
+fn unfuse(name: &str, tensor: &mut TensorEntry) {
+    let Some(last) = tensor.shape.last().copied() else {
+        return;
+    };
+    if !is_fused(name) || !last.is_multiple_of(3) {
+        return;
+    }
+    tensor.shape.pop();
+    tensor.shape.extend([3, last / 3]);
+    // Whoever has no manifest has whole tensors.
+    for piece in &mut tensor.pieces {
+        piece.slice = Slice::whole(&tensor.shape);
+    }
+}
+
+/// The shape that Hugging Face has for a tensor.
+fn fused(name: &str, shape: &[usize]) -> Vec<usize> {
+    match shape {
+        [before @ .., 3, each] if is_fused(name) => [before, &[3 * each]].concat(),
+        _ => shape.to_vec(),
+    }
 }
 
 fn files(store: &dyn Store, folder: &str) -> Result<Option<Vec<String>>> {
@@ -118,11 +165,12 @@ fn remove_old(store: &dyn Store) -> Result<()> {
 }
 
 fn part(name: &str, tensor: &TensorEntry) -> Part {
+    let shape = fused(name, &tensor.shape);
     Part {
         name: name.to_owned(),
         dtype: tensor.dtype,
-        shape: tensor.shape.clone(),
-        slice: Slice::whole(&tensor.shape),
+        slice: Slice::whole(&shape),
+        shape,
     }
 }
 

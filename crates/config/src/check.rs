@@ -1,8 +1,8 @@
 //! Settings that contradict each other across sections.
 
 use crate::{
-    Config, ConfigError, Dataset, Dtype, GradientCompression, LlamaConfig, ModelSpec, Offload,
-    OptimizerName,
+    AttentionMask, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
+    ModelSpec, Offload, OptimizerName,
 };
 
 impl Config {
@@ -32,10 +32,11 @@ impl Config {
         self.comm.check()?;
 
         let model = self.model.resolve()?;
-        if let ModelSpec::Llama(shape) = &model {
-            self.check_length(shape)?;
+        if let Some(sizes) = model.decoder() {
+            self.check_length(sizes.max_position_embeddings)?;
         }
         self.check_sharing(&model)?;
+        self.check_documents()?;
         self.check_datasets(&model)?;
         self.check_batch()?;
         self.check_schedule()?;
@@ -90,8 +91,41 @@ impl Config {
         Ok(())
     }
 
-    fn check_length(&self, shape: &LlamaConfig) -> Result<(), ConfigError> {
-        let (length, longest) = (self.training.seq_len, shape.max_position_embeddings);
+    /// What keeping documents apart needs.
+    fn check_documents(&self) -> Result<(), ConfigError> {
+        let end = self.training.eos_token_id;
+        match (self.model.attn_mask_type, end) {
+            (AttentionMask::Causal, None) => return Ok(()),
+            (AttentionMask::BlockCausal, Some(_)) => {}
+            (AttentionMask::BlockCausal, None) => {
+                return Err(ConfigError::contradiction(
+                    "model.attn_mask_type = \"block_causal\" keeps documents apart, but nothing says \
+                     where they end",
+                    "set training.eos_token_id to the token that `data prepare --end-of-document` added",
+                ));
+            }
+            (AttentionMask::Causal, Some(end)) => {
+                return Err(ConfigError::contradiction(
+                    format!(
+                        "training.eos_token_id = {end} has a meaning only with \
+                         model.attn_mask_type = \"block_causal\""
+                    ),
+                    "set that, or remove training.eos_token_id",
+                ));
+            }
+        }
+        let method = self.parallelism.context_parallel_method;
+        if self.num_context_ranks() > 1 && method == ContextMethod::Ring {
+            return Err(ConfigError::not_built(
+                "model.attn_mask_type = \"block_causal\" where keys and values go round a ring",
+                "parallelism.context_parallel_method = \"ulysses\"",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, longest: usize) -> Result<(), ConfigError> {
+        let length = self.training.seq_len;
         if length <= longest {
             return Ok(());
         }
@@ -175,10 +209,12 @@ impl Config {
 
 fn check_dataset(model: &ModelSpec, key: &str, dataset: Dataset) -> Result<(), ConfigError> {
     match (model, dataset) {
-        (ModelSpec::Llama(_), Dataset::Mnist) => Err(ConfigError::contradiction(
-            format!("model.name = \"llama\" reads tokens, but {key} = \"mnist\" has images"),
-            format!("use {key} = \"synthetic\" or \"tokens\""),
-        )),
+        (ModelSpec::Llama(_) | ModelSpec::Gpt2(_), Dataset::Mnist) => {
+            Err(ConfigError::contradiction(
+                format!("the model reads tokens, but {key} = \"mnist\" has images"),
+                format!("use {key} = \"synthetic\" or \"tokens\""),
+            ))
+        }
         (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
             format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
             format!("use {key} = \"synthetic\" or \"mnist\""),

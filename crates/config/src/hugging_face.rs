@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::LlamaConfig;
+use crate::{Gpt2Config, LlamaConfig, ModelSpec, RopeScaling};
 
 /// What is read of a `config.json`; models have many more keys, which change nothing here.
 #[derive(Deserialize)]
@@ -40,11 +40,145 @@ struct Rope {
     #[serde(rename = "type")]
     old_type: Option<String>,
     rope_theta: Option<f64>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+}
+
+impl Rope {
+    /// What the file calls it.
+    fn kind(&self) -> &str {
+        let name = self.rope_type.as_deref().or(self.old_type.as_deref());
+        name.unwrap_or("default")
+    }
+
+    /// How rotations are stretched, or why that is not known.
+    fn scaling(&self) -> Result<Option<RopeScaling>, String> {
+        match self.kind() {
+            "default" => Ok(None),
+            "llama3" => {
+                let need = |value: Option<f64>, key: &str| {
+                    value.ok_or_else(|| format!("its rope_scaling has no {key}"))
+                };
+                Ok(Some(RopeScaling {
+                    factor: need(self.factor, "factor")?,
+                    low_freq_factor: need(self.low_freq_factor, "low_freq_factor")?,
+                    high_freq_factor: need(self.high_freq_factor, "high_freq_factor")?,
+                    original_max_position_embeddings: self
+                        .original_max_position_embeddings
+                        .ok_or("its rope_scaling has no original_max_position_embeddings")?,
+                }))
+            }
+            other => Err(format!(
+                "rope_type {other:?} is not built: only \"default\" and \"llama3\" are"
+            )),
+        }
+    }
+}
+
+/// Which family a `config.json` is of.
+#[derive(Deserialize)]
+struct Family {
+    model_type: String,
+}
+
+/// What is read of a GPT-2's, which has older names for its sizes.
+#[derive(Deserialize)]
+struct Gpt2Json {
+    vocab_size: usize,
+    n_embd: usize,
+    n_inner: Option<usize>,
+    n_layer: usize,
+    n_head: usize,
+    n_positions: usize,
+    layer_norm_epsilon: Option<f64>,
+    activation_function: Option<String>,
+    tie_word_embeddings: Option<bool>,
+    #[serde(default)]
+    scale_attn_by_inverse_layer_idx: bool,
+    scale_attn_weights: Option<bool>,
+    #[serde(default)]
+    add_cross_attention: bool,
+}
+
+impl ModelSpec {
+    /// The model a `config.json` describes, or why there is none. Shares of dropout are not taken: they
+    /// are a choice of the training, not of the model.
+    pub fn from_hugging_face(text: &str) -> Result<ModelSpec, String> {
+        let family: Family = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        match family.model_type.as_str() {
+            "gpt2" => Gpt2Config::from_hugging_face(text).map(ModelSpec::Gpt2),
+            _ => LlamaConfig::from_hugging_face(text).map(ModelSpec::Llama),
+        }
+    }
+
+    /// A `config.json` that describes it; none where Hugging Face has no such model.
+    pub fn to_hugging_face(&self) -> Option<Value> {
+        match self {
+            ModelSpec::Llama(shape) => Some(shape.to_hugging_face()),
+            ModelSpec::Gpt2(shape) => Some(shape.to_hugging_face()),
+            ModelSpec::Cnn => None,
+        }
+    }
+}
+
+impl Gpt2Config {
+    fn from_hugging_face(text: &str) -> Result<Gpt2Config, String> {
+        let found: Gpt2Json = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let refusals = [
+            (
+                found.scale_attn_by_inverse_layer_idx,
+                "scale_attn_by_inverse_layer_idx = true",
+            ),
+            (
+                found.scale_attn_weights == Some(false),
+                "scale_attn_weights = false",
+            ),
+            (found.add_cross_attention, "add_cross_attention = true"),
+        ];
+        if let Some((_, what)) = refusals.into_iter().find(|(is_set, _)| *is_set) {
+            return Err(format!("{what} is not built"));
+        }
+        let function = found.activation_function.as_deref();
+        if !matches!(function, None | Some("gelu_new" | "gelu_pytorch_tanh")) {
+            return Err(format!(
+                "activation_function {function:?} is not built: only \"gelu_new\" is"
+            ));
+        }
+        Ok(Gpt2Config {
+            vocab_size: found.vocab_size,
+            hidden_size: found.n_embd,
+            intermediate_size: found.n_inner.unwrap_or(found.n_embd.saturating_mul(4)),
+            num_hidden_layers: found.n_layer,
+            num_attention_heads: found.n_head,
+            max_position_embeddings: found.n_positions,
+            layer_norm_epsilon: found.layer_norm_epsilon.unwrap_or(1e-5),
+            tie_word_embeddings: found.tie_word_embeddings.unwrap_or(true),
+            resid_pdrop: 0.0,
+        })
+    }
+
+    fn to_hugging_face(&self) -> Value {
+        json!({
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": self.vocab_size,
+            "n_embd": self.hidden_size,
+            "n_inner": self.intermediate_size,
+            "n_layer": self.num_hidden_layers,
+            "n_head": self.num_attention_heads,
+            "n_positions": self.max_position_embeddings,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "activation_function": "gelu_new",
+        })
+    }
 }
 
 impl LlamaConfig {
     /// The shape a `config.json` describes, or why there is none.
-    pub fn from_hugging_face(text: &str) -> Result<LlamaConfig, String> {
+    fn from_hugging_face(text: &str) -> Result<LlamaConfig, String> {
         let found: ConfigJson = serde_json::from_str(text).map_err(|e| e.to_string())?;
         found.check()?;
         let missing = |key: &str| format!("it has no {key}");
@@ -67,6 +201,7 @@ impl LlamaConfig {
                     .ok_or("it has no heads")?,
             },
             rope_theta: found.rope_theta.or(theta).unwrap_or(1e4),
+            rope_scaling: found.scaling()?,
             rms_norm_eps: found.rms_norm_eps.unwrap_or(1e-6),
             tie_word_embeddings: found.tie_word_embeddings,
             attention_bias: found.model_type == "qwen2",
@@ -78,16 +213,25 @@ impl LlamaConfig {
         })
     }
 
-    /// A `config.json` that describes this shape.
-    pub fn to_hugging_face(&self) -> Value {
+    fn to_hugging_face(&self) -> Value {
         let (architecture, model_type) = match (self.attention_bias, self.qk_norm) {
             (true, _) => ("Qwen2ForCausalLM", "qwen2"),
             (_, true) => ("Qwen3ForCausalLM", "qwen3"),
             _ => ("LlamaForCausalLM", "llama"),
         };
+        let rope_scaling = self.rope_scaling.map(|scaling| {
+            json!({
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            })
+        });
         json!({
             "architectures": [architecture],
             "model_type": model_type,
+            "rope_scaling": rope_scaling,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -105,26 +249,26 @@ impl LlamaConfig {
 }
 
 impl ConfigJson {
+    /// How rotations are stretched; newer files have it beside the base.
+    fn scaling(&self) -> Result<Option<RopeScaling>, String> {
+        let found = [&self.rope_parameters, &self.rope_scaling].into_iter();
+        let found = found.flatten().map(Rope::scaling);
+        Ok(found
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .next())
+    }
+
     /// Refuses what would be computed otherwise here.
     fn check(&self) -> Result<(), String> {
-        let known = ["llama", "qwen2", "qwen3"];
+        let known = ["llama", "qwen2", "qwen3", "gpt2"];
         if !known.contains(&self.model_type.as_str()) {
             let known = known.join(", ");
             return Err(format!(
                 "model_type {:?} is none of {known}",
                 self.model_type
             ));
-        }
-        for rope in [&self.rope_parameters, &self.rope_scaling]
-            .into_iter()
-            .flatten()
-        {
-            let names = [&rope.rope_type, &rope.old_type].into_iter().flatten();
-            if let Some(other) = names.into_iter().find(|name| *name != "default") {
-                return Err(format!(
-                    "rope_type {other:?} is not built: only \"default\" is"
-                ));
-            }
         }
         let refusals = [
             (self.attention_bias, "attention_bias"),
@@ -157,8 +301,25 @@ mod tests {
                 ..LlamaConfig::of(Flavor::Llama3_8b)
             };
             let text = shape.to_hugging_face().to_string();
-            assert_eq!(LlamaConfig::from_hugging_face(&text), Ok(shape));
+            let found = ModelSpec::from_hugging_face(&text);
+            assert_eq!(found, Ok(ModelSpec::Llama(shape)));
         }
+        let shape = LlamaConfig {
+            rope_scaling: Some(RopeScaling {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_position_embeddings: 8192,
+            }),
+            ..LlamaConfig::of(Flavor::Llama3_8b)
+        };
+        let text = shape.to_hugging_face().to_string();
+        let found = ModelSpec::from_hugging_face(&text);
+        assert_eq!(found, Ok(ModelSpec::Llama(shape)));
+        let shape = Gpt2Config::default();
+        let text = shape.to_hugging_face().to_string();
+        let found = ModelSpec::from_hugging_face(&text);
+        assert_eq!(found, Ok(ModelSpec::Gpt2(shape)));
     }
 
     #[test]
@@ -168,11 +329,13 @@ mod tests {
             config[key] = value;
             LlamaConfig::from_hugging_face(&config.to_string()).unwrap_err()
         };
-        assert!(refusal("model_type", json!("gpt2")).contains("gpt2"));
+        assert!(refusal("model_type", json!("bert")).contains("bert"));
         assert!(refusal("mlp_bias", json!(true)).contains("mlp_bias"));
         assert!(refusal("hidden_act", json!("gelu")).contains("gelu"));
         let llama3 = json!({ "rope_type": "llama3", "factor": 8.0 });
-        assert!(refusal("rope_scaling", llama3).contains("llama3"));
+        assert!(refusal("rope_scaling", llama3).contains("low_freq_factor"));
+        let yarn = json!({ "rope_type": "yarn", "factor": 8.0 });
+        assert!(refusal("rope_scaling", yarn).contains("yarn"));
         let linear = json!({ "type": "linear", "factor": 4.0 });
         assert!(refusal("rope_scaling", linear).contains("linear"));
         assert!(refusal("hidden_size", Value::Null).contains("hidden_size"));

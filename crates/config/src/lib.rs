@@ -21,6 +21,7 @@ mod check;
 mod command_line;
 mod degrees;
 mod error;
+mod gpt2;
 mod hugging_face;
 mod llama;
 mod load;
@@ -38,17 +39,18 @@ use serde::{Deserialize, Serialize};
 pub use batch::Batching;
 pub use command_line::split_overrides;
 pub use error::{ConfigError, Place};
-pub use llama::LlamaConfig;
+pub use gpt2::Gpt2Config;
+pub use llama::{LlamaConfig, RopeScaling};
 pub use mixture::{Ingredient, is_mixture, read_mixture};
 pub use section::{
-    ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, Backend, CheckpointSection,
-    CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
+    ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
+    CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
     GradientCompression, JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection,
     Offload, OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection,
     PipelineReduce, ProfilingSection, ReshardAfterForward, SelectiveOption, TrainingSection,
     ValidationSection,
 };
-pub use spec::ModelSpec;
+pub use spec::{DecoderSizes, ModelSpec};
 
 /// One training job, as its config file describes it: one field per section.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,24 @@
 //! The shape of a Llama decoder: published ones, what a shape must satisfy, and its size.
 
+use serde::{Deserialize, Serialize};
+
 use crate::section::within;
 use crate::{ConfigError, Flavor};
+
+/// How Llama 3.1 stretches rotations over longer sequences than it was first trained on: slow ones turn
+/// `factor` times slower, fast ones as before, and those between in between.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeScaling {
+    /// How many times slower the slowest rotations turn.
+    pub factor: f64,
+    /// Rotations that turn fewer times than this over the first length are slow.
+    pub low_freq_factor: f64,
+    /// Those that turn more often than this are fast.
+    pub high_freq_factor: f64,
+    /// The first length.
+    pub original_max_position_embeddings: usize,
+}
 
 /// The shape of a Llama decoder, under the names of Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +39,8 @@ pub struct LlamaConfig {
     pub head_dim: usize,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
+    /// How rotations are stretched; not at all if absent.
+    pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
     /// Whether the output head is the embedding.
@@ -56,6 +75,7 @@ impl LlamaConfig {
             num_key_value_heads: kv_heads,
             head_dim: hidden / heads,
             rope_theta: theta,
+            rope_scaling: None,
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
             attention_bias: false,
@@ -124,41 +144,72 @@ impl LlamaConfig {
         }
         within("model.resid_pdrop", self.resid_pdrop, 0.0, 0.99)?;
         check_positive("model.rope_theta", self.rope_theta)?;
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.check()?;
+        }
         check_positive("model.rms_norm_eps", self.rms_norm_eps)
     }
 
-    /// Within these limits no size computed from a shape overflows; beyond them it is a slip.
     fn check_limits(&self) -> Result<(), ConfigError> {
-        const WIDTH: usize = 1 << 24;
-        const LAYERS: usize = 1 << 12;
         let query_width = self.num_attention_heads.saturating_mul(self.head_dim);
-        for (key, value, limit) in [
-            ("vocab_size", self.vocab_size, WIDTH),
-            ("hidden_size", self.hidden_size, WIDTH),
-            ("intermediate_size", self.intermediate_size, WIDTH),
-            ("num_hidden_layers", self.num_hidden_layers, LAYERS),
-            ("num_attention_heads", self.num_attention_heads, WIDTH),
-            ("num_key_value_heads", self.num_key_value_heads, WIDTH),
-            ("head_dim", self.head_dim, WIDTH),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                usize::MAX,
-            ),
-            ("num_attention_heads x head_dim", query_width, WIDTH),
-        ] {
-            if value == 0 || value > limit {
-                return Err(ConfigError::contradiction(
-                    format!("model.{key} = {value} is out of range"),
-                    format!("use 1 to {limit}"),
-                ));
-            }
-        }
-        Ok(())
+        check_sizes(&[
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("num_attention_heads x head_dim", query_width),
+        ])
     }
 }
 
-fn check_positive(key: &str, value: f64) -> Result<(), ConfigError> {
+impl RopeScaling {
+    fn check(&self) -> Result<(), ConfigError> {
+        check_positive("model.rope_scaling.factor", self.factor)?;
+        check_positive("model.rope_scaling.low_freq_factor", self.low_freq_factor)?;
+        check_positive("model.rope_scaling.high_freq_factor", self.high_freq_factor)?;
+        check_sizes(&[(
+            "rope_scaling.original_max_position_embeddings",
+            self.original_max_position_embeddings,
+        )])?;
+        match self.low_freq_factor < self.high_freq_factor {
+            true => Ok(()),
+            false => Err(ConfigError::contradiction(
+                format!(
+                    "model.rope_scaling.low_freq_factor = {} is not below high_freq_factor = {}",
+                    self.low_freq_factor, self.high_freq_factor
+                ),
+                "Llama 3.1 has 1 and 4",
+            )),
+        }
+    }
+}
+
+/// Within these limits no size computed from a shape overflows; beyond them it is a slip.
+pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
+    const WIDTH: usize = 1 << 24;
+    const LAYERS: usize = 1 << 12;
+    const POSITIONS: usize = 1 << 32;
+    for &(key, value) in sizes {
+        let limit = match key {
+            "num_hidden_layers" => LAYERS,
+            "max_position_embeddings" => POSITIONS,
+            _ => WIDTH,
+        };
+        if value == 0 || value > limit {
+            return Err(ConfigError::contradiction(
+                format!("model.{key} = {value} is out of range"),
+                format!("use 1 to {limit}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_positive(key: &str, value: f64) -> Result<(), ConfigError> {
     if value.is_finite() && value > 0.0 {
         return Ok(());
     }

@@ -1,6 +1,8 @@
 //! Whether the ranks that share matrices and sequences can share them evenly.
 
-use crate::{Config, ConfigError, ContextMethod, LlamaConfig, ModelSpec, OptimizerName};
+use trainyard_mesh::chunk;
+
+use crate::{Config, ConfigError, ContextMethod, DecoderSizes, ModelSpec, OptimizerName};
 
 impl Config {
     /// Refuses degrees of `tp` and `cp` that do not fit the model. Expects checked degrees.
@@ -10,10 +12,10 @@ impl Config {
         if tp == 1 && cp == 1 {
             return Ok(());
         }
-        let ModelSpec::Llama(shape) = model else {
+        let Some(sizes) = model.decoder() else {
             return Err(ConfigError::contradiction(
                 "parallelism.tensor_parallel_degree and context_parallel_degree share the matrices \
-                 and sequences of a Llama, but model.name = \"cnn\"",
+                 and sequences of a decoder, but model.name = \"cnn\"",
                 "use parallelism.data_parallel_replicate_degree",
             ));
         };
@@ -27,10 +29,10 @@ impl Config {
                 "use optimizer.name = \"AdamW\"",
             ));
         }
-        for requirement in self.requirements(shape) {
+        for requirement in self.requirements(&sizes) {
             requirement.check()?;
         }
-        Ok(())
+        check_words(sizes.vocab_size, tp)
     }
 
     /// What a pipeline excludes.
@@ -41,13 +43,13 @@ impl Config {
         }
         let key = format!("parallelism.pipeline_parallel_degree = {degree}");
         let kind = self.parallelism.schedule_kind()?;
-        let ModelSpec::Llama(shape) = model else {
+        let Some(sizes) = model.decoder() else {
             return Err(ConfigError::contradiction(
                 format!("{key} needs a model of several units, but model.name = \"cnn\""),
                 "use parallelism.data_parallel_replicate_degree",
             ));
         };
-        if shape.tie_word_embeddings && self.parallelism.data_parallel_shard_degree != 1 {
+        if sizes.tie_word_embeddings && self.parallelism.data_parallel_shard_degree != 1 {
             return Err(ConfigError::not_built(
                 format!("{key} with model.tie_word_embeddings and sharded states"),
                 "parallelism.data_parallel_shard_degree = 1",
@@ -56,7 +58,7 @@ impl Config {
         let chunks = self.parallelism.pipeline_parallel_stages_per_rank;
         let chunks = kind.num_chunks().unwrap_or(chunks);
         let num_stages = degree.saturating_mul(chunks as i64);
-        let num_units = (shape.num_hidden_layers as i64).saturating_add(2);
+        let num_units = (sizes.num_hidden_layers as i64).saturating_add(2);
         if num_stages > num_units {
             return Err(ConfigError::contradiction(
                 format!(
@@ -78,7 +80,7 @@ impl Config {
         usize::try_from(self.parallelism.context_parallel_degree).unwrap_or(1)
     }
 
-    fn requirements(&self, shape: &LlamaConfig) -> Vec<Requirement> {
+    fn requirements(&self, shape: &DecoderSizes) -> Vec<Requirement> {
         let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
         let (by_tp, by_cp) = (
             ("tensor_parallel_degree", tp),
@@ -97,7 +99,6 @@ impl Config {
                 by_tp,
             ),
             Requirement::divides("model.intermediate_size", shape.intermediate_size, by_tp),
-            Requirement::divides("model.vocab_size", shape.vocab_size, by_tp),
         ];
         match self.parallelism.context_parallel_method {
             _ if cp == 1 => {}
@@ -129,6 +130,20 @@ impl Config {
             ));
         }
         all
+    }
+}
+
+/// Ranks need not share a vocabulary evenly, but each needs a word.
+fn check_words(vocab_size: usize, tp: usize) -> Result<(), ConfigError> {
+    match chunk(vocab_size, tp, tp.saturating_sub(1)).is_empty() {
+        false => Ok(()),
+        true => Err(ConfigError::contradiction(
+            format!(
+                "model.vocab_size = {vocab_size} leaves the last of \
+                 parallelism.tensor_parallel_degree = {tp} ranks without a word"
+            ),
+            "use fewer ranks",
+        )),
     }
 }
 

@@ -4,8 +4,8 @@
 //! tied head, number types, degrees, accumulation. Nothing is read from or written to disk.
 
 use crate::{
-    Backend, CheckpointSection, Config, Dataset, Flavor, LlamaConfig, ModelSection, ModelSpec,
-    ProfilingSection, ValidationSection,
+    Backend, CheckpointSection, Config, ContextMethod, Dataset, Flavor, Gpt2Config, LlamaConfig,
+    ModelName, ModelSection, ModelSpec, ProfilingSection, ValidationSection,
 };
 
 /// The most micro-batches a step keeps; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
@@ -48,7 +48,12 @@ impl Config {
             Some(_) => 0,
             None => small.lr_scheduler.warmup_steps.min(steps),
         };
-        small.model = self.shrunk_model();
+        small.model = ModelSection {
+            attn_mask_type: self.model.attn_mask_type,
+            ..self.shrunk_model()
+        };
+        // Some token that small vocabularies have too.
+        small.training.eos_token_id = self.training.eos_token_id.map(|end| end % 64);
         small.checkpoint = CheckpointSection::default();
         small.profiling = ProfilingSection::default();
         small.validation = ValidationSection::default();
@@ -60,10 +65,36 @@ impl Config {
     fn shrunk_model(&self) -> ModelSection {
         match self.model.resolve() {
             Ok(ModelSpec::Llama(shape)) => section_of(&self.shrunk_llama(&shape)),
+            Ok(ModelSpec::Gpt2(shape)) => self.shrunk_gpt2(&shape),
             Ok(ModelSpec::Cnn) | Err(_) => ModelSection {
                 initial_weights: None,
                 ..self.model.clone()
             },
+        }
+    }
+
+    /// Heads for all ranks that share them, and little else.
+    fn shrunk_gpt2(&self, shape: &Gpt2Config) -> ModelSection {
+        let tp = self.num_tensor_ranks().clamp(1, MOST_RANKS);
+        let sharers = match self.parallelism.context_parallel_method {
+            ContextMethod::Ulysses => tp * self.num_context_ranks().clamp(1, MOST_RANKS),
+            ContextMethod::Ring => tp,
+        };
+        let num_attention_heads = 2usize.next_multiple_of(sharers);
+        let hidden_size = num_attention_heads * HEAD_DIM;
+        ModelSection {
+            name: ModelName::Gpt2,
+            // Words that ranks cannot share evenly stay so.
+            vocab_size: Some(shape.vocab_size.min(509)),
+            hidden_size: Some(hidden_size),
+            intermediate_size: Some(4 * hidden_size),
+            num_hidden_layers: Some(shape.num_hidden_layers.min(4)),
+            num_attention_heads: Some(num_attention_heads),
+            max_position_embeddings: Some(shape.max_position_embeddings),
+            layer_norm_epsilon: Some(shape.layer_norm_epsilon),
+            tie_word_embeddings: Some(shape.tie_word_embeddings),
+            resid_pdrop: Some(shape.resid_pdrop),
+            ..ModelSection::default()
         }
     }
 
@@ -116,6 +147,7 @@ fn section_of(shape: &LlamaConfig) -> ModelSection {
         num_key_value_heads: Some(shape.num_key_value_heads),
         head_dim: Some(shape.head_dim),
         rope_theta: Some(shape.rope_theta),
+        rope_scaling: shape.rope_scaling,
         rms_norm_eps: Some(shape.rms_norm_eps),
         tie_word_embeddings: Some(shape.tie_word_embeddings),
         attention_bias: Some(shape.attention_bias),
@@ -135,7 +167,7 @@ mod tests {
     fn llama(config: &Config) -> LlamaConfig {
         match config.model.resolve().unwrap() {
             ModelSpec::Llama(shape) => shape,
-            ModelSpec::Cnn => panic!("not a Llama"),
+            ModelSpec::Gpt2(_) | ModelSpec::Cnn => panic!("not a Llama"),
         }
     }
 

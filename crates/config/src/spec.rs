@@ -1,15 +1,42 @@
 //! From the keys of `[model]` to one complete model.
 
+use std::path::Path;
+
 use crate::llama::nearest_divisor;
-use crate::{ConfigError, LlamaConfig, ModelName, ModelSection};
+use crate::{ConfigError, Gpt2Config, LlamaConfig, ModelName, ModelSection};
 
 /// A model with nothing left open.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSpec {
     /// A Llama decoder of this shape.
     Llama(LlamaConfig),
+    /// A GPT-2 decoder of this shape.
+    Gpt2(Gpt2Config),
     /// The CNN, which has one shape only.
     Cnn,
+}
+
+/// The sizes of a decoder, of whichever family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderSizes {
+    /// Number of different tokens.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key/value heads.
+    pub num_key_value_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Longest sequence the model accepts.
+    pub max_position_embeddings: usize,
+    /// Whether the output head is the embedding.
+    pub tie_word_embeddings: bool,
 }
 
 impl ModelSpec {
@@ -17,6 +44,7 @@ impl ModelSpec {
     pub fn num_parameters(&self) -> u64 {
         match self {
             ModelSpec::Llama(shape) => shape.num_parameters(),
+            ModelSpec::Gpt2(shape) => shape.num_parameters(),
             ModelSpec::Cnn => {
                 let conv = |from: u64, to: u64| 3 * 3 * from * to + to;
                 let linear = |from: u64, to: u64| from * to + to;
@@ -24,19 +52,67 @@ impl ModelSpec {
             }
         }
     }
+
+    /// Its sizes, if it is a decoder.
+    pub fn decoder(&self) -> Option<DecoderSizes> {
+        match self {
+            ModelSpec::Llama(shape) => Some(DecoderSizes {
+                vocab_size: shape.vocab_size,
+                hidden_size: shape.hidden_size,
+                intermediate_size: shape.intermediate_size,
+                num_hidden_layers: shape.num_hidden_layers,
+                num_attention_heads: shape.num_attention_heads,
+                num_key_value_heads: shape.num_key_value_heads,
+                head_dim: shape.head_dim,
+                max_position_embeddings: shape.max_position_embeddings,
+                tie_word_embeddings: shape.tie_word_embeddings,
+            }),
+            ModelSpec::Gpt2(shape) => Some(DecoderSizes {
+                vocab_size: shape.vocab_size,
+                hidden_size: shape.hidden_size,
+                intermediate_size: shape.intermediate_size,
+                num_hidden_layers: shape.num_hidden_layers,
+                num_attention_heads: shape.num_attention_heads,
+                num_key_value_heads: shape.num_attention_heads,
+                head_dim: shape.hidden_size / shape.num_attention_heads,
+                max_position_embeddings: shape.max_position_embeddings,
+                tie_word_embeddings: shape.tie_word_embeddings,
+            }),
+            ModelSpec::Cnn => None,
+        }
+    }
+}
+
+impl DecoderSizes {
+    /// Width of all query heads together.
+    pub fn query_width(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
 }
 
 impl ModelSection {
     /// The model these keys describe.
     pub fn resolve(&self) -> Result<ModelSpec, ConfigError> {
-        match self.name {
-            ModelName::Llama => self.llama().map(ModelSpec::Llama),
-            ModelName::Cnn => self.cnn(),
+        let base = match (self.name, &self.hf_assets_path) {
+            (ModelName::Cnn, _) => return self.cnn(),
+            (_, Some(folder)) => read_shape(folder)?,
+            (ModelName::Llama, None) => {
+                ModelSpec::Llama(LlamaConfig::of(self.flavor.unwrap_or_default()))
+            }
+            (ModelName::Gpt2, None) => ModelSpec::Gpt2(Gpt2Config::default()),
+        };
+        match base {
+            ModelSpec::Llama(base) => self.llama(base).map(ModelSpec::Llama),
+            ModelSpec::Gpt2(base) => self.gpt2(base).map(ModelSpec::Gpt2),
+            ModelSpec::Cnn => Ok(base),
         }
     }
 
-    fn llama(&self) -> Result<LlamaConfig, ConfigError> {
-        let base = self.base()?;
+    fn llama(&self, base: LlamaConfig) -> Result<LlamaConfig, ConfigError> {
+        self.refuse_keys(
+            "a Llama",
+            &[("layer_norm_epsilon", self.layer_norm_epsilon.is_some())],
+        )?;
         let hidden_size = self.hidden_size.unwrap_or(base.hidden_size);
         let num_attention_heads = self.num_attention_heads.unwrap_or(base.num_attention_heads);
         let is_reshaped = self.hidden_size.is_some() || self.num_attention_heads.is_some();
@@ -55,6 +131,7 @@ impl ModelSection {
             num_key_value_heads: or(self.num_key_value_heads, base.num_key_value_heads),
             head_dim,
             rope_theta: self.rope_theta.unwrap_or(base.rope_theta),
+            rope_scaling: self.rope_scaling.or(base.rope_scaling),
             rms_norm_eps: self.rms_norm_eps.unwrap_or(base.rms_norm_eps),
             tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
             attention_bias: self.attention_bias.unwrap_or(base.attention_bias),
@@ -66,18 +143,46 @@ impl ModelSection {
         Ok(shape)
     }
 
-    /// The shape to start from: that of a folder of Hugging Face's, or a flavor's.
-    fn base(&self) -> Result<LlamaConfig, ConfigError> {
-        let Some(folder) = &self.hf_assets_path else {
-            return Ok(LlamaConfig::of(self.flavor.unwrap_or_default()));
+    fn gpt2(&self, base: Gpt2Config) -> Result<Gpt2Config, ConfigError> {
+        self.refuse_keys(
+            "a GPT-2",
+            &[
+                ("flavor", self.flavor.is_some()),
+                ("num_key_value_heads", self.num_key_value_heads.is_some()),
+                ("head_dim", self.head_dim.is_some()),
+                ("rope_theta", self.rope_theta.is_some()),
+                ("rope_scaling", self.rope_scaling.is_some()),
+                ("rms_norm_eps", self.rms_norm_eps.is_some()),
+                ("attention_bias", self.attention_bias.is_some()),
+                ("qk_norm", self.qk_norm.is_some()),
+            ],
+        )?;
+        let or = |given: Option<usize>, base| given.unwrap_or(base);
+        let shape = Gpt2Config {
+            vocab_size: or(self.vocab_size, base.vocab_size),
+            hidden_size: or(self.hidden_size, base.hidden_size),
+            intermediate_size: or(self.intermediate_size, base.intermediate_size),
+            num_hidden_layers: or(self.num_hidden_layers, base.num_hidden_layers),
+            num_attention_heads: or(self.num_attention_heads, base.num_attention_heads),
+            max_position_embeddings: or(self.max_position_embeddings, base.max_position_embeddings),
+            layer_norm_epsilon: self.layer_norm_epsilon.unwrap_or(base.layer_norm_epsilon),
+            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
+            resid_pdrop: self.resid_pdrop.unwrap_or(base.resid_pdrop),
         };
-        let path = folder.join("config.json");
-        let refused = |reason: String| {
-            let what = format!("model.hf_assets_path: {}: {reason}", path.display());
-            ConfigError::contradiction(what, "use a Llama, Qwen 2 or Qwen 3")
-        };
-        let text = std::fs::read_to_string(&path).map_err(|e| refused(e.to_string()))?;
-        LlamaConfig::from_hugging_face(&text).map_err(refused)
+        shape.check()?;
+        divide(shape.hidden_size, shape.num_attention_heads)?;
+        Ok(shape)
+    }
+
+    /// Refuses keys that the family does not have.
+    fn refuse_keys(&self, family: &str, keys: &[(&str, bool)]) -> Result<(), ConfigError> {
+        match keys.iter().find(|(_, is_set)| *is_set) {
+            None => Ok(()),
+            Some((key, _)) => Err(ConfigError::contradiction(
+                format!("model.{key} is set, but {family} has none"),
+                format!("remove model.{key}"),
+            )),
+        }
     }
 
     /// The CNN has no shape to choose, so any shape key is meant for another model.
@@ -95,6 +200,17 @@ impl ModelSection {
             "remove them, or use model.name = \"llama\"",
         ))
     }
+}
+
+/// The shape that a folder of Hugging Face's describes.
+fn read_shape(folder: &Path) -> Result<ModelSpec, ConfigError> {
+    let path = folder.join("config.json");
+    let refused = |reason: String| {
+        let what = format!("model.hf_assets_path: {}: {reason}", path.display());
+        ConfigError::contradiction(what, "use a Llama, Qwen 2, Qwen 3 or GPT-2")
+    };
+    let text = std::fs::read_to_string(&path).map_err(|e| refused(e.to_string()))?;
+    ModelSpec::from_hugging_face(&text).map_err(refused)
 }
 
 fn divide(hidden: usize, heads: usize) -> Result<usize, ConfigError> {

@@ -177,10 +177,16 @@ impl Builder {
             return self.parameter(name, shape, init);
         }
         let share = self.tp.share(&self.name_of(name), shape[dim.0])?;
-        let mut held = Held::whole(shape);
-        held.region.offsets[dim.0] = share.start;
-        held.region.lengths[dim.0] = share.len();
-        held.layout = held.layout.with(Axis::Tp, Placement::Shard(dim));
+        self.made(name, shape, Held::cut(shape, dim, share), None, init)
+    }
+
+    /// A parameter with a row for each word of a vocabulary, of which tensor-parallel ranks have an
+    /// interval each. Vocabularies are what they are, so the last rank's may be shorter.
+    pub fn words(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        if self.tp.size() == 1 {
+            return self.parameter(name, shape, init);
+        }
+        let held = Held::cut(shape, Dim(0), self.tp.interval(shape[0]));
         self.made(name, shape, held, None, init)
     }
 
@@ -282,6 +288,15 @@ impl Held {
             region: Region::whole(shape),
             layout: Layout::replicated(),
         }
+    }
+
+    /// What is left of it where tensor-parallel ranks cut along `dim`.
+    fn cut(shape: &[usize], dim: Dim, share: Range<usize>) -> Held {
+        let mut held = Held::whole(shape);
+        held.region.offsets[dim.0] = share.start;
+        held.region.lengths[dim.0] = share.len();
+        held.layout = held.layout.with(Axis::Tp, Placement::Shard(dim));
+        held
     }
 }
 

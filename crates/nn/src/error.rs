@@ -11,6 +11,12 @@ pub type Result<T, E = NnError> = std::result::Result<T, E>;
 /// Why a model could not be built, run, saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum NnError {
+    /// Documents that must not see each other, in sequences whose keys go round.
+    #[error(
+        "documents cannot be kept apart where keys and values go round a ring: use \
+         context_parallel_method = \"ulysses\""
+    )]
+    DocumentsInARing,
     /// libtorch refused an operation.
     #[error(transparent)]
     Torch(#[from] TorchError),

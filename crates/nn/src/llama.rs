@@ -7,8 +7,9 @@ use std::rc::Rc;
 use tch::Tensor;
 
 use crate::{
-    Builder, Context, Init, Model, Module, NnError, Parameter, Result, TensorParallel, Unit,
-    layers::{Attention, AttentionSizes, Dropout, Embedding, Linear, RmsNorm, Rope, SwiGlu},
+    Builder, Context, Documents, Init, Model, Module, NnError, Parameter, Result, RopeScaling,
+    TensorParallel, Unit,
+    layers::{Attention, AttentionSizes, Dropout, Embedding, LanguageHead, RmsNorm, Rope, SwiGlu},
     recomputed,
     traffic::Traffic,
 };
@@ -32,6 +33,8 @@ pub struct LlamaConfig {
     pub head_dim: usize,
     /// The base of the rotations' frequencies.
     pub rope_theta: f64,
+    /// How rotations are stretched; not at all if absent.
+    pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square under the root.
     pub rms_norm_eps: f64,
     /// Whether the head uses the embedding's table.
@@ -56,6 +59,7 @@ impl LlamaConfig {
             num_key_value_heads: 2,
             head_dim: 16,
             rope_theta: 10_000.0,
+            rope_scaling: None,
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
             attention_bias: false,
@@ -108,6 +112,7 @@ pub struct Llama {
     embed: Embed,
     blocks: Vec<Block>,
     head: Head,
+    num_words: usize,
     #[module(skip)]
     tp: TensorParallel,
     #[module(skip)]
@@ -119,7 +124,9 @@ impl Llama {
     pub fn build(config: &LlamaConfig, seq_len: usize, builder: &Builder) -> Result<Llama> {
         config.validate()?;
         let trunk = builder.at("model");
-        let rope = Rope::build(builder, seq_len, config.head_dim, config.rope_theta)?;
+        let scaling = config.rope_scaling.as_ref();
+        let (width, theta) = (config.head_dim, config.rope_theta);
+        let rope = Rope::build(builder, seq_len, width, theta, scaling)?;
         let embed = Embed::build(config, &trunk.at("embed_tokens"))?;
         let blocks = (0..config.num_hidden_layers)
             .map(|index| {
@@ -132,12 +139,8 @@ impl Llama {
             embed,
             blocks,
             head,
-            traffic: Traffic::new(
-                config,
-                &builder.tensor_parallel(),
-                &builder.context_parallel(),
-                builder.computes_in(),
-            ),
+            num_words: config.vocab_size,
+            traffic: Traffic::new(config.num_hidden_layers, &config.attention(), builder),
             tp: builder.tensor_parallel(),
         })
     }
@@ -153,7 +156,7 @@ impl Model for Llama {
     }
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.tp.cross_entropy_sum(output, targets)
+        self.tp.cross_entropy_sum(output, targets, self.num_words)
     }
 
     fn sent_by_layers(&self, num_tokens: u64) -> u64 {
@@ -196,8 +199,9 @@ struct NormedAttention {
 }
 
 impl NormedAttention {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.self_attn.forward(&self.input_layernorm.forward(x)?)
+    fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
+        self.self_attn
+            .forward(&self.input_layernorm.forward(x)?, documents)
     }
 }
 
@@ -221,11 +225,6 @@ impl Block {
         rope: &Rope,
         builder: &Builder,
     ) -> Result<Block> {
-        let dropout = |name| Dropout::build(&builder.at(name), seq_len, config.resid_pdrop);
-        let dropouts = match config.resid_pdrop > 0.0 {
-            true => Some([dropout("self_attn")?, dropout("mlp")?]),
-            false => None,
-        };
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         let init = Init::with_std(STD);
         let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
@@ -242,12 +241,10 @@ impl Block {
             }),
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: SwiGlu::build(&builder.at("mlp"), width, inner, init)?,
-            dropouts,
+            dropouts: Dropout::pair(builder, ["self_attn", "mlp"], seq_len, config.resid_pdrop)?,
         })
     }
-}
 
-impl Block {
     /// What dropout leaves of a part's output.
     fn left(&self, part: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
         match &self.dropouts {
@@ -263,12 +260,14 @@ impl Unit for Block {
     }
 
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        let documents = cx.documents.clone();
         let attended = match cx.recompute_attention {
             true => {
                 let attention = Rc::clone(&self.attention);
-                recomputed(x, Rc::new(move |x| attention.forward(x)))?
+                let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
+                recomputed(x, Rc::new(again))?
             }
-            false => self.attention.forward(x)?,
+            false => self.attention.forward(x, documents.as_ref())?,
         };
         let x = x.f_add(&self.left(0, attended, cx)?)?;
         let fed = self
@@ -283,12 +282,7 @@ impl Unit for Block {
 struct Head {
     name: String,
     norm: RmsNorm,
-    lm_head: Option<Linear>,
-    /// The embedding's table, which the embedding owns.
-    #[module(skip)]
-    tied: Option<Linear>,
-    #[module(skip)]
-    tp: TensorParallel,
+    lm_head: LanguageHead,
 }
 
 impl Head {
@@ -300,19 +294,13 @@ impl Head {
     ) -> Result<Head> {
         let (width, vocab_size) = (config.hidden_size, config.vocab_size);
         let builder = root.at("lm_head");
-        let norm = RmsNorm::build(&trunk.at("norm"), width, config.rms_norm_eps)?;
-        let (lm_head, tied) = if config.tie_word_embeddings {
-            (None, Some(Linear::tied(embedding.weight().clone())))
-        } else {
-            let own = Linear::column(&builder, width, vocab_size, Init::with_std(STD))?;
-            (Some(own), None)
-        };
         Ok(Head {
             name: builder.path().to_owned(),
-            norm,
-            lm_head,
-            tied,
-            tp: root.tensor_parallel(),
+            norm: RmsNorm::build(&trunk.at("norm"), width, config.rms_norm_eps)?,
+            lm_head: match config.tie_word_embeddings {
+                true => LanguageHead::tied(&builder, embedding),
+                false => LanguageHead::build(&builder, width, vocab_size, Init::with_std(STD))?,
+            },
         })
     }
 }
@@ -323,17 +311,10 @@ impl Unit for Head {
     }
 
     fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        let x = self.norm.forward(x)?;
-        match self.lm_head.as_ref().or(self.tied.as_ref()) {
-            Some(linear) => {
-                let [logits] = self.tp.columns(&x, [linear])?;
-                Ok(logits)
-            }
-            None => Ok(x),
-        }
+        self.lm_head.forward(&self.norm.forward(x)?)
     }
 
     fn borrowed(&self) -> Vec<Parameter> {
-        self.tied.as_ref().map_or_else(Vec::new, Linear::parameters)
+        self.lm_head.borrowed()
     }
 }

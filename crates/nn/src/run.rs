@@ -57,7 +57,7 @@ pub fn run(
             index,
             num_units,
             name: unit.name().into(),
-            context: *cx,
+            context: cx.clone(),
         };
         for interceptor in interceptors {
             interceptor.adjust(&mut call);

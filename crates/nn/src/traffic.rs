@@ -1,4 +1,4 @@
-//! What a Llama's layers send in a step, by formula.
+//! What a decoder's layers send in a step, by formula.
 //!
 //! Written from the definition of the strategies, not from their code: `verify` and the tests compare
 //! it with what the ledger counted. With batch `b`, sequence `s`, width `h`, `t` ranks that share
@@ -14,7 +14,8 @@
 //! - with Ulysses, per layer, queries, keys, values and the result in forward and in backward:
 //!   `2·(c − 1)/c·b·s·(2·q + 2·k)·w`.
 
-use crate::{ContextParallel, LlamaConfig, Method, Sequence, TensorParallel};
+use crate::layers::AttentionSizes;
+use crate::{Builder, Method, Sequence};
 
 /// What the formulas need to know of a model.
 #[derive(Clone, Debug)]
@@ -33,24 +34,21 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(
-        config: &LlamaConfig,
-        tp: &TensorParallel,
-        cp: &ContextParallel,
-        kind: tch::Kind,
-    ) -> Traffic {
+    pub(crate) fn new(num_layers: usize, sizes: &AttentionSizes, builder: &Builder) -> Traffic {
+        let (tp, cp) = (builder.tensor_parallel(), builder.context_parallel());
+        let kind = builder.computes_in();
         // Where ranks are more than heads of keys, each computes one; Ulysses repeats heads too.
         let at_least = |heads: usize, ranks: usize| heads.max(ranks);
-        let mut kv_heads = at_least(config.num_key_value_heads, tp.size());
+        let mut kv_heads = at_least(sizes.num_kv_heads, tp.size());
         if cp.method() == Some(Method::Ulysses) {
             kv_heads = at_least(kv_heads / tp.size(), cp.size()) * tp.size();
         }
         let bytes = |kind: tch::Kind| kind.elt_size_in_bytes() as u64;
         Traffic {
-            num_layers: config.num_hidden_layers as u64,
-            width: config.hidden_size as u64,
-            q_width: (config.num_attention_heads * config.head_dim) as u64,
-            kv_width: (kv_heads * config.head_dim) as u64,
+            num_layers: num_layers as u64,
+            width: sizes.width as u64,
+            q_width: (sizes.num_heads * sizes.head_dim) as u64,
+            kv_width: (kv_heads * sizes.head_dim) as u64,
             tp: tp.size() as u64,
             cp: cp.size() as u64,
             sequence: tp.sequence(),

@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use tch::Tensor;
 
-use crate::{Module, Parameter, Result};
+use crate::{Documents, Module, Parameter, Result};
 
 /// What a forward pass knows beside its input.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Context {
     /// The step of training, from zero.
     pub step: u64,
@@ -20,6 +20,8 @@ pub struct Context {
     pub training: bool,
     /// Whether attention keeps its input alone and is computed again in backward.
     pub recompute_attention: bool,
+    /// The documents that attention keeps apart; none where a sequence is one.
+    pub documents: Option<Documents>,
 }
 
 impl Context {
@@ -30,6 +32,7 @@ impl Context {
             first_sample: 0,
             training: true,
             recompute_attention: false,
+            documents: None,
         }
     }
 
@@ -42,6 +45,12 @@ impl Context {
         }
     }
 
+    /// The same for an input whose documents attention keeps apart.
+    #[must_use]
+    pub fn with_documents(self, documents: Option<Documents>) -> Context {
+        Context { documents, ..self }
+    }
+
     /// The context of an evaluation.
     pub fn evaluation(step: u64) -> Context {
         Context {
@@ -49,6 +58,7 @@ impl Context {
             first_sample: 0,
             training: false,
             recompute_attention: false,
+            documents: None,
         }
     }
 }

@@ -12,8 +12,8 @@ use trainyard_config::{
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::Axis;
 use trainyard_nn::{
-    Builder, ContextParallel, Intercept, Llama, LlamaConfig, Method, Model, Place, Sequence,
-    SimpleCnn, TensorParallel, weights,
+    Builder, ContextParallel, Gpt2, Gpt2Config, Intercept, Llama, LlamaConfig, Method, Model,
+    Place, RopeScaling, Sequence, SimpleCnn, TensorParallel, weights,
 };
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
@@ -45,10 +45,31 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
         num_key_value_heads: shape.num_key_value_heads,
         head_dim: shape.head_dim,
         rope_theta: shape.rope_theta,
+        rope_scaling: shape.rope_scaling.map(|scaling| RopeScaling {
+            factor: scaling.factor,
+            low_freq_factor: scaling.low_freq_factor,
+            high_freq_factor: scaling.high_freq_factor,
+            original_max_position_embeddings: scaling.original_max_position_embeddings,
+        }),
         rms_norm_eps: shape.rms_norm_eps,
         tie_word_embeddings: shape.tie_word_embeddings,
         attention_bias: shape.attention_bias,
         qk_norm: shape.qk_norm,
+        resid_pdrop: shape.resid_pdrop,
+    }
+}
+
+/// The sizes of a config's GPT-2, as the model takes them.
+fn gpt2_shape(shape: &trainyard_config::Gpt2Config) -> Gpt2Config {
+    Gpt2Config {
+        vocab_size: shape.vocab_size,
+        hidden_size: shape.hidden_size,
+        intermediate_size: shape.intermediate_size,
+        num_hidden_layers: shape.num_hidden_layers,
+        num_attention_heads: shape.num_attention_heads,
+        max_position_embeddings: shape.max_position_embeddings,
+        layer_norm_epsilon: shape.layer_norm_epsilon,
+        tie_word_embeddings: shape.tie_word_embeddings,
         resid_pdrop: shape.resid_pdrop,
     }
 }
@@ -79,6 +100,10 @@ pub(crate) fn model_with(
         ModelSpec::Llama(shape) => {
             let shape = llama_shape(&shape);
             Box::new(Llama::build(&shape, config.training.seq_len, &builder)?)
+        }
+        ModelSpec::Gpt2(shape) => {
+            let shape = gpt2_shape(&shape);
+            Box::new(Gpt2::build(&shape, config.training.seq_len, &builder)?)
         }
         ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
     };
@@ -131,12 +156,12 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
     let seq_len = config.training.seq_len;
     // Synthetic validation data comes from another seed, so that it was not trained on.
     let seed = config.debug.seed + u64::from(validation);
-    Ok(match (dataset, config.model.resolve()?) {
-        (Dataset::Synthetic, ModelSpec::Llama(shape)) => {
-            Arc::new(SyntheticTokens::new(seq_len, shape.vocab_size, seed)?)
+    Ok(match (dataset, config.model.resolve()?.decoder()) {
+        (Dataset::Synthetic, Some(sizes)) => {
+            Arc::new(SyntheticTokens::new(seq_len, sizes.vocab_size, seed)?)
         }
-        (Dataset::Synthetic, ModelSpec::Cnn) => Arc::new(SyntheticImages::new(seed)),
-        (Dataset::Mnist, ModelSpec::Cnn) => {
+        (Dataset::Synthetic, None) => Arc::new(SyntheticImages::new(seed)),
+        (Dataset::Mnist, None) => {
             let split = if validation {
                 Split::Test
             } else {
@@ -144,17 +169,15 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
             };
             Arc::new(Mnist::open(path()?, split)?)
         }
-        (Dataset::Tokens, ModelSpec::Llama(shape)) => {
-            tokens(path()?, seq_len, shape.vocab_size, seed)?
-        }
-        (Dataset::Mnist, ModelSpec::Llama(_)) => {
+        (Dataset::Tokens, Some(sizes)) => tokens(path()?, seq_len, sizes.vocab_size, seed)?,
+        (Dataset::Mnist, Some(_)) => {
             return Err(TrainError::Dataset(
                 "mnist is for model.name = \"cnn\"".into(),
             ));
         }
-        (Dataset::Tokens, ModelSpec::Cnn) => {
+        (Dataset::Tokens, None) => {
             return Err(TrainError::Dataset(
-                "tokens are for model.name = \"llama\"".into(),
+                "tokens are for model.name = \"llama\" or \"gpt2\"".into(),
             ));
         }
     })

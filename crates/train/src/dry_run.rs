@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tch::Kind;
-use trainyard_config::{Config, ModelSpec};
+use trainyard_config::Config;
 use trainyard_data::{Batch, IMAGE_SIDE};
 use trainyard_mesh::Mesh;
 use trainyard_nn::Place;
@@ -174,8 +174,8 @@ fn meta_batches(config: &Config, trainer: &Trainer) -> Result<Vec<Batch>> {
 /// A micro-batch of the right shape and nothing in it.
 fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
     let empty = |shape: &[usize], kind| Place::Meta.empty(shape, kind);
-    Ok(match config.model.resolve()? {
-        ModelSpec::Llama(_) => {
+    Ok(match config.model.resolve()?.decoder() {
+        Some(_) => {
             let shape = [rows, config.training.seq_len];
             Batch {
                 inputs: empty(&shape, Kind::Int64)?,
@@ -184,7 +184,7 @@ fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
                 samples: Vec::new(),
             }
         }
-        ModelSpec::Cnn => Batch {
+        None => Batch {
             inputs: empty(
                 &[rows, 1, IMAGE_SIDE, IMAGE_SIDE],
                 build::kind(config.training.dtype),

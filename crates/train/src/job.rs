@@ -348,19 +348,19 @@ fn write_trace(config: &Config, world: &World) -> Result<()> {
 
 /// Operations per target as torchtitan counts them: 6 per parameter that multiplies, and attention.
 fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
-    match spec {
-        ModelSpec::Llama(shape) => {
-            let embedding = (shape.vocab_size * shape.hidden_size) as u64;
-            let lookups = if shape.tie_word_embeddings {
+    match spec.decoder() {
+        Some(sizes) => {
+            let embedding = (sizes.vocab_size * sizes.hidden_size) as u64;
+            let lookups = if sizes.tie_word_embeddings {
                 0
             } else {
                 embedding
             };
-            let multiplied = shape.num_parameters() - lookups;
-            let attention = 12 * shape.num_hidden_layers * shape.query_width() * seq_len;
+            let multiplied = spec.num_parameters() - lookups;
+            let attention = 12 * sizes.num_hidden_layers * sizes.query_width() * seq_len;
             6.0 * multiplied as f64 + attention as f64
         }
-        ModelSpec::Cnn => {
+        None => {
             // Convolutions use each weight once per pixel.
             let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;
             6.0 * f64::from(convolutions + 64 * 28 * 28 * 128 + 128 * 10)

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use trainyard_config::{Config, ModelSpec, Offload, PipelineReduce, ReshardAfterForward};
+use trainyard_config::{Config, Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Parameter, Place, Unit};
 use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, Tie, balanced};
@@ -114,9 +114,9 @@ fn schedule(config: &Config, world: &World) -> Result<Schedule> {
 
 /// What a pass through each unit costs, near enough to share them: multiplications per position.
 fn costs(config: &Config, model: &dyn Model) -> Result<Vec<f64>> {
-    let attention = match config.model.resolve()? {
-        ModelSpec::Llama(shape) => (shape.query_width() * config.training.seq_len) as f64,
-        ModelSpec::Cnn => 0.0,
+    let attention = match config.model.resolve()?.decoder() {
+        Some(sizes) => (sizes.query_width() * config.training.seq_len) as f64,
+        None => 0.0,
     };
     let units = model.units();
     let last = units.len().saturating_sub(1);

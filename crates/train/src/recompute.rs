@@ -1,6 +1,6 @@
 //! Which activations a job recomputes: as the config says, or as a memory budget allows.
 
-use trainyard_config::{ActivationCheckpointMode, Config, ModelSpec, SelectiveOption};
+use trainyard_config::{ActivationCheckpointMode, Config, SelectiveOption};
 use trainyard_parallel::{Recompute, RecomputePlan, fit};
 use trainyard_torch::World;
 
@@ -49,9 +49,9 @@ fn within_budget(config: &Config, num_units: usize, world: &World) -> Result<Rec
 
 /// Units of the model a config describes.
 fn num_units(config: &Config) -> Result<usize> {
-    Ok(match config.model.resolve()? {
-        ModelSpec::Llama(shape) => shape.num_hidden_layers + 2,
+    Ok(match config.model.resolve()?.decoder() {
+        Some(sizes) => sizes.num_hidden_layers + 2,
         // It has no equal blocks to recompute.
-        ModelSpec::Cnn => 1,
+        None => 1,
     })
 }

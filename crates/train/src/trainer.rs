@@ -1,10 +1,10 @@
 //! One optimiser step: forward, backward, clip, update.
 
 use tch::{Kind, Tensor};
-use trainyard_config::{Batching, Config, Dtype, ModelSpec};
+use trainyard_config::{Batching, Config, Dtype};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, ContextParallel, Parameter, Place};
+use trainyard_nn::{Context, ContextParallel, Documents, Parameter, Place};
 use trainyard_parallel::{
     Ddp, DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update,
     Verdict, scaled,
@@ -49,6 +49,8 @@ pub struct Trainer {
     /// of which only the last has a loss.
     loss_group: Group,
     cp: ContextParallel,
+    /// The token after which attention sees nothing of what came before.
+    end_of_document: Option<i64>,
     ledger: Ledger,
     batching: Batching,
     /// Targets of a step when every place holds one. From the config alone, because all ranks must
@@ -91,6 +93,14 @@ impl Counting {
         self.work.wait()?;
         Ok(self.count.f_int64_value(&[0])? as f64)
     }
+}
+
+/// What this rank computes of a micro-batch.
+struct Own {
+    inputs: Tensor,
+    targets: Tensor,
+    num_targets: i64,
+    documents: Option<Documents>,
 }
 
 /// What a step found, still on the device: reading a number waits for it.
@@ -155,9 +165,9 @@ impl Trainer {
             max_norm: config.training.max_norm,
             loss_scale: (config.training.compute_dtype() == Dtype::Float16)
                 .then(LossScale::default),
-            nominal: match config.model.resolve()? {
-                ModelSpec::Llama(_) => batching.global * config.training.seq_len,
-                ModelSpec::Cnn => batching.global,
+            nominal: match config.model.resolve()?.decoder() {
+                Some(_) => batching.global * config.training.seq_len,
+                None => batching.global,
             } as f64,
             is_dry_run: world.is_fake(),
             ledger: world.ledger().clone(),
@@ -167,6 +177,7 @@ impl Trainer {
             target_group: world.group(loss_axes())?,
             loss_group: world.group(loss_axes().union(Axis::Pp.into()))?,
             cp: build::context_parallel(config, world)?,
+            end_of_document: config.training.eos_token_id,
             batching,
             step: 0,
             samples_seen: 0,
@@ -221,17 +232,24 @@ impl Trainer {
     }
 
     /// What this rank has of sequences that several share.
-    fn own_positions(&self, batches: &[Batch]) -> Result<Vec<Batch>> {
-        let part = |batch: &Batch| -> Result<Batch> {
-            let targets = self.cp.part(&batch.targets)?;
-            Ok(Batch {
+    fn own_positions(&self, batches: &[Batch]) -> Result<Vec<Own>> {
+        let part = |batch: &Batch| -> Result<Own> {
+            Ok(Own {
                 inputs: self.cp.part(&batch.inputs)?,
+                targets: self.cp.part(&batch.targets)?,
                 num_targets: batch.num_targets / self.cp.size() as i64,
-                samples: batch.samples.clone(),
-                targets,
+                documents: self.documents(batch)?,
             })
         };
         batches.iter().map(part).collect()
+    }
+
+    /// The documents of a micro-batch, where they are kept apart. A dry run knows no tokens, and takes
+    /// every sequence for one document, which needs the most.
+    fn documents(&self, batch: &Batch) -> Result<Option<Documents>> {
+        let end = self.end_of_document.filter(|_| !self.is_dry_run);
+        let documents = end.map(|end| Documents::of(&batch.inputs, end));
+        Ok(documents.transpose()?)
     }
 
     /// What the loss is multiplied by.
@@ -258,9 +276,9 @@ impl Trainer {
         Ok(verdict)
     }
 
-    fn forward_backward(&mut self, microbatches: &[Batch], count: f64) -> Result<Tensor> {
+    fn forward_backward(&mut self, microbatches: &[Own], count: f64) -> Result<Tensor> {
         let step = Step {
-            passes: self.passes(microbatches, Context::training(self.step)),
+            passes: self.passes(microbatches, &Context::training(self.step)),
             count,
             scale: self.scale(),
             ledger: &self.ledger,
@@ -268,12 +286,15 @@ impl Trainer {
         self.or_nothing(self.model.run_step(&step)?)
     }
 
-    fn passes<'a>(&self, batches: &'a [Batch], cx: Context) -> Vec<Pass<'a>> {
+    fn passes<'a>(&self, batches: &'a [Own], cx: &Context) -> Vec<Pass<'a>> {
         let numbered = batches.iter().enumerate();
-        let pass = |(index, batch): (usize, &'a Batch)| Pass {
+        let pass = |(index, batch): (usize, &'a Own)| Pass {
             inputs: &batch.inputs,
             targets: &batch.targets,
-            cx: cx.at_sample(self.first_sample(index)),
+            cx: cx
+                .clone()
+                .at_sample(self.first_sample(index))
+                .with_documents(batch.documents.clone()),
         };
         numbered.map(pass).collect()
     }
@@ -288,7 +309,7 @@ impl Trainer {
     }
 
     /// Targets in the global batch: each rank's own count, summed, so that ranks may differ.
-    fn start_counting(&self, batches: &[Batch]) -> Result<Counting> {
+    fn start_counting(&self, batches: &[Own]) -> Result<Counting> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
         // Where nothing is sent, every rank is taken to be like this one.
         let own = if self.is_dry_run {
@@ -317,7 +338,7 @@ impl Trainer {
         let _span = self.ledger.enter(SpanKind::Evaluation, "evaluation");
         let batches = &self.own_positions(batches)?;
         let step = Step {
-            passes: self.passes(batches, Context::evaluation(self.step)),
+            passes: self.passes(batches, &Context::evaluation(self.step)),
             count: self.start_counting(batches)?.finish()?,
             scale: 1.0,
             ledger: &self.ledger,

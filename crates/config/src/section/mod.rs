@@ -23,7 +23,7 @@ pub use debug::DebugSection;
 pub use job::JobSection;
 pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
-pub use model::{Flavor, ModelName, ModelSection};
+pub use model::{AttentionMask, Flavor, ModelName, ModelSection};
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
     ContextMethod, GradientCompression, Offload, ParallelismSection, PipelineReduce,

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RopeScaling;
+
 /// The family of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelName {
@@ -13,9 +15,24 @@ pub enum ModelName {
     #[default]
     #[serde(rename = "llama")]
     Llama,
+    /// GPT-2 decoder.
+    #[serde(rename = "gpt2")]
+    Gpt2,
     /// Two convolutions and two linear layers, for 28 x 28 images.
     #[serde(rename = "cnn")]
     Cnn,
+}
+
+/// What attention may see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttentionMask {
+    /// Everything before.
+    #[default]
+    #[serde(rename = "causal")]
+    Causal,
+    /// What came before in the same document.
+    #[serde(rename = "block_causal")]
+    BlockCausal,
 }
 
 /// A complete published or built-in shape of the Llama decoder.
@@ -63,8 +80,12 @@ pub struct ModelSection {
     pub head_dim: Option<usize>,
     /// Base of the rotary embedding.
     pub rope_theta: Option<f64>,
+    /// How rotations are stretched over longer sequences, as Llama 3.1 has it.
+    pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: Option<f64>,
+    /// Added to the variance in LayerNorm. GPT-2 only.
+    pub layer_norm_epsilon: Option<f64>,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: Option<bool>,
     /// Whether queries, keys and values have a bias, as Qwen 2 has it.
@@ -75,7 +96,11 @@ pub struct ModelSection {
     pub max_position_embeddings: Option<usize>,
     /// Share of what attention and the MLP add to the residual stream that training leaves out.
     pub resid_pdrop: Option<f64>,
-    /// A folder of Hugging Face's with the model's `config.json`, which takes the flavor's place.
+    /// What attention may see: `causal`, everything before, or `block_causal`, the same document alone,
+    /// which `training.eos_token_id` ends.
+    pub attn_mask_type: AttentionMask,
+    /// A folder of Hugging Face's with the model's `config.json`, which takes the place of the family
+    /// and the flavor.
     pub hf_assets_path: Option<PathBuf>,
     /// A safetensors file to start from, instead of weights made from the seed.
     pub initial_weights: Option<PathBuf>,

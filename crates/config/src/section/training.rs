@@ -76,6 +76,8 @@ pub struct TrainingSection {
     pub global_batch_size: Option<usize>,
     /// Tokens in one sample.
     pub seq_len: usize,
+    /// The token that ends a document, where attention keeps documents apart.
+    pub eos_token_id: Option<i64>,
     /// Gradients are scaled down to this norm; 0 turns clipping off.
     pub max_norm: f64,
     /// Optimiser steps.
@@ -99,6 +101,7 @@ impl Default for TrainingSection {
             local_batch_size: 8,
             global_batch_size: None,
             seq_len: 2048,
+            eos_token_id: None,
             max_norm: 1.0,
             steps: 10_000,
             memory_limit_bytes: 0,

@@ -6,17 +6,17 @@ use std::process::Command;
 
 use tch::{Kind, Tensor};
 use trainyard_checkpoint::{Checkpoint, TrainState, export, step_folder, store};
-use trainyard_config::{Config, Dtype, ModelSection, ModelSpec};
+use trainyard_config::{Config, Dtype, ModelSection};
 use trainyard_conformance::training::little_llama;
 use trainyard_conformance::{Outcome, Rank, programs};
-use trainyard_mesh::Axis;
+use trainyard_mesh::{Axis, chunk};
 use trainyard_nn::{Context, Place};
 use trainyard_torch::World;
 use trainyard_train::{Trainer, checkpoint};
 
 use crate::meshes::shared_folder;
 
-const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen3", "gpt2"];
 const TOLERANCE: f64 = 1e-4;
 
 /// Logits are `transformers`' own on one rank and on two that share every matrix; written back from
@@ -84,8 +84,9 @@ fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer
     let (_, logits) = find("logits").ok_or("no logits")?;
     let run = tch::no_grad(|| trainer.model().forward(tokens, &Context::training(0)))?;
     let found = run.into_output().to_kind(Kind::Float);
-    let own = found.size()[2];
-    let logits = logits.narrow(2, world.group(Axis::Tp)?.index() as i64 * own, own);
+    let tp = world.group(Axis::Tp)?;
+    let own = chunk(logits.size()[2] as usize, tp.size(), tp.index());
+    let logits = logits.narrow(2, own.start as i64, own.len() as i64);
     let difference = (&found - &logits).abs().max().double_value(&[]);
     assert!(difference < TOLERANCE, "logits differ by {difference:e}");
     Ok(trainer)
@@ -112,10 +113,8 @@ fn save(
 
 fn written_back(config: &Config, saved: &Path, back: &Path) -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(store::open(saved), &step_folder(0))?;
-    let ModelSpec::Llama(shape) = config.model.resolve()? else {
-        return Err("not a decoder".into());
-    };
-    let config = shape.to_hugging_face().to_string();
+    let json = config.model.resolve()?.to_hugging_face();
+    let config = json.ok_or("not a decoder")?.to_string();
     Ok(export(&checkpoint, &store::open(back), &config, 100_000)?)
 }
 

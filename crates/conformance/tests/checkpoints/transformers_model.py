@@ -23,6 +23,17 @@ SIZES = dict(
 )
 
 
+ROPE = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+GPT2_SIZES = dict(vocab_size=157, n_embd=64, n_layer=3, n_head=4, n_positions=64)
+
+
 def logits(model, tokens):
     with torch.no_grad():
         return model.eval()(tokens).logits.float().contiguous()
@@ -31,14 +42,19 @@ def logits(model, tokens):
 def make(family, folder):
     torch.manual_seed(7)
     sizes = dict(SIZES, head_dim=16) if family == "qwen3" else SIZES
-    config = AutoConfig.for_model(family, tie_word_embeddings=family == "qwen3", **sizes)
+    if family == "llama":
+        # Stretched as Llama 3.1 has it; some rotations are slow, some fast, some between at these lengths.
+        sizes = dict(sizes, rope_parameters=ROPE)
+    # A vocabulary that two ranks cannot share evenly, as the published one is.
+    sizes = GPT2_SIZES if family == "gpt2" else sizes
+    config = AutoConfig.for_model(family, tie_word_embeddings=family in ("qwen3", "gpt2"), **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.1)
+        if name.endswith("bias") or "norm" in name or ".ln_" in name:
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name or ".ln_" in name and name.endswith("weight") else 0.0, std=0.1)
     # In several files, as large models come.
     model.save_pretrained(folder, max_shard_size="100KB")
-    tokens = torch.randint(0, SIZES["vocab_size"], (2, 32))
+    tokens = torch.randint(0, config.vocab_size, (2, 32))
     save_file({"tokens": tokens, "logits": logits(model, tokens)}, Path(folder) / "expected.st")
 
 

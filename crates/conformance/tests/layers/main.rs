@@ -2,8 +2,10 @@
 
 mod bytes;
 mod context;
+mod documents;
 mod dropout;
 mod equality;
+mod gpt2;
 mod memory;
 mod mixed;
 mod pipeline;
@@ -107,6 +109,44 @@ const MIXED: &[Case] = &[
     },
 ];
 
+const GPT2: &[Case] = &[
+    Case {
+        name: "fp64_equals_one_rank",
+        run: gpt2::fp64,
+    },
+    Case {
+        name: "bf16_is_close_to_one_rank",
+        run: gpt2::bf16,
+    },
+    Case {
+        name: "pipelines_equal_one_rank",
+        run: gpt2::pipelines,
+    },
+    Case {
+        name: "recomputation_changes_no_bit",
+        run: gpt2::recomputation,
+    },
+    Case {
+        name: "bytes_are_those_of_the_closed_form",
+        run: gpt2::bytes,
+    },
+];
+
+const DOCUMENTS: &[Case] = &[
+    Case {
+        name: "documents_kept_apart_equal_one_rank",
+        run: documents::equal,
+    },
+    Case {
+        name: "documents_kept_apart_make_a_difference",
+        run: documents::make_a_difference,
+    },
+    Case {
+        name: "recomputation_changes_no_bit",
+        run: documents::recomputation,
+    },
+];
+
 const PIPELINE: &[Case] = &[
     Case {
         name: "every_schedule_equals_one_rank",
@@ -170,6 +210,16 @@ fn main() -> ExitCode {
             name: "context",
             sizes: &[2, 4],
             cases: CONTEXT,
+        },
+        Suite {
+            name: "gpt2",
+            sizes: &[2, 4],
+            cases: GPT2,
+        },
+        Suite {
+            name: "documents",
+            sizes: &[2],
+            cases: DOCUMENTS,
         },
         Suite {
             name: "pipeline",

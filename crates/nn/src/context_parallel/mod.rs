@@ -24,7 +24,7 @@ use std::ops::Range;
 use tch::Tensor;
 use trainyard_torch::{Group, kernel};
 
-use crate::{NnError, Result};
+use crate::{Documents, NnError, Result};
 
 /// How keys and values of other ranks' positions are reached.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
@@ -95,19 +95,35 @@ impl ContextParallel {
         Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, 1)?)
     }
 
-    /// Causal attention of this rank's positions to all of the sequence, on
+    /// Causal attention of this rank's positions to all of the sequence, or of their document, on
     /// [batch, positions, heads, head_dim].
-    pub fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let mixed = match &self.0 {
-            None => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?))?,
-            Some(ranks) => match ranks.method {
-                Method::Ring => {
-                    by_heads(q, k, v, |q, k, v| ring::attention(&ranks.group, q, k, v))?
-                }
-                Method::Ulysses => ulysses::attention(&ranks.group, q, k, v)?,
-            },
+    pub fn attention(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        documents: Option<&Documents>,
+    ) -> Result<Tensor> {
+        let documents = documents.filter(|documents| !documents.are_sequences());
+        let Some(ranks) = &self.0 else {
+            return whole(q, k, v, documents);
         };
-        Ok(mixed)
+        let group = &ranks.group;
+        match (ranks.method, documents) {
+            (Method::Ring, None) => by_heads(q, k, v, |q, k, v| ring::attention(group, q, k, v)),
+            (Method::Ring, Some(_)) => Err(NnError::DocumentsInARing),
+            (Method::Ulysses, _) => {
+                ulysses::attention(group, q, k, v, |q, k, v| whole(q, k, v, documents))
+            }
+        }
+    }
+}
+
+/// Attention where this rank has whole sequences.
+fn whole(q: &Tensor, k: &Tensor, v: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
+    match documents {
+        Some(documents) => documents.attention(q, k, v),
+        None => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?)),
     }
 }
 

@@ -1,22 +1,28 @@
 //! Ulysses: positions are exchanged for heads, and back.
 
 use tch::Tensor;
-use trainyard_torch::{Group, TorchError, autograd, kernel};
+use trainyard_torch::{Group, TorchError, autograd};
 use trainyard_trace::Purpose;
 
 use crate::{NnError, Result};
 
-/// Causal attention of this rank's positions to all of them, on [batch, positions, heads, head_dim].
-pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+/// Attention of this rank's positions to all of them, on [batch, positions, heads, head_dim]; `whole`
+/// computes it for some heads of whole sequences.
+pub(super) fn attention(
+    group: &Group,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    whole: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
     let size = group.size() as i64;
     let heads = [divided(q, size)?, spread(k, size)?, spread(v, size)?];
     // One message for all three.
     let numbers = heads.each_ref().map(|t| t.size()[3]);
     let all = to_heads(group, &Tensor::f_cat(&heads, 3)?)?;
     let split = all.f_split_with_sizes(&numbers[..], 2)?;
-    let turned = |index: usize| split[index].f_transpose(1, 2);
-    let mixed = kernel::attention(&turned(0)?, &turned(1)?, &turned(2)?, true)?;
-    to_positions(group, &mixed.f_transpose(1, 2)?)
+    let mixed = whole(&split[0], &split[1], &split[2])?;
+    to_positions(group, &mixed)
 }
 
 /// [batch, positions, heads, dim] as [batch, positions, ranks, heads of one rank, dim].

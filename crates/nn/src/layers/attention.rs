@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::{Linear, RmsNorm, Rope};
-use crate::{Builder, ContextParallel, Init, Module, NnError, Result, TensorParallel};
+use crate::{Builder, ContextParallel, Documents, Init, Module, NnError, Result, TensorParallel};
 
 /// The sizes of an attention layer.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -72,8 +72,8 @@ impl Attention {
         })
     }
 
-    /// The output for `x` [batch, seq, width].
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// The output for `x` [batch, seq, width], where documents do not see each other.
+    pub fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
         let maps = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = self.tp.columns(x, maps)?;
         let normed = |heads: Tensor, norm: &Option<RmsNorm>| match norm {
@@ -82,7 +82,7 @@ impl Attention {
         };
         let q = self.rope.rotate(&normed(self.heads(&q)?, &self.q_norm)?)?;
         let k = self.rope.rotate(&normed(self.heads(&k)?, &self.k_norm)?)?;
-        let mixed = self.cp.attention(&q, &k, &self.heads(&v)?)?;
+        let mixed = self.cp.attention(&q, &k, &self.heads(&v)?, documents)?;
         self.tp.rows(&mixed.f_flatten(-2, -1)?, &self.o_proj)
     }
 

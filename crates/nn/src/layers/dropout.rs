@@ -63,6 +63,20 @@ impl Dropout {
         })
     }
 
+    /// The two of a block, under these names; none where nothing is left out.
+    pub fn pair(
+        builder: &Builder,
+        names: [&str; 2],
+        seq_len: usize,
+        probability: f64,
+    ) -> Result<Option<[Dropout; 2]>> {
+        let build = |name| Dropout::build(&builder.at(name), seq_len, probability);
+        match probability > 0.0 {
+            true => Ok(Some([build(names[0])?, build(names[1])?])),
+            false => Ok(None),
+        }
+    }
+
     /// What is left of `x`, scaled so that its mean stays; all of it unless training.
     pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
         if !cx.training {
@@ -163,7 +177,7 @@ mod tests {
     fn depends_on_name_step_and_sample_and_not_on_how_a_batch_is_divided() -> Result<()> {
         let cx = Context::training(2);
         let all = dropout("a").forward(&ones(4), &cx)?;
-        let last = dropout("a").forward(&ones(1), &cx.at_sample(3))?;
+        let last = dropout("a").forward(&ones(1), &cx.clone().at_sample(3))?;
         assert!(all.narrow(0, 3, 1).equal(&last));
         assert!(!dropout("b").forward(&ones(4), &cx)?.equal(&all));
         assert!(

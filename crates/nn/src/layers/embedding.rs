@@ -1,7 +1,6 @@
 //! A row of a table for every token.
 
 use tch::Tensor;
-use trainyard_mesh::Dim;
 
 use crate::{Builder, Init, Module, Parameter, Result, TensorParallel};
 
@@ -9,6 +8,7 @@ use crate::{Builder, Init, Module, Parameter, Result, TensorParallel};
 #[derive(Module, Debug)]
 pub struct Embedding {
     weight: Parameter,
+    num_rows: usize,
     #[module(skip)]
     tp: TensorParallel,
 }
@@ -22,7 +22,8 @@ impl Embedding {
         init: Init,
     ) -> Result<Embedding> {
         Ok(Embedding {
-            weight: builder.cut("weight", &[num_rows, width], Dim(0), init)?,
+            weight: builder.words("weight", &[num_rows, width], init)?,
+            num_rows,
             tp: builder.tensor_parallel(),
         })
     }
@@ -35,7 +36,9 @@ impl Embedding {
     /// The vectors of `tokens`, in the compute kind.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         // Rows are cast after the lookup: there are fewer of them than the table has.
-        let rows = self.tp.look_up(self.weight.tensor(), tokens)?;
+        let rows = self
+            .tp
+            .look_up(self.weight.tensor(), tokens, self.num_rows)?;
         self.tp.add_up(&self.weight.as_computed(&rows)?)
     }
 }

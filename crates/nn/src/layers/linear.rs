@@ -12,6 +12,8 @@ use crate::{Builder, Init, Module, Parameter, Result, weight_gradients};
 pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
+    /// Whether the weight is [in, .., out], as GPT-2 has it, and not [out, in].
+    is_turned: bool,
     /// Which outputs this rank computes of a weight it holds whole; all if absent.
     #[module(skip)]
     outputs: Option<Range<usize>>,
@@ -81,6 +83,46 @@ impl Linear {
         })
     }
 
+    /// `num_maps` maps with one input and as many outputs each, in one weight [in, maps, out] with a
+    /// bias. Every tensor-parallel rank has some outputs of each map.
+    pub fn turned_columns(
+        builder: &Builder,
+        num_inputs: usize,
+        num_maps: usize,
+        num_outputs: usize,
+        init: Init,
+    ) -> Result<Linear> {
+        let (mut shape, mut bias) = (vec![num_inputs], Vec::new());
+        if num_maps > 1 {
+            shape.push(num_maps);
+            bias.push(num_maps);
+        }
+        shape.push(num_outputs);
+        bias.push(num_outputs);
+        let last = |shape: &[usize]| Dim(shape.len() - 1);
+        Ok(Linear {
+            bias: Some(builder.cut("bias", &bias, last(&bias), Init::Zeros)?),
+            is_turned: true,
+            ..Linear::tied(builder.cut("weight", &shape, last(&shape), init)?)
+        })
+    }
+
+    /// A map with a weight [in, out] of which every tensor-parallel rank has some inputs, and a bias
+    /// that is added to the sum.
+    pub fn turned_row(
+        builder: &Builder,
+        num_inputs: usize,
+        num_outputs: usize,
+        init: Init,
+    ) -> Result<Linear> {
+        let shape = [num_inputs, num_outputs];
+        Ok(Linear {
+            bias: Some(builder.positionwise("bias", &[num_outputs], Init::Zeros)?),
+            is_turned: true,
+            ..Linear::tied(builder.cut("weight", &shape, Dim(0), init)?)
+        })
+    }
+
     /// The same with a bias, zero at first, that ranks hold as they hold the weight: some outputs each,
     /// or all.
     pub fn and_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
@@ -100,19 +142,25 @@ impl Linear {
         Linear {
             weight,
             bias: None,
+            is_turned: false,
             outputs: None,
         }
     }
 
-    /// The weight of the outputs this rank computes, as layers compute with it.
+    /// The weight [out, in] of the outputs this rank computes, as layers compute with it.
     pub(crate) fn value(&self) -> Result<Tensor> {
-        self.own_outputs(self.weight.value()?)
+        let weight = self.weight.value()?;
+        match self.is_turned {
+            true => Ok(weight.f_flatten(1, -1)?.f_transpose(0, 1)?),
+            false => self.own_outputs(weight),
+        }
     }
 
     /// The bias of those outputs.
     pub(crate) fn bias(&self) -> Result<Option<Tensor>> {
         let bias = self.bias.as_ref().map(Parameter::value).transpose()?;
-        bias.map(|bias| self.own_outputs(bias)).transpose()
+        bias.map(|bias| self.own_outputs(bias.f_flatten(0, -1)?))
+            .transpose()
     }
 
     fn own_outputs(&self, all: Tensor) -> Result<Tensor> {
@@ -124,10 +172,17 @@ impl Linear {
 
     /// The output for `x` [.., in].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let bias = self.bias()?;
-        if bias.is_none() && weight_gradients::has_choice() {
-            return weight_gradients::linear(x, &self.value()?);
+        match self.bias()? {
+            Some(bias) => Ok(x.f_linear(&self.value()?, Some(&bias))?),
+            None => self.product(x),
         }
-        Ok(x.f_linear(&self.value()?, bias.as_ref())?)
+    }
+
+    /// The same without the bias.
+    pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
+        match weight_gradients::has_choice() {
+            true => weight_gradients::linear(x, &self.value()?),
+            false => Ok(x.f_linear(&self.value()?, None::<&Tensor>)?),
+        }
     }
 }

@@ -11,6 +11,32 @@ use trainyard_torch::{TorchError, autograd, kernel};
 
 use crate::{Builder, NnError, Result};
 
+/// How Llama 3.1 stretches rotations over longer sequences than it was first trained on: slow ones turn
+/// `factor` times slower, fast ones as before, and those between in between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeScaling {
+    /// How many times slower the slowest rotations turn.
+    pub factor: f64,
+    /// Rotations that turn fewer times than this over the first length are slow.
+    pub low_freq_factor: f64,
+    /// Those that turn more often than this are fast.
+    pub high_freq_factor: f64,
+    /// The first length.
+    pub original_max_position_embeddings: usize,
+}
+
+impl RopeScaling {
+    /// The frequency that takes another's place, in turns by `2π` positions.
+    fn stretched(&self, frequency: f64) -> f64 {
+        let slow = frequency / self.factor;
+        let first_length = self.original_max_position_embeddings as f64;
+        let turns = first_length * frequency / std::f64::consts::TAU;
+        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
+        let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        (1.0 - share) * slow + share * frequency
+    }
+}
+
 /// The rotations of all positions of a sequence. Cloning shares them.
 #[derive(Clone, Debug)]
 pub struct Rope(Rc<Tables>);
@@ -28,12 +54,18 @@ struct Tables {
 
 impl Rope {
     /// The rotations of this rank's positions of `seq_len`, where the builder puts the model.
-    pub fn build(builder: &Builder, seq_len: usize, head_dim: usize, theta: f64) -> Result<Rope> {
+    pub fn build(
+        builder: &Builder,
+        seq_len: usize,
+        head_dim: usize,
+        theta: f64,
+        scaling: Option<&RopeScaling>,
+    ) -> Result<Rope> {
         let cp = builder.context_parallel();
         let positions = cp.positions(seq_len)?;
         let is_shared = cp.size() > 1;
         let seq_len = positions.iter().map(ExactSizeIterator::len).sum::<usize>();
-        let angles = angles(&positions, head_dim as i64, theta)?;
+        let angles = angles(&positions, &frequencies(head_dim, theta, scaling))?;
         let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
         Ok(Rope(Rc::new(Tables {
             cos: builder.table(&Tensor::f_cat(&[&cos, &cos], -1)?)?,
@@ -79,10 +111,16 @@ fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor, way: f64) -> Result<Tensor, To
     Ok(out)
 }
 
-fn angles(positions: &[Range<usize>], head_dim: i64, theta: f64) -> Result<Tensor> {
+/// How fast each pair of a head turns, in radians per position.
+fn frequencies(head_dim: usize, theta: f64, scaling: Option<&RopeScaling>) -> Vec<f64> {
+    let plain = (0..head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / head_dim as f64));
+    let stretch = |frequency| scaling.map_or(frequency, |scaling| scaling.stretched(frequency));
+    plain.map(stretch).collect()
+}
+
+fn angles(positions: &[Range<usize>], frequencies: &[f64]) -> Result<Tensor> {
     let double = (Kind::Double, Device::Cpu);
-    let exponents = Tensor::f_arange_start_step(0, head_dim, 2, double)?.f_div_scalar(-head_dim)?;
-    let frequencies = Tensor::f_pow_scalar(theta, &exponents)?;
+    let frequencies = Tensor::f_from_slice(frequencies)?;
     let intervals = positions.iter();
     let intervals = intervals.map(|p| Tensor::f_arange_start(p.start as i64, p.end as i64, double));
     let positions = Tensor::f_cat(&intervals.collect::<Result<Vec<_>, _>>()?, 0)?;
@@ -96,7 +134,7 @@ mod tests {
 
     fn rope(seq_len: usize, head_dim: usize) -> Rope {
         let builder = Builder::new(1).kind(Kind::Double);
-        Rope::build(&builder, seq_len, head_dim, 10000.0).unwrap()
+        Rope::build(&builder, seq_len, head_dim, 10000.0, None).unwrap()
     }
 
     #[test]

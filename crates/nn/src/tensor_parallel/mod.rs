@@ -30,6 +30,7 @@ use std::fmt;
 use std::ops::Range;
 
 use tch::Tensor;
+use trainyard_mesh::chunk;
 use trainyard_torch::Group;
 
 use crate::layers::Linear;
@@ -148,9 +149,17 @@ impl TensorParallel {
         })
     }
 
-    /// The product of this rank's features with a matrix that is cut by its inputs, added up.
+    /// The product of this rank's features with a matrix that is cut by its inputs, added up; a bias
+    /// is added to the sum, once.
     pub fn rows(&self, x: &Tensor, map: &Linear) -> Result<Tensor> {
-        self.add_up(&map.forward(x)?)
+        if self.0.is_none() {
+            return map.forward(x);
+        }
+        let sum = self.add_up(&map.product(x)?)?;
+        Ok(match map.bias()? {
+            Some(bias) => sum.f_add(&bias)?,
+            None => sum,
+        })
     }
 
     /// The sum of every rank's `term`, or this rank's part of the sum. The term's memory may become
@@ -163,21 +172,39 @@ impl TensorParallel {
         }
     }
 
-    /// Cross entropy of `logits`, of which each rank has an interval of the classes, summed. Nobody
+    /// Cross entropy of `logits`, of which each rank has an interval of `num_classes`, summed. Nobody
     /// ever has all logits.
-    pub fn cross_entropy_sum(&self, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    pub fn cross_entropy_sum(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        num_classes: usize,
+    ) -> Result<Tensor> {
         match self.group() {
             None => cross_entropy_sum(logits, targets),
-            Some(group) => vocabulary::cross_entropy_sum(group, logits, targets),
+            Some(group) => {
+                let own = self.interval(num_classes);
+                vocabulary::cross_entropy_sum(group, logits, targets, &own)
+            }
         }
     }
 
-    /// The rows of `table`, which is this rank's interval of all rows, for `tokens`.
-    pub(crate) fn look_up(&self, table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
+    /// The rows for `tokens` of a table of `num_rows`, of which `table` is this rank's interval.
+    pub(crate) fn look_up(
+        &self,
+        table: &Tensor,
+        tokens: &Tensor,
+        num_rows: usize,
+    ) -> Result<Tensor> {
         match self.group() {
             None => vocabulary::rows(table, tokens),
-            Some(group) => vocabulary::own_rows(group.index(), table, tokens),
+            Some(_) => vocabulary::own_rows(table, tokens, &self.interval(num_rows)),
         }
+    }
+
+    /// This rank's interval of the words of a vocabulary; the last rank's may be shorter.
+    pub(crate) fn interval(&self, num_words: usize) -> Range<usize> {
+        chunk(num_words, self.size(), self.index())
     }
 }
 

@@ -1,5 +1,7 @@
 //! A vocabulary of which every rank has an interval: looking rows up, and the loss.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 use trainyard_torch::{Group, TorchError, autograd, meta};
 use trainyard_trace::Purpose;
@@ -13,15 +15,16 @@ pub(super) fn rows(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
     weight_gradients::rows_of(table, tokens)
 }
 
-/// The same where `table` is the interval of rank `index`; zero for tokens outside of it.
-pub(super) fn own_rows(index: usize, table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
-    let (own, is_outside) = within(tokens, index, table.size().first().copied().unwrap_or(0))?;
+/// The same where `table` has the interval `own` of all rows; zero for tokens outside of it.
+pub(super) fn own_rows(table: &Tensor, tokens: &Tensor, own: &Range<usize>) -> Result<Tensor> {
+    let (own, is_outside) = within(tokens, own)?;
     Ok(rows(table, &own)?.f_masked_fill(&is_outside.f_unsqueeze(-1)?, 0.0)?)
 }
 
 /// Classes as this rank counts them, and which of them are not this rank's; those count as its first.
-fn within(classes: &Tensor, index: usize, num_own: i64) -> Result<(Tensor, Tensor), TorchError> {
-    let own = classes.f_sub_scalar(index as i64 * num_own)?;
+fn within(classes: &Tensor, own: &Range<usize>) -> Result<(Tensor, Tensor), TorchError> {
+    let num_own = own.len() as i64;
+    let own = classes.f_sub_scalar(own.start as i64)?;
     let is_outside = own.f_lt(0)?.f_bitwise_or_tensor(&own.f_ge(num_own)?)?;
     let own = own.f_masked_fill(&is_outside, 0)?;
     Ok((own, is_outside))
@@ -33,10 +36,11 @@ pub(super) fn cross_entropy_sum(
     group: &Group,
     logits: &Tensor,
     targets: &Tensor,
+    own: &Range<usize>,
 ) -> Result<Tensor> {
-    let num_own = logits.size().last().copied().unwrap_or(1);
+    let num_own = own.len() as i64;
     let targets = targets.f_reshape(-1i64)?;
-    let (own, is_outside) = within(&targets, group.index(), num_own)?;
+    let (own, is_outside) = within(&targets, own)?;
     let (own, is_inside) = (own.f_unsqueeze(1)?, is_outside.f_bitwise_not()?);
     Ok(autograd::single(
         &[logits],

@@ -23,6 +23,7 @@ pub fn tiny() -> LlamaConfig {
         num_key_value_heads: 2,
         head_dim: 32,
         rope_theta: 10000.0,
+        rope_scaling: None,
         rms_norm_eps: 1e-5,
         tie_word_embeddings: false,
         attention_bias: false,
@@ -54,6 +55,7 @@ pub fn llama3_70b() -> LlamaConfig {
         num_key_value_heads: 8,
         head_dim: 128,
         rope_theta: 500_000.0,
+        rope_scaling: None,
         ..tiny()
     }
 }

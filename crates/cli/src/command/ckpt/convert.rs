@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_checkpoint::{Checkpoint, export, store};
-use trainyard_config::{Config, ModelSpec};
+use trainyard_config::Config;
 
 use crate::failure::Failure;
 
@@ -52,8 +52,9 @@ fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
         .state()
         .ok_or_else(|| Failure::new(weights_only))?;
     let config = Config::parse(&state.config, &[]).map_err(Failure::new)?;
-    match config.model.resolve().map_err(Failure::new)? {
-        ModelSpec::Llama(shape) => Ok(format!("{:#}\n", shape.to_hugging_face())),
-        ModelSpec::Cnn => Err(Failure::new("the CNN has no form of Hugging Face's")),
+    let model = config.model.resolve().map_err(Failure::new)?;
+    match model.to_hugging_face() {
+        Some(json) => Ok(format!("{json:#}\n")),
+        None => Err(Failure::new("the CNN has no form of Hugging Face's")),
     }
 }
