@@ -12,7 +12,8 @@ static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("
 
 fuzz_target!(|bytes: &[u8]| {
     std::fs::write(FOLDER.path().join("model.safetensors"), bytes).expect("a file");
-    if let Ok(checkpoint) = Checkpoint::open(store::open(FOLDER.path()), ".") {
+    let store = store::open(FOLDER.path()).expect("a path");
+    if let Ok(checkpoint) = Checkpoint::open(store, ".") {
         let _ = checkpoint.verify(|_| ());
     }
 });

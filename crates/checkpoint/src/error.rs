@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::store::Trouble;
+
 /// The result of anything in this crate.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
@@ -15,6 +17,24 @@ pub enum CheckpointError {
         path: String,
         /// What the system said.
         source: io::Error,
+    },
+    /// Nothing can be stored at such a place.
+    #[error("checkpoint {place}: {reason}")]
+    Place {
+        /// The place, as it was written.
+        place: String,
+        /// What is wrong with it, and what to write.
+        reason: String,
+    },
+    /// The server of a bucket did not do what it was asked.
+    #[error("checkpoint {path}: {trouble} ({source})")]
+    Remote {
+        /// The file or folder, as a URL.
+        path: String,
+        /// What was wrong, and what to do.
+        trouble: Trouble,
+        /// What was asked, and what the server said.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A file is not in its format.
     #[error("checkpoint {path}: {reason}; use an older checkpoint")]

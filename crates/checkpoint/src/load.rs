@@ -1,6 +1,7 @@
 //! Reading a checkpoint: any part of any tensor, each block of a file once and checked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use trainyard_mesh::{Slice, overlaps};
@@ -122,15 +123,21 @@ impl Checkpoint {
         wants: &[Want],
         mut deliver: impl FnMut(usize, usize, &[u8]) -> std::io::Result<()>,
     ) -> Result<()> {
-        for (file, mut segments) in self.plan(wants)? {
-            segments.sort_by_key(|segment| segment.start);
+        for (file, segments) in self.plan(wants)? {
             let Some(entry) = self.manifest.files.get(file) else {
                 continue;
             };
-            let mut block = Block::default();
-            for segment in &segments {
-                self.read_segment(file, entry, segment, &mut block, &mut deliver)?;
-            }
+            let blocks = by_block(&segments);
+            let numbers: Vec<u64> = blocks.keys().copied().collect();
+            self.read_blocks(file, entry, &numbers, |number, bytes| {
+                for segment in &blocks[&number] {
+                    let from = (segment.start - number * BLOCK) as usize;
+                    let bytes = &bytes[from..from + segment.length as usize];
+                    deliver(segment.want, segment.to as usize, bytes)
+                        .map_err(CheckpointError::io(self.path()))?;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -184,46 +191,30 @@ impl Checkpoint {
         Ok(plan)
     }
 
-    fn read_segment(
+    /// Reads blocks of a file and gives each to `each`, checked.
+    fn read_blocks(
         &self,
         file: &str,
         entry: &FileEntry,
-        segment: &Segment,
-        block: &mut Block,
-        deliver: &mut impl FnMut(usize, usize, &[u8]) -> std::io::Result<()>,
+        numbers: &[u64],
+        mut each: impl FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let (mut start, end) = (segment.start, segment.start + segment.length);
-        while start < end {
-            let number = start / BLOCK;
-            if block.number != Some(number) {
-                *block = self.block(file, entry, number)?;
-            }
-            let from = (start - number * BLOCK) as usize;
-            let length = (end.min((number + 1) * BLOCK) - start) as usize;
-            let to = (segment.to + start - segment.start) as usize;
-            let bytes = &block.bytes[from..from + length];
-            deliver(segment.want, to, bytes).map_err(CheckpointError::io(self.path()))?;
-            start += length as u64;
-        }
-        Ok(())
-    }
-
-    /// A block of a file, checked.
-    fn block(&self, file: &str, entry: &FileEntry, number: u64) -> Result<Block> {
         let path = format!("{}/{file}", self.folder);
-        let start = number * BLOCK;
-        let end = entry.num_bytes.min(start + BLOCK);
-        let bytes = self.store.read(&path, start..end)?;
-        let expected = entry.blocks.as_ref().map(|blocks| blocks[number as usize]);
-        if expected.is_some_and(|expected| expected != Digest::of(&bytes)) {
-            return Err(CheckpointError::Damaged {
-                path: self.store.describe(&path),
-                what: format!("bytes {start} to {end} have another digest"),
-            });
-        }
-        Ok(Block {
-            number: Some(number),
-            bytes,
+        let place = |number: u64| number * BLOCK..entry.num_bytes.min((number + 1) * BLOCK);
+        let ranges: Vec<Range<u64>> = numbers.iter().copied().map(place).collect();
+        let mut due = numbers.iter().zip(&ranges);
+        self.store.read_each(&path, &ranges, &mut |bytes| {
+            let Some((&number, range)) = due.next() else {
+                return Ok(());
+            };
+            let expected = entry.blocks.as_ref().map(|blocks| blocks[number as usize]);
+            if expected.is_some_and(|expected| expected != Digest::of(&bytes)) {
+                return Err(CheckpointError::Damaged {
+                    path: self.store.describe(&path),
+                    what: format!("bytes {} to {} have another digest", range.start, range.end),
+                });
+            }
+            each(number, &bytes)
         })
     }
 
@@ -239,17 +230,32 @@ impl Checkpoint {
                     what: format!("it has {size} of {} bytes", entry.num_bytes),
                 });
             }
-            for number in 0..entry.num_bytes.div_ceil(BLOCK) {
-                progress(self.block(file, entry, number)?.bytes.len() as u64);
-            }
+            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
+            self.read_blocks(file, entry, &numbers, |_, bytes| {
+                progress(bytes.len() as u64);
+                Ok(())
+            })?;
         }
         Ok(())
     }
 }
 
-/// The block that was read last.
-#[derive(Default)]
-struct Block {
-    number: Option<u64>,
-    bytes: Vec<u8>,
+/// The same bytes, cut where blocks end, by the number of the block they lie in.
+fn by_block(segments: &[Segment]) -> BTreeMap<u64, Vec<Segment>> {
+    let mut blocks: BTreeMap<u64, Vec<Segment>> = BTreeMap::new();
+    for segment in segments {
+        let (mut start, end) = (segment.start, segment.start + segment.length);
+        while start < end {
+            let number = start / BLOCK;
+            let length = end.min((number + 1) * BLOCK) - start;
+            blocks.entry(number).or_default().push(Segment {
+                start,
+                length,
+                want: segment.want,
+                to: segment.to + start - segment.start,
+            });
+            start += length;
+        }
+    }
+    blocks
 }

@@ -5,15 +5,21 @@
 //! as they are; one small file can be put in its place in one step; any range can be read.
 
 mod local;
+mod object;
+mod place;
 
+use std::ffi::OsString;
 use std::fmt::Debug;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::Result;
+use crate::{CheckpointError, Result};
 
 pub use local::LocalStore;
+pub use object::{ObjectStore, Trouble};
+pub use place::Place;
 
 /// Files by path.
 pub trait Store: Debug + Send + Sync {
@@ -32,6 +38,19 @@ pub trait Store: Debug + Send + Sync {
 
     /// These bytes of a file, all of them.
     fn read(&self, path: &str, range: Range<u64>) -> Result<Vec<u8>>;
+
+    /// These ranges of a file, one after another, each given to `each` as it comes; read ahead where the
+    /// way is long.
+    fn read_each(
+        &self,
+        path: &str,
+        ranges: &[Range<u64>],
+        each: &mut dyn FnMut(Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        ranges
+            .iter()
+            .try_for_each(|range| each(self.read(path, range.clone())?))
+    }
 
     /// Names of files and folders in a folder; none in one that is not there.
     fn list(&self, folder: &str) -> Result<Vec<String>>;
@@ -52,7 +71,32 @@ pub trait Sink: Send {
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// The store at a place: a folder of this machine.
-pub fn open(place: &Path) -> Arc<dyn Store> {
-    Arc::new(LocalStore::new(place))
+/// The store at a place as a person writes it: a path, `file:///folder` or `s3://bucket/prefix`.
+pub fn open(place: &Path) -> Result<Arc<dyn Store>> {
+    open_place(Place::parse(place)?)
+}
+
+/// The store at a place; a path that is relative is under `folder`, a URL stands for itself.
+pub fn open_under(folder: &Path, place: &Path) -> Result<Arc<dyn Store>> {
+    open_place(Place::parse_under(folder, place)?)
+}
+
+fn open_place(place: Place) -> Result<Arc<dyn Store>> {
+    Ok(match place {
+        Place::Folder(folder) => Arc::new(LocalStore::new(folder)),
+        Place::Bucket { bucket, prefix } => {
+            // Names and values that are no text are nobody's of ours.
+            let text = |(name, value): (OsString, OsString)| {
+                Some((name.into_string().ok()?, value.into_string().ok()?))
+            };
+            let variables = std::env::vars_os().filter_map(text);
+            Arc::new(ObjectStore::new(&bucket, &prefix, variables)?)
+        }
+    })
+}
+
+/// A file ends before the bytes that were asked for.
+fn too_short(path: &str, length: u64, range: &Range<u64>) -> CheckpointError {
+    let reason = format!("it has {length} bytes, and {range:?} were asked for");
+    CheckpointError::io(path)(io::Error::new(io::ErrorKind::UnexpectedEof, reason))
 }

@@ -135,7 +135,7 @@ fn read(checkpoint: &Checkpoint, mesh: &Mesh, rank: usize) -> Result<(), Checkpo
 }
 
 fn open(folder: &Path, step: u64) -> Result<Checkpoint, CheckpointError> {
-    Checkpoint::open(store::open(folder), &step_folder(step))
+    Checkpoint::open(store::open(folder)?, &step_folder(step))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -148,7 +148,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn any_mesh_reads_what_any_other_wrote() {
     let folder = tempfile::tempdir().unwrap();
-    let store = store::open(folder.path());
+    let store = store::open(folder.path()).unwrap();
     let meshes = [mesh(1, 1), mesh(4, 1), mesh(2, 2), mesh(1, 3), mesh(3, 2)];
     for (step, written) in meshes.iter().enumerate() {
         save(&*store, step as u64, written).unwrap();
@@ -165,7 +165,7 @@ fn any_mesh_reads_what_any_other_wrote() {
 #[test]
 fn every_file_is_plain_safetensors() {
     let folder = tempfile::tempdir().unwrap();
-    save(&*store::open(folder.path()), 1, &mesh(1, 1)).unwrap();
+    save(&*store::open(folder.path()).unwrap(), 1, &mesh(1, 1)).unwrap();
     let path = &files(&folder.path().join("step-1"))[1];
     let bytes = fs::read(path).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -178,7 +178,7 @@ fn every_file_is_plain_safetensors() {
 #[test]
 fn the_newest_complete_one_is_found_and_old_ones_go() {
     let folder = tempfile::tempdir().unwrap();
-    let store = store::open(folder.path());
+    let store = store::open(folder.path()).unwrap();
     assert_eq!(latest(&*store).unwrap(), None);
     for step in [1, 2, 3, 4] {
         save(&*store, step, &mesh(2, 1)).unwrap();
@@ -198,7 +198,7 @@ fn the_newest_complete_one_is_found_and_old_ones_go() {
 #[test]
 fn a_step_can_be_saved_again() {
     let folder = tempfile::tempdir().unwrap();
-    let store = store::open(folder.path());
+    let store = store::open(folder.path()).unwrap();
     save(&*store, 5, &mesh(4, 1)).unwrap();
     fs::write(
         folder.path().join("step-5/rank00000-old.safetensors"),
@@ -240,7 +240,7 @@ fn version_1_is_still_read() {
     text["optimizer"] = serde_json::json!([]);
     fs::write(step.join("state.json"), text.to_string()).unwrap();
 
-    let store = store::open(folder.path());
+    let store = store::open(folder.path()).unwrap();
     assert_eq!(latest(&*store).unwrap().as_deref(), Some("step-7"));
     let checkpoint = open(folder.path(), 7).unwrap();
     assert_eq!(checkpoint.state(), Some(&state(7)));
@@ -252,7 +252,7 @@ fn version_1_is_still_read() {
 #[test]
 fn later_versions_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    save(&*store::open(folder.path()), 1, &mesh(1, 1)).unwrap();
+    save(&*store::open(folder.path()).unwrap(), 1, &mesh(1, 1)).unwrap();
     let path = folder.path().join("step-1/manifest.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replacen("checkpoint 2 ", "checkpoint 3 ", 1)).unwrap();
@@ -274,7 +274,7 @@ fn check(folder: &Path) -> Result<(), CheckpointError> {
 #[test]
 fn every_flipped_bit_is_found_in_its_file() {
     let folder = tempfile::tempdir().unwrap();
-    save(&*store::open(folder.path()), 1, &mesh(2, 1)).unwrap();
+    save(&*store::open(folder.path()).unwrap(), 1, &mesh(2, 1)).unwrap();
     check(folder.path()).unwrap();
     let paths = files(&folder.path().join("step-1"));
     let mut random = 0x2545_f491_4f6c_dd1du64;
@@ -298,7 +298,7 @@ fn every_flipped_bit_is_found_in_its_file() {
 #[test]
 fn what_is_cut_short_or_swapped_is_found() {
     let folder = tempfile::tempdir().unwrap();
-    save(&*store::open(folder.path()), 1, &mesh(2, 1)).unwrap();
+    save(&*store::open(folder.path()).unwrap(), 1, &mesh(2, 1)).unwrap();
     let paths = files(&folder.path().join("step-1"));
     for path in &paths {
         let bytes = fs::read(path).unwrap();
@@ -321,7 +321,7 @@ fn what_is_cut_short_or_swapped_is_found() {
 #[test]
 fn names_that_differ_are_told() {
     let folder = tempfile::tempdir().unwrap();
-    save(&*store::open(folder.path()), 1, &mesh(1, 1)).unwrap();
+    save(&*store::open(folder.path()).unwrap(), 1, &mesh(1, 1)).unwrap();
     let checkpoint = open(folder.path(), 1).unwrap();
     let error = checkpoint.expect_names("model/", ["model/a", "model/c"].into_iter());
     let error = error.unwrap_err().to_string();
@@ -387,7 +387,7 @@ impl Store for Failing {
 fn a_save_that_fails_leaves_the_one_before() {
     for fails_at in 1..12 {
         let folder = tempfile::tempdir().unwrap();
-        let inner = store::open(folder.path());
+        let inner = store::open(folder.path()).unwrap();
         save(&*inner, 1, &mesh(2, 1)).unwrap();
         let failing = Failing {
             inner: Arc::clone(&inner),

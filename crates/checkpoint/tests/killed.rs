@@ -73,7 +73,10 @@ fn saves_when_it_is_told_to() {
     let (Some(folder), Ok(step)) = (std::env::var_os(FOLDER), std::env::var(STEP)) else {
         return;
     };
-    let saved = save(&*store::open(Path::new(&folder)), step.parse().unwrap());
+    let saved = save(
+        &*store::open(Path::new(&folder)).unwrap(),
+        step.parse().unwrap(),
+    );
     std::process::exit(if saved.is_ok() { 0 } else { 3 });
 }
 
@@ -103,7 +106,7 @@ fn save_with(folder: &Path, call: &str, fault: &str, at: usize) -> Option<i32> {
 
 /// The newest checkpoint, read to the last byte; returns its step.
 fn newest(folder: &Path) -> u64 {
-    let store = store::open(folder);
+    let store = store::open(folder).unwrap();
     let name = latest(&*store).unwrap().expect("there is none");
     let checkpoint = Checkpoint::open(store, &name).unwrap();
     checkpoint.verify(|_| ()).unwrap();
@@ -129,7 +132,7 @@ fn at_every_call(calls: &[&str], fault: &str) -> (usize, usize) {
     for call in calls {
         for at in 1..=MOST_CALLS {
             let folder = tempfile::tempdir().unwrap();
-            save(&*store::open(folder.path()), 1).unwrap();
+            save(&*store::open(folder.path()).unwrap(), 1).unwrap();
             let ended = save_with(folder.path(), call, fault, at);
             let found = newest(folder.path());
             if ended == Some(0) {
@@ -142,7 +145,7 @@ fn at_every_call(calls: &[&str], fault: &str) -> (usize, usize) {
                 _ => num_new += 1,
             }
             // And the next save works.
-            save(&*store::open(folder.path()), 3).unwrap();
+            save(&*store::open(folder.path()).unwrap(), 3).unwrap();
             assert_eq!(newest(folder.path()), 3);
         }
     }

@@ -46,6 +46,7 @@ macro_rules! through_train {
 }
 
 through_train!(
+    trainyard_checkpoint::CheckpointError,
     trainyard_config::ConfigError,
     trainyard_data::DataError,
     trainyard_mesh::MeshError,

@@ -292,21 +292,21 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> R
 fn saver(config: &Config, world: &World) -> Result<Option<Saver>> {
     let section = &config.checkpoint;
     let is_async = section.async_mode == AsyncMode::Async;
-    let saver = || Saver::new(checkpoints(config), world, section.keep_latest_k, is_async);
+    let saver = || Saver::new(checkpoints(config)?, world, section.keep_latest_k, is_async);
     section.enable.then(saver).transpose()
 }
 
 /// Takes model and optimiser from the newest checkpoint, if there is one and the config wants it.
 fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
     let section = &config.checkpoint;
-    let own = checkpoints(config);
+    let own = checkpoints(config)?;
     let newest = match section.enable && section.resume {
         true => checkpoint::latest(&*own, world)?,
         false => None,
     };
     let (store, folder) = match (newest, &section.initial_load_path) {
         (Some(folder), _) => (own, folder),
-        (None, Some(path)) => (store::open(path), ".".to_owned()),
+        (None, Some(path)) => (store::open(path)?, ".".to_owned()),
         (None, None) => return Ok(()),
     };
     let loaded = checkpoint::load(store, &folder, trainer, world)?;
@@ -325,8 +325,9 @@ fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
 }
 
 /// Where the job's checkpoints lie.
-fn checkpoints(config: &Config) -> Arc<dyn Store> {
-    store::open(&config.job.dump_folder.join(&config.checkpoint.folder))
+fn checkpoints(config: &Config) -> Result<Arc<dyn Store>> {
+    let store = store::open_under(&config.job.dump_folder, &config.checkpoint.folder)?;
+    Ok(store)
 }
 
 fn write_trace(config: &Config, world: &World) -> Result<()> {

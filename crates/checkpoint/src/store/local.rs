@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::{Sink, Store};
+use super::{Sink, Store, too_short};
 use crate::{CheckpointError, Result};
 
 /// Ends the name of a file that is not in its place yet.
@@ -72,11 +72,7 @@ impl Store for LocalStore {
         let length = file.metadata().map_err(refused(&path))?.len();
         // Before anything is allocated: a range beyond the end may be a wish without bounds.
         if range.end > length || range.start > range.end {
-            let short = io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                format!("it has {length} bytes, and {range:?} were asked for"),
-            );
-            return Err(refused(&path)(short));
+            return Err(too_short(&path.display().to_string(), length, &range));
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let read = file.read_exact_at(&mut bytes, range.start);

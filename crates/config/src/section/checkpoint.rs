@@ -25,7 +25,7 @@ pub enum AsyncMode {
 pub struct CheckpointSection {
     /// Whether anything is saved or resumed.
     pub enable: bool,
-    /// Folder for checkpoints, under `job.dump_folder`.
+    /// Folder for checkpoints, under `job.dump_folder`, or `s3://bucket/prefix`.
     pub folder: PathBuf,
     /// Steps between two checkpoints.
     pub interval: u64,
@@ -33,7 +33,7 @@ pub struct CheckpointSection {
     pub async_mode: AsyncMode,
     /// How many checkpoints are kept; 0 keeps all.
     pub keep_latest_k: usize,
-    /// A checkpoint to start from when the folder has none.
+    /// A checkpoint to start from when the folder has none: a path, or `s3://bucket/prefix`.
     pub initial_load_path: Option<PathBuf>,
     /// Whether to go on from the newest checkpoint in the folder.
     pub resume: bool,

@@ -77,7 +77,7 @@ fn config(folder: &Path) -> Config {
 /// Loads the model and compares what this rank computes of the logits.
 fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer, Box<dyn Error>> {
     let mut trainer = Trainer::new(config, world, Place::Cpu)?;
-    checkpoint::load(store::open(folder), ".", &mut trainer, world)?;
+    checkpoint::load(store::open(folder)?, ".", &mut trainer, world)?;
     let expected = Tensor::read_safetensors(folder.join("expected.st"))?;
     let find = |name: &str| expected.iter().find(|(found, _)| found == name);
     let (_, tokens) = find("tokens").ok_or("no tokens")?;
@@ -106,16 +106,16 @@ fn save(
         config: config.to_toml()?,
         schedule: serde_json::Value::Null,
     };
-    let mut saver = checkpoint::Saver::new(store::open(folder), world, 0, false)?;
+    let mut saver = checkpoint::Saver::new(store::open(folder)?, world, 0, false)?;
     saver.save(trainer, world, state)?;
     Ok(())
 }
 
 fn written_back(config: &Config, saved: &Path, back: &Path) -> Result<(), Box<dyn Error>> {
-    let checkpoint = Checkpoint::open(store::open(saved), &step_folder(0))?;
+    let checkpoint = Checkpoint::open(store::open(saved)?, &step_folder(0))?;
     let json = config.model.resolve()?.to_hugging_face();
     let config = json.ok_or("not a decoder")?.to_string();
-    Ok(export(&checkpoint, &store::open(back), &config, 100_000)?)
+    Ok(export(&checkpoint, &store::open(back)?, &config, 100_000)?)
 }
 
 fn transformers(arguments: &[&str]) -> Result<(), Box<dyn Error>> {

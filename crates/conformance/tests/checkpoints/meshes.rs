@@ -136,7 +136,7 @@ fn loaded_and_trained(
         return Ok(Vec::new());
     };
     let mut session = Session::new(&job.config, &world)?;
-    let store = store::open(saved);
+    let store = store::open(saved)?;
     let newest = checkpoint::latest(&*store, &world)?.ok_or("nothing was saved")?;
     checkpoint::load(store, &newest, &mut session.trainer, &world)?;
     session.trainer.resume_at(SAVED, 0);
@@ -155,7 +155,7 @@ fn save(session: &Session, world: &World, folder: &Path) -> Result<(), Box<dyn E
         config: String::new(),
         schedule: serde_json::Value::Null,
     };
-    let mut saver = checkpoint::Saver::new(store::open(folder), world, 0, true)?;
+    let mut saver = checkpoint::Saver::new(store::open(folder)?, world, 0, true)?;
     saver.save(&session.trainer, world, state)?;
     saver.finish();
     world.everyone()?.barrier()?.wait()?;
@@ -186,7 +186,7 @@ fn assert_close(expected: &[f64], found: &[f64], what: &str) {
 /// Both hold the same tensors, to the bit, however they are divided.
 fn assert_same_state(first: &Path, second: &Path, what: &str) -> Result<(), Box<dyn Error>> {
     let open = |folder: &Path| -> Result<Checkpoint, Box<dyn Error>> {
-        let store: Arc<dyn Store> = store::open(folder);
+        let store: Arc<dyn Store> = store::open(folder)?;
         Ok(Checkpoint::open(store, &step_folder(SAVED))?)
     };
     let (first, second) = (open(first)?, open(second)?);

@@ -52,7 +52,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let source = build::source(&config, false)?;
     // A step, so that the optimiser has states.
     trainer.step(&step_batches(&*source, &sampler, 0, at.rank)?)?;
-    let place = store::open(&arguments.folder);
+    let place = store::open(&arguments.folder)?;
     let mut line = Line::default();
     for repeat in 0..arguments.repeats {
         for is_async in [false, true] {

@@ -16,9 +16,9 @@ use crate::failure::Failure;
     trainyard ckpt convert outputs/checkpoint my-llama\n  \
     trainyard ckpt convert outputs/checkpoint/step-500 my-llama --tokenizer tokenizer.json --max-shard-gb 2")]
 pub struct Convert {
-    /// The folder of a checkpoint, or of several, of which the newest is taken
+    /// The folder of a checkpoint, or of several, of which the newest is taken; or s3://bucket/prefix
     from: PathBuf,
-    /// The folder to write
+    /// The folder to write, or s3://bucket/prefix
     to: PathBuf,
     /// A tokenizer to put beside the weights
     #[arg(long, value_name = "FILE")]
@@ -33,14 +33,14 @@ impl Convert {
         let checkpoint = super::open(&self.from)?;
         let config = config_json(&checkpoint)?;
         let max_bytes = (self.max_shard_gb.max(0.0) * 1e9) as u64;
-        let to = store::open(&self.to);
+        let to = store::open(&self.to).map_err(Failure::new)?;
         export(&checkpoint, &to, &config, max_bytes).map_err(Failure::new)?;
         if let Some(tokenizer) = &self.tokenizer {
-            let target = self.to.join("tokenizer.json");
-            std::fs::copy(tokenizer, target)
+            let text = std::fs::read(tokenizer)
                 .map_err(|error| Failure::new(format!("{}: {error}", tokenizer.display())))?;
+            to.put("tokenizer.json", &text).map_err(Failure::new)?;
         }
-        println!("{} -> {}", checkpoint.path(), self.to.display());
+        println!("{} -> {}", checkpoint.path(), to.describe(""));
         Ok(ExitCode::SUCCESS)
     }
 }

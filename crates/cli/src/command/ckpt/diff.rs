@@ -15,9 +15,9 @@ use crate::failure::Failure;
     after_help = "Example:\n  trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500"
 )]
 pub struct Diff {
-    /// The one
+    /// The one, at a path or at s3://bucket/prefix
     first: PathBuf,
-    /// The other
+    /// The other, likewise
     second: PathBuf,
     /// Print JSON
     #[arg(long)]

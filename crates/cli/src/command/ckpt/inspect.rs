@@ -13,7 +13,7 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  trainyard ckpt inspect outputs/checkpoint --tensors")]
 pub struct Inspect {
-    /// The folder of a checkpoint, or of several, of which the newest is taken
+    /// The folder of a checkpoint, or of several, of which the newest is taken; or s3://bucket/prefix
     path: PathBuf,
     /// List every tensor
     #[arg(long)]

@@ -18,7 +18,10 @@ use crate::failure::Failure;
 #[command(after_help = "Examples:\n  \
     trainyard ckpt inspect outputs/checkpoint\n  \
     trainyard ckpt verify outputs/checkpoint/step-500\n  \
-    trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500")]
+    trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500\n  \
+    trainyard ckpt verify s3://bucket/prefix/step-500\n\n\
+    A checkpoint lies at a path, or in a bucket at s3://bucket/prefix; where the server is and who asks\n\
+    is told by AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")]
 pub struct Ckpt {
     #[command(subcommand)]
     command: Command,
@@ -46,7 +49,7 @@ impl Ckpt {
 
 /// The checkpoint at a path: a step's folder, or the newest in a folder of them.
 fn open(path: &Path) -> Result<Checkpoint, Failure> {
-    let store = store::open(path);
+    let store = store::open(path).map_err(Failure::new)?;
     let newest = latest(&*store).map_err(Failure::new)?;
     let folder = newest.unwrap_or_else(|| ".".to_owned());
     Checkpoint::open(store, &folder).map_err(|error| {
