@@ -107,7 +107,8 @@ fn settings(variables: impl IntoIterator<Item = (String, String)>) -> AmazonS3Bu
             max_backoff: PAUSING,
             ..BackoffConfig::default()
         },
-        max_retries: usize::MAX,
+        // Time is the limit, not how often.
+        max_retries: 1000,
         retry_timeout: TRYING,
     };
     let own = AmazonS3Builder::new()

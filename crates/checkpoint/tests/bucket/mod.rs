@@ -57,7 +57,7 @@ impl Server {
         let lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let (written, log) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut lines = lines.map_while(Result::ok);
+            let lines = lines.map_while(Result::ok);
             // The server must not stop at a full pipe when nobody reads its log any more.
             lines.for_each(|line| drop(written.send(line)));
         });
