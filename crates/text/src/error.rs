@@ -27,6 +27,14 @@ pub enum TextError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A Parquet file cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Parquet {
+        /// The input.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The tokenizer cannot be used.
     #[error("{}: {reason}", path.display())]
     Tokenizer {

@@ -1,7 +1,8 @@
 //! The work itself: pieces to token files, on several threads.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,8 +13,11 @@ use serde::{Deserialize, Serialize};
 use tokenizers::Tokenizer;
 
 use crate::index::{INDEX, Index, Shard};
-use crate::pieces::{PIECE, Piece, pieces};
-use crate::token_file::{HEADER, Width, header, read_header};
+use crate::pieces::{PIECE, Part, Piece, pieces};
+use crate::put::put;
+use crate::row_group::RowGroup;
+use crate::token_file::{HEADER, Width, read_header};
+use crate::token_writer::TokenWriter;
 use crate::{Result, TextError};
 
 const SETTINGS: &str = "settings.json";
@@ -21,13 +25,14 @@ const SETTINGS: &str = "settings.json";
 /// What is to be done.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// JSON lines (`.jsonl`, `.json`), a document each, or plain text, a document a line.
+    /// JSON lines (`.jsonl`, `.json`), a document each, Parquet (`.parquet`), a document a row, or plain
+    /// text, a document a line.
     pub inputs: Vec<PathBuf>,
     /// Where token files go.
     pub output: PathBuf,
     /// A `tokenizer.json`.
     pub tokenizer: PathBuf,
-    /// The key of a JSON line that has the text.
+    /// The key of a JSON line, or the column of a Parquet file, that has the text.
     pub field: String,
     /// A token to put after every document, by its text.
     pub end_of_document: Option<String>,
@@ -72,7 +77,7 @@ pub fn prepare(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Result<Sum
     fs::create_dir_all(output).map_err(TextError::io(output))?;
     let work = Work::new(options)?;
     settle(options)?;
-    let pieces = pieces(&options.inputs, PIECE)?;
+    let pieces = pieces(&options.inputs, &options.field, PIECE)?;
     let shards = work.run(&pieces, options.num_threads.max(1), progress)?;
     let mut summary = Summary::default();
     for (shard, was_there) in &shards {
@@ -87,7 +92,7 @@ pub fn prepare(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Result<Sum
     };
     put(
         &output.join(INDEX),
-        &[&serde_json::to_vec_pretty(&index).unwrap_or_default()],
+        &serde_json::to_vec_pretty(&index).unwrap_or_default(),
     )?;
     Ok(summary)
 }
@@ -118,7 +123,7 @@ fn settle(options: &Options) -> Result<()> {
             match is_same || !has_tokens(&options.output)? {
                 true => put(
                     &path,
-                    &[&serde_json::to_vec_pretty(&settings).unwrap_or_default()],
+                    &serde_json::to_vec_pretty(&settings).unwrap_or_default(),
                 ),
                 false => Err(TextError::OtherSettings {
                     path: options.output.clone(),
@@ -128,7 +133,7 @@ fn settle(options: &Options) -> Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(TextError::io(&path)(error)),
         Err(_) => put(
             &path,
-            &[&serde_json::to_vec_pretty(&settings).unwrap_or_default()],
+            &serde_json::to_vec_pretty(&settings).unwrap_or_default(),
         ),
     }
 }
@@ -137,21 +142,6 @@ fn settle(options: &Options) -> Result<()> {
 fn has_tokens(folder: &Path) -> Result<bool> {
     let mut entries = fs::read_dir(folder).map_err(TextError::io(folder))?;
     Ok(entries.any(|entry| entry.is_ok_and(|e| e.path().extension().is_some_and(|x| x == "bin"))))
-}
-
-/// Writes a file under another name, syncs it, and renames it into place; the name is on the disk too
-/// when this returns.
-fn put(path: &Path, parts: &[&[u8]]) -> Result<()> {
-    let partial = path.with_extension("partial");
-    let written = File::create(&partial).and_then(|mut file| {
-        parts.iter().try_for_each(|part| file.write_all(part))?;
-        file.sync_all()
-    });
-    written.map_err(TextError::io(&partial))?;
-    fs::rename(&partial, path).map_err(TextError::io(path))?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(TextError::io(folder))
 }
 
 /// What every thread knows.
@@ -216,7 +206,7 @@ impl<'a> Work<'a> {
                         };
                         let shard = self.piece(piece);
                         is_over.fetch_or(shard.is_err(), Ordering::Relaxed);
-                        progress(piece.bytes.end - piece.bytes.start);
+                        progress(piece.num_bytes);
                         note((number, shard));
                     }
                 });
@@ -242,52 +232,64 @@ impl<'a> Work<'a> {
             };
             return Ok((shard, true));
         }
-        let (tokens, num_documents) = self.tokens(piece)?;
-        let num_tokens = tokens.len() as u64 / self.width.bytes();
-        put(&documents, &[format!("{num_documents}\n").as_bytes()])?;
-        put(&path, &[&header(self.width, num_tokens), &tokens])?;
+        let mut tokens = TokenWriter::create(&path, self.width)?;
+        let num_documents = match &piece.part {
+            Part::Lines(bytes) => self.lines(&piece.path, bytes, &mut tokens)?,
+            Part::RowGroup(group) => self.row_group(&piece.path, group, &mut tokens)?,
+        };
+        put(&documents, format!("{num_documents}\n").as_bytes())?;
         let shard = Shard {
             file: piece.file.clone(),
-            num_tokens,
+            num_tokens: tokens.finish()?,
             num_documents,
         };
         Ok((shard, false))
     }
 
-    /// The tokens of a piece, as they are written, and of how many documents.
-    fn tokens(&self, piece: &Piece) -> Result<(Vec<u8>, u64)> {
-        let file = File::open(&piece.path).map_err(TextError::io(&piece.path))?;
-        let mut text = vec![0; (piece.bytes.end - piece.bytes.start) as usize];
-        let read = file.read_exact_at(&mut text, piece.bytes.start);
-        read.map_err(TextError::io(&piece.path))?;
-        let is_json = piece
-            .path
+    /// Writes the tokens of some lines; returns of how many documents.
+    fn lines(&self, path: &Path, bytes: &Range<u64>, tokens: &mut TokenWriter) -> Result<u64> {
+        let file = File::open(path).map_err(TextError::io(path))?;
+        let mut text = vec![0; (bytes.end - bytes.start) as usize];
+        let read = file.read_exact_at(&mut text, bytes.start);
+        read.map_err(TextError::io(path))?;
+        let is_json = path
             .extension()
             .is_some_and(|extension| extension == "jsonl" || extension == "json");
-        let mut out = Vec::with_capacity(text.len() / 2);
-        let (mut num_documents, mut at) = (0, piece.bytes.start);
+        let (mut num_documents, mut at) = (0, bytes.start);
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let wrong = |reason: String| TextError::Line {
-                path: piece.path.clone(),
+                path: path.to_owned(),
                 at,
                 reason,
             };
             let document = document(line, is_json, &self.options.field).map_err(wrong)?;
             if !document.is_empty() {
-                self.encode(&document, &mut out).map_err(wrong)?;
+                self.encode(&document, tokens).map_err(wrong)?;
                 num_documents += 1;
             }
             at += line.len() as u64;
         }
-        Ok((out, num_documents))
+        Ok(num_documents)
     }
 
-    fn encode(&self, document: &str, out: &mut Vec<u8>) -> Result<(), String> {
+    /// Writes the tokens of a row group; returns of how many documents.
+    fn row_group(&self, path: &Path, group: &RowGroup, tokens: &mut TokenWriter) -> Result<u64> {
+        let mut num_documents = 0;
+        group.for_each_document(path, |document| {
+            if !document.is_empty() {
+                self.encode(document, tokens)?;
+                num_documents += 1;
+            }
+            Ok(())
+        })?;
+        Ok(num_documents)
+    }
+
+    fn encode(&self, document: &str, tokens: &mut TokenWriter) -> Result<(), String> {
         let encoding = self.tokenizer.encode_fast(document, false);
         let encoding = encoding.map_err(|e| e.to_string())?;
         let ids = encoding.get_ids().iter().copied().chain(self.end);
-        ids.for_each(|token| self.width.encode(token, out));
-        Ok(())
+        tokens.write(ids).map_err(|e| e.to_string())
     }
 }
 

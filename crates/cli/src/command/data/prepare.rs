@@ -12,10 +12,11 @@ use crate::failure::Failure;
 /// Tokenise text into a folder of token files; a run that was interrupted goes on where it stopped
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    trainyard data prepare --tokenizer tokenizer.json --output tokens a.jsonl b.jsonl\n  \
+    trainyard data prepare --tokenizer tokenizer.json --output tokens a.jsonl b.parquet\n  \
     trainyard train config.toml --training.dataset tokens --training.dataset_path tokens")]
 pub struct Prepare {
-    /// JSON lines (.jsonl, .json), a document each, or plain text, a document a line
+    /// JSON lines (.jsonl, .json), a document each, Parquet (.parquet), a document a row, or plain text, a
+    /// document a line
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
     /// The folder to write
@@ -24,7 +25,7 @@ pub struct Prepare {
     /// A tokenizer.json
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
-    /// The key of a JSON line that has the text
+    /// The key of a JSON line, or the column of a Parquet file, that has the text
     #[arg(long, default_value = "text")]
     field: String,
     /// A token to put after every document, by its text, as in </s>
