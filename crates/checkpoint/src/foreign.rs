@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use safetensors::tensor::Metadata;
 use trainyard_mesh::Slice;
 
-use crate::manifest::{FileEntry, Manifest, Piece, TensorEntry};
+use crate::manifest::{FileEntry, Manifest, Piece, TensorEntry, is_plain};
 use crate::{CheckpointError, Result, Store};
 
 /// Bytes of the header's own length, which every file begins with.
@@ -26,6 +26,10 @@ pub(crate) fn manifest_of(
         files: BTreeMap::new(),
     };
     for file in files {
+        if !is_plain(file) {
+            let reason = format!("{file:?} is no name of a file of this folder");
+            return Err(CheckpointError::format(&store.describe(folder), reason));
+        }
         let path = format!("{folder}/{file}");
         let described = store.describe(&path);
         let (metadata, base, num_bytes) = read_header(store, &path)?;

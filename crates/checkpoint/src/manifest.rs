@@ -193,7 +193,7 @@ pub(crate) fn bytes_of(shape: &[usize], dtype: Dtype) -> Option<u64> {
 }
 
 /// Whether a name is that of a file in the same folder and nothing else.
-fn is_plain(name: &str) -> bool {
+pub(crate) fn is_plain(name: &str) -> bool {
     let is_ordinary = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !name.is_empty() && !name.starts_with('.') && name.len() < 256 && name.chars().all(is_ordinary)
 }
