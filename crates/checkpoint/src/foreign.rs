@@ -12,6 +12,9 @@ use crate::{CheckpointError, Result, Store};
 const PREFIX: u64 = 8;
 /// No honest header is larger.
 const MAX_HEADER: u64 = 100_000_000;
+/// Nor has one more commas: a tensor takes about seven, so these are tens of thousands of tensors in one
+/// file.
+const MAX_COMMAS: usize = 1 << 18;
 
 /// The manifest of some files of whole tensors; `rename` gives each its name.
 pub(crate) fn manifest_of(
@@ -79,6 +82,10 @@ fn read_header(store: &dyn Store, path: &str) -> Result<(Metadata, u64, u64)> {
     }
     let base = PREFIX + length;
     let text = store.read(path, PREFIX..base)?;
+    // Whatever is held of a header, a comma of it stands for: counted before anything is allocated.
+    if text.iter().filter(|&&byte| byte == b',').count() > MAX_COMMAS {
+        return Err(wrong("its header has more in it than it may have"));
+    }
     let metadata: Metadata =
         serde_json::from_slice(&text).map_err(|e| CheckpointError::format(&described, e))?;
     match metadata.data_len() as u64 == size - base {

@@ -2,10 +2,12 @@
 //! several.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use trainyard_mesh::Slice;
 
 use crate::foreign::manifest_of;
@@ -27,12 +29,48 @@ const HEADLESS: [&str; 4] = ["wte.", "wpe.", "h.", "ln_f."];
 /// No honest index is larger.
 const MAX_INDEX: u64 = 100_000_000;
 
-/// Which file has which tensor.
-#[derive(Serialize, Deserialize)]
+/// No honest model lies in more files.
+const MAX_FILES: usize = 100_000;
+
+/// Which file has which tensor, as it is written.
+#[derive(Serialize)]
 struct Index {
-    #[serde(default)]
     metadata: serde_json::Value,
     weight_map: BTreeMap<String, String>,
+}
+
+/// The same as it is read: the files alone, for each says itself what it has. So an index takes no more
+/// memory than the names of its files.
+#[derive(Deserialize)]
+struct Files {
+    #[serde(rename = "weight_map", deserialize_with = "values")]
+    files: BTreeSet<String>,
+}
+
+/// The values of a map, each once.
+fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
+    struct Values;
+
+    impl<'de> Visitor<'de> for Values {
+        type Value = BTreeSet<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str("a file for every tensor")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut values = BTreeSet::new();
+            while let Some((IgnoredAny, value)) = map.next_entry::<IgnoredAny, String>()? {
+                values.insert(value);
+                if values.len() > MAX_FILES {
+                    return Err(A::Error::custom(format!("more than {MAX_FILES} files")));
+                }
+            }
+            Ok(values)
+        }
+    }
+
+    deserializer.deserialize_map(Values)
 }
 
 /// What would be the manifest of a folder of Hugging Face's; none if it is none.
@@ -101,10 +139,9 @@ fn files(store: &dyn Store, folder: &str) -> Result<Option<Vec<String>>> {
         ));
     }
     let text = store.read(&path, 0..size)?;
-    let index: Index =
+    let index: Files =
         serde_json::from_slice(&text).map_err(|e| CheckpointError::format(&described, e))?;
-    let files: BTreeSet<String> = index.weight_map.into_values().collect();
-    Ok(Some(files.into_iter().collect()))
+    Ok(Some(index.files.into_iter().collect()))
 }
 
 /// Writes the parameters of a checkpoint as Hugging Face has them: whole, in files of up to

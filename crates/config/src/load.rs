@@ -4,6 +4,8 @@
 //! over them, the whole becomes a [`Config`], and its settings are checked against each other.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -14,11 +16,14 @@ use crate::schema::Schema;
 use crate::suggest::{hint_for_key, hint_for_section};
 use crate::{Config, ConfigError, Place, overrides};
 
+/// No honest config is larger. A table of TOML takes a hundred times its text in memory.
+const MAX_BYTES: u64 = 256 << 10;
+
 impl Config {
     /// Reads a config file, lays overrides such as `--training.steps 100` over it, and checks it.
     pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Config, ConfigError> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let text = read_file(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             source,
         })?;
@@ -36,7 +41,24 @@ impl Config {
     }
 }
 
+/// The text of a file, and of one that is too large as much as shows that it is.
+fn read_file(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let file = File::open(path)?;
+    file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigError> {
+    if text.len() as u64 > MAX_BYTES {
+        return Err(ConfigError::Syntax {
+            place: Place::File {
+                file: file.to_owned(),
+                line: None,
+            },
+            message: format!("too large for a config: it may have {MAX_BYTES} bytes"),
+        });
+    }
     let schema = Schema::get();
     let mut document = Document::parse(text, file)?;
     document.check(schema)?;
@@ -162,6 +184,14 @@ fn line_of(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_too_large_is_refused() {
+        let text = "#".repeat(MAX_BYTES as usize);
+        Config::parse(&text, &[]).unwrap();
+        let error = Config::parse(&(text + "#"), &[]).unwrap_err().to_string();
+        assert!(error.contains("too large"), "{error}");
+    }
 
     fn refusal(text: &str) -> String {
         Config::parse(text, &[]).unwrap_err().to_string()
