@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 use trainyard_checkpoint::{Checkpoint, store};
-use trainyard_config::LlamaConfig;
+use trainyard_config::ModelSpec;
 use trainyard_fuzz::bounded;
 
 const HEADER: &[u8] = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
@@ -29,12 +29,12 @@ fuzz_target!(|bytes: &[u8]| {
     std::fs::write(folder.join("model.safetensors.index.json"), bytes).expect("a file");
     bounded(bytes.len(), || {
         if let Ok(text) = str::from_utf8(bytes)
-            && let Ok(shape) = LlamaConfig::from_hugging_face(text)
+            && let Ok(shape) = ModelSpec::from_hugging_face(text)
         {
-            let again = shape.to_hugging_face().to_string();
-            LlamaConfig::from_hugging_face(&again).expect("what was read can be written and read");
+            let again = shape.to_hugging_face().expect("a decoder").to_string();
+            ModelSpec::from_hugging_face(&again).expect("what was read can be written and read");
         }
-        if let Ok(checkpoint) = Checkpoint::open(store::open(folder), ".") {
+        if let Ok(checkpoint) = Checkpoint::open(store::open(folder).expect("a path"), ".") {
             let _ = checkpoint.verify(|_| ());
         }
     });

@@ -3,9 +3,11 @@
 //! `step-{N}` is the checkpoint of step N if it has a manifest (or is one of version 1), and otherwise
 //! what an interrupted save, or an interrupted deletion, has left.
 
+use std::sync::Arc;
+
 use crate::manifest::MANIFEST;
 use crate::version_1::STATE_FILE;
-use crate::{Result, Store};
+use crate::{Checkpoint, Result, Store};
 
 const STEP: &str = "step-";
 
@@ -25,6 +27,21 @@ pub fn latest(store: &dyn Store) -> Result<Option<String>> {
         );
     }
     Ok(complete.into_iter().max().map(step_folder))
+}
+
+/// The newest checkpoint of which every file is there, at its length: for stores that can lose files,
+/// where a manifest alone says little.
+pub fn latest_whole(store: &Arc<dyn Store>) -> Result<Option<Checkpoint>> {
+    let (mut complete, _) = steps_below(&**store, u64::MAX)?;
+    complete.sort_unstable();
+    for step in complete.into_iter().rev() {
+        let opened = Checkpoint::open(Arc::clone(store), &step_folder(step));
+        match opened.and_then(|checkpoint| checkpoint.check_sizes().map(|()| checkpoint)) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(error) => tracing::warn!("passed over: {error}"),
+        }
+    }
+    Ok(None)
 }
 
 /// Steps before `end`: of complete checkpoints, and of what is none.

@@ -35,7 +35,7 @@ mod version_1;
 
 pub use digest::{BLOCK, Digest};
 pub use error::{CheckpointError, Result};
-pub use folder::{latest, step_folder};
+pub use folder::{latest, latest_whole, step_folder};
 pub use hugging_face::export;
 pub use load::{Checkpoint, Want};
 pub use manifest::{FileEntry, MANIFEST, Manifest, Piece, TensorEntry};

@@ -54,10 +54,17 @@ impl Checkpoint {
         let manifest = match store.size(&path)? {
             Some(size) => {
                 let text = store.read(&path, 0..size)?;
-                Manifest::decode(&store.describe(&path), &text)?
+                return Checkpoint::with_text(store, folder, &text);
             }
             None => foreign(&*store, folder)?,
         };
+        Ok(Checkpoint::with_manifest(store, folder, manifest))
+    }
+
+    /// Opens a folder whose manifest somebody else has read.
+    pub fn with_text(store: Arc<dyn Store>, folder: &str, text: &[u8]) -> Result<Checkpoint> {
+        let path = store.describe(&format!("{folder}/{MANIFEST}"));
+        let manifest = Manifest::decode(&path, text)?;
         Ok(Checkpoint::with_manifest(store, folder, manifest))
     }
 
@@ -220,6 +227,19 @@ impl Checkpoint {
 
     /// Reads everything and checks it: every file's length and digests.
     pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<()> {
+        self.check_sizes()?;
+        for (file, entry) in &self.manifest.files {
+            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
+            self.read_blocks(file, entry, &numbers, |_, bytes| {
+                progress(bytes.len() as u64);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether every file is there, at its length.
+    pub(crate) fn check_sizes(&self) -> Result<()> {
         for (file, entry) in &self.manifest.files {
             let path = format!("{}/{file}", self.folder);
             let size = self.store.size(&path)?;
@@ -230,11 +250,6 @@ impl Checkpoint {
                     what: format!("it has {size} of {} bytes", entry.num_bytes),
                 });
             }
-            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
-            self.read_blocks(file, entry, &numbers, |_, bytes| {
-                progress(bytes.len() as u64);
-                Ok(())
-            })?;
         }
         Ok(())
     }

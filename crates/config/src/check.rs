@@ -53,6 +53,12 @@ impl Config {
                 "parallelism.offload = \"none\" where checkpoints are needed",
             ));
         }
+        if parallelism.offload != Offload::None && self.checkpoint.memory_interval > 0 {
+            return Err(ConfigError::not_built(
+                "checkpoint.memory_interval with parallelism.offload",
+                "parallelism.offload = \"none\" where copies in memory are needed",
+            ));
+        }
         let degree = parallelism.data_parallel_shard_degree;
         if degree == 1 {
             return Ok(());

@@ -35,6 +35,12 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The first rank could not tell from where to go on.
+    #[error("nobody knows from where to go on: {0}")]
+    Newest(String),
+    /// The environment names holders that cannot be used.
+    #[error("no copies in peers' memory: {0}")]
+    Peers(String),
     /// The system refused.
     #[error("{}: {source}", path.display())]
     Io {

@@ -12,7 +12,7 @@ use trainyard_torch::{World, memory};
 use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
 use crate::build;
-use crate::checkpoint::{self, Saver};
+use crate::checkpoint::{self, Destination, Newest, Saver};
 use crate::error::{Result, TrainError};
 use crate::fits;
 use crate::memory_capacity::memory_capacity;
@@ -40,8 +40,11 @@ struct Job<'a> {
     world: &'a World,
     trainer: Trainer,
     loader: Loader,
-    /// None where nothing is saved.
-    saver: Option<Saver>,
+    saver: Saver,
+    /// None where nothing is saved there.
+    storage: Option<Destination>,
+    /// The memory of peers; none where no copies go there.
+    memory: Option<Destination>,
     sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
@@ -73,7 +76,8 @@ impl Window {
 impl<'a> Job<'a> {
     fn new(config: &'a Config, world: &'a World, place: Place) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, place)?;
-        resume(config, &mut trainer, world)?;
+        let (storage, memory) = (storage(config)?, memory(config)?);
+        resume(config, &mut trainer, world, memory.as_ref())?;
         let loader = loader(config, &trainer, false, trainer.samples_seen())?;
         let spec = config.model.resolve()?;
         if world.rank() == 0 {
@@ -94,7 +98,9 @@ impl<'a> Job<'a> {
             memory_capacity: memory_capacity()?,
             memory_watch: MemoryWatch::from_config(config, world.rank(), trainer.steps_taken()),
             window: Window::begin(),
-            saver: saver(config, world)?,
+            saver: Saver::new(world)?,
+            storage,
+            memory,
             sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
             config,
             world,
@@ -127,10 +133,16 @@ impl<'a> Job<'a> {
             self.validate()?;
         }
         let last = step == self.config.training.steps;
-        if due(self.config.checkpoint.interval) || last {
-            self.save()?;
+        let stored = due(self.config.checkpoint.interval) || last;
+        let copied = due(self.config.checkpoint.memory_interval);
+        // Memory first: it is there sooner.
+        let memory = self.memory.clone().filter(|_| copied);
+        let storage = self.storage.clone().filter(|_| stored);
+        let places: Vec<Destination> = memory.into_iter().chain(storage).collect();
+        match places.is_empty() {
+            true => Ok(()),
+            false => self.save(&places),
         }
-        Ok(())
     }
 
     /// The step itself, watched if its memory is to be reported.
@@ -203,10 +215,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    fn save(&mut self) -> Result<()> {
-        let Some(saver) = &mut self.saver else {
-            return Ok(());
-        };
+    fn save(&mut self, places: &[Destination]) -> Result<()> {
         let ledger = self.world.ledger();
         let _span = ledger.enter(SpanKind::Checkpoint, "checkpoint");
         let step = self.trainer.steps_taken();
@@ -218,7 +227,7 @@ impl<'a> Job<'a> {
             config: self.config.to_toml()?,
             schedule: self.trainer.paces(),
         };
-        let saved = saver.save(&self.trainer, self.world, state)?;
+        let saved = self.saver.save(&self.trainer, self.world, state, places)?;
         if self.world.rank() == 0 {
             tracing::info!(
                 "checkpoint of step {step}: training paused for {:.1} ms, {} of staging memory",
@@ -231,9 +240,7 @@ impl<'a> Job<'a> {
     }
 
     fn finish(mut self) -> Result<()> {
-        if let Some(saver) = &mut self.saver {
-            saver.finish();
-        }
+        self.saver.finish();
         self.sinks.finish();
         if self.world.rank() == 0 {
             report_offload(&self.trainer.model().offload_counters());
@@ -288,28 +295,57 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> R
     )?)
 }
 
-/// What saves the job, if the config wants it.
-fn saver(config: &Config, world: &World) -> Result<Option<Saver>> {
+/// Where the job is saved, if the config wants it.
+fn storage(config: &Config) -> Result<Option<Destination>> {
     let section = &config.checkpoint;
-    let is_async = section.async_mode == AsyncMode::Async;
-    let saver = || Saver::new(checkpoints(config)?, world, section.keep_latest_k, is_async);
-    section.enable.then(saver).transpose()
+    let destination = || -> Result<Destination> {
+        Ok(Destination {
+            store: checkpoints(config)?,
+            keep: section.keep_latest_k,
+            is_async: section.async_mode == AsyncMode::Async,
+        })
+    };
+    section.enable.then(destination).transpose()
 }
 
-/// Takes model and optimiser from the newest checkpoint, if there is one and the config wants it.
-fn resume(config: &Config, trainer: &mut Trainer, world: &World) -> Result<()> {
+/// The memory of peers, if the config wants copies there. The older copy goes when the newer is
+/// complete, so there are never more than two.
+fn memory(config: &Config) -> Result<Option<Destination>> {
+    if config.checkpoint.memory_interval == 0 {
+        return Ok(None);
+    }
+    let peers = trainyard_copies::from_environment(|name| std::env::var(name).ok());
+    let Some(peers) = peers.map_err(|e| TrainError::Peers(e.to_string()))? else {
+        tracing::warn!(
+            "checkpoint.memory_interval has no effect: there are no holders; start by `trainyard run`"
+        );
+        return Ok(None);
+    };
+    Ok(Some(Destination {
+        store: Arc::new(peers),
+        keep: 1,
+        is_async: true,
+    }))
+}
+
+/// Takes model and optimiser from the newest state, if there is one and the config wants it.
+fn resume(
+    config: &Config,
+    trainer: &mut Trainer,
+    world: &World,
+    memory: Option<&Destination>,
+) -> Result<()> {
     let section = &config.checkpoint;
     let own = checkpoints(config)?;
-    let newest = match section.enable && section.resume {
-        true => checkpoint::latest(&*own, world)?,
-        false => None,
+    let storage = (section.enable && section.resume).then_some(&*own);
+    let memory = memory.filter(|_| section.resume).map(|place| &place.store);
+    let newest = checkpoint::newest(storage, memory, world)?;
+    let loaded = match (newest, &section.initial_load_path) {
+        (Newest::Memory(opened), _) => checkpoint::load_opened(opened, trainer, world)?,
+        (Newest::Storage(folder), _) => checkpoint::load(own, &folder, trainer, world)?,
+        (Newest::Nothing, Some(path)) => checkpoint::load(store::open(path)?, ".", trainer, world)?,
+        (Newest::Nothing, None) => return Ok(()),
     };
-    let (store, folder) = match (newest, &section.initial_load_path) {
-        (Some(folder), _) => (own, folder),
-        (None, Some(path)) => (store::open(path)?, ".".to_owned()),
-        (None, None) => return Ok(()),
-    };
-    let loaded = checkpoint::load(store, &folder, trainer, world)?;
     let Some(state) = loaded.state() else {
         if world.rank() == 0 {
             tracing::info!("began with the weights in {}", loaded.path());

@@ -23,7 +23,7 @@ pub enum AsyncMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointSection {
-    /// Whether anything is saved or resumed.
+    /// Whether anything is saved in the folder or resumed from it.
     pub enable: bool,
     /// Folder for checkpoints, under `job.dump_folder`, or `s3://bucket/prefix`.
     pub folder: PathBuf,
@@ -35,8 +35,11 @@ pub struct CheckpointSection {
     pub keep_latest_k: usize,
     /// A checkpoint to start from when the folder has none: a path, or `s3://bucket/prefix`.
     pub initial_load_path: Option<PathBuf>,
-    /// Whether to go on from the newest checkpoint in the folder.
+    /// Whether to go on from the newest checkpoint, in the folder or in peers' memory.
     pub resume: bool,
+    /// Steps between two copies in the memory of peers, whether or not anything is saved in the
+    /// folder; 0 for none.
+    pub memory_interval: u64,
 }
 
 impl Default for CheckpointSection {
@@ -49,6 +52,7 @@ impl Default for CheckpointSection {
             keep_latest_k: 10,
             initial_load_path: None,
             resume: true,
+            memory_interval: 0,
         }
     }
 }

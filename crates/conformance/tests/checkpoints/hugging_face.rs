@@ -106,8 +106,13 @@ fn save(
         config: config.to_toml()?,
         schedule: serde_json::Value::Null,
     };
-    let mut saver = checkpoint::Saver::new(store::open(folder)?, world, 0, false)?;
-    saver.save(trainer, world, state)?;
+    let place = checkpoint::Destination {
+        store: store::open(folder)?,
+        keep: 0,
+        is_async: false,
+    };
+    let mut saver = checkpoint::Saver::new(world)?;
+    saver.save(trainer, world, state, &[place])?;
     Ok(())
 }
 

@@ -155,8 +155,13 @@ fn save(session: &Session, world: &World, folder: &Path) -> Result<(), Box<dyn E
         config: String::new(),
         schedule: serde_json::Value::Null,
     };
-    let mut saver = checkpoint::Saver::new(store::open(folder)?, world, 0, true)?;
-    saver.save(&session.trainer, world, state)?;
+    let place = checkpoint::Destination {
+        store: store::open(folder)?,
+        keep: 0,
+        is_async: true,
+    };
+    let mut saver = checkpoint::Saver::new(world)?;
+    saver.save(&session.trainer, world, state, &[place])?;
     saver.finish();
     world.everyone()?.barrier()?.wait()?;
     Ok(())

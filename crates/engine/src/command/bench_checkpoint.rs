@@ -11,7 +11,7 @@ use trainyard_data::{Sampler, step_batches};
 use trainyard_nn::Place;
 use trainyard_torch::{Backend, Group, Rendezvous};
 use trainyard_trace::Ledger;
-use trainyard_train::checkpoint::{self, Saver};
+use trainyard_train::checkpoint::{self, Destination, Saver};
 use trainyard_train::{Trainer, build};
 
 use crate::error::Result;
@@ -57,9 +57,14 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     for repeat in 0..arguments.repeats {
         for is_async in [false, true] {
             let step = 2 * repeat + u64::from(is_async);
-            let mut saver = Saver::new(std::sync::Arc::clone(&place), &world, 2, is_async)?;
+            let mut saver = Saver::new(&world)?;
+            let place = Destination {
+                store: std::sync::Arc::clone(&place),
+                keep: 2,
+                is_async,
+            };
             let began = together(&everyone)?;
-            saver.save(&trainer, &world, state(step, at.world_size))?;
+            saver.save(&trainer, &world, state(step, at.world_size), &[place])?;
             let paused = began.elapsed();
             saver.finish();
             let ended = together(&everyone)?.duration_since(began);

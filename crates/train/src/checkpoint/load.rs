@@ -24,18 +24,26 @@ pub fn latest(store: &dyn Store, world: &World) -> Result<Option<String>> {
         0 => trainyard_checkpoint::latest(store)?,
         _ => None,
     };
-    let mut text = [0u8; 64];
-    if let Some(folder) = &found {
-        text[..folder.len()].copy_from_slice(folder.as_bytes());
-    }
     // All ranks load the same, whatever each of them sees.
-    let name = Tensor::from_slice(&text);
-    let everyone = world.everyone()?;
-    everyone.broadcast(&name, 0, Purpose::State)?.wait()?;
-    let name = Vec::<u8>::try_from(&name)?;
-    let name: Vec<u8> = name.into_iter().take_while(|&byte| byte != 0).collect();
+    let name = told_by_the_first(found.unwrap_or_default().as_bytes(), world)?;
     let name = String::from_utf8_lossy(&name).into_owned();
     Ok(Some(name).filter(|name| !name.is_empty()))
+}
+
+/// The first rank's bytes, on every rank. All ranks must ask.
+pub(super) fn told_by_the_first(bytes: &[u8], world: &World) -> Result<Vec<u8>> {
+    let everyone = world.everyone()?;
+    let length = Tensor::from_slice(&[bytes.len() as i64]);
+    everyone.broadcast(&length, 0, Purpose::State)?.wait()?;
+    let length = usize::try_from(length.f_int64_value(&[0])?).unwrap_or(0);
+    let mut told = bytes.to_vec();
+    told.resize(length, 0);
+    if length == 0 {
+        return Ok(told);
+    }
+    let told = Tensor::from_slice(&told);
+    everyone.broadcast(&told, 0, Purpose::State)?.wait()?;
+    Ok(Vec::<u8>::try_from(&told)?)
 }
 
 /// Takes model and optimiser from a checkpoint. Every rank reads what it holds and no more.
@@ -45,7 +53,15 @@ pub fn load(
     trainer: &mut Trainer,
     world: &World,
 ) -> Result<Checkpoint> {
-    let checkpoint = Checkpoint::open(store, folder)?;
+    load_opened(Checkpoint::open(store, folder)?, trainer, world)
+}
+
+/// The same with a checkpoint that is open.
+pub fn load_opened(
+    checkpoint: Checkpoint,
+    trainer: &mut Trainer,
+    world: &World,
+) -> Result<Checkpoint> {
     let parameters = trainer.parameters().to_vec();
     if world.mesh().size(trainyard_mesh::Axis::Pp) == 1 {
         // A stage knows its own names alone.

@@ -5,7 +5,9 @@
 
 mod held;
 mod load;
+mod newest;
 mod save;
 
-pub use load::{latest, load};
-pub use save::{Saved, Saver};
+pub use load::{latest, load, load_opened};
+pub use newest::{Newest, newest};
+pub use save::{Destination, Saved, Saver};

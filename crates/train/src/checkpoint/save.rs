@@ -1,7 +1,7 @@
 //! Saving while training goes on.
 //!
-//! What this rank writes is copied into memory that is kept for it; a thread writes that out, and the
-//! next step begins. Ranks tell the first one what they have written through the job's store, not by
+//! What this rank writes is copied into memory that is kept for it; a thread writes that out, to one
+//! place or to several, and the next step begins. Ranks tell the first one what they have written through the job's store, not by
 //! collectives, which belong to training; the first one makes it a checkpoint. A save that fails is
 //! told and forgotten: the job goes on, and the next one is tried as if nothing had been.
 
@@ -39,16 +39,23 @@ pub struct Saved {
     pub staging_bytes: u64,
 }
 
+/// Where a state is saved.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// The place.
+    pub store: Arc<dyn Store>,
+    /// How many stay there; 0 keeps all.
+    pub keep: usize,
+    /// Whether training goes on while files are written.
+    pub is_async: bool,
+}
+
 /// Saves a job's state, one at a time.
 pub struct Saver {
-    store: Arc<dyn Store>,
     /// How ranks tell each other what they have written; none where there is one.
     meeting: Option<Meeting>,
     rank: usize,
     num_ranks: usize,
-    keep: usize,
-    /// Whether training goes on while files are written.
-    is_async: bool,
     num_saves: u64,
     /// Memory for the copy, when no save is under way.
     staging: Vec<u8>,
@@ -57,12 +64,12 @@ pub struct Saver {
     is_over: Arc<AtomicBool>,
 }
 
-/// What the thread leaves: the memory, and whether it went well.
-type Outcome = (Vec<u8>, Result<(), CheckpointError>);
+/// What the thread leaves: the memory, and how it went in every place.
+type Outcome = (Vec<u8>, Vec<Result<(), CheckpointError>>);
 
 impl Saver {
-    /// Saves into `store`, of which the newest `keep` stay; 0 keeps all.
-    pub fn new(store: Arc<dyn Store>, world: &World, keep: usize, is_async: bool) -> Result<Saver> {
+    /// Saves what these ranks hold.
+    pub fn new(world: &World) -> Result<Saver> {
         // A job may have had other savers, whose reports must not be taken for this one's. All ranks
         // have had as many.
         let rank = world.rank();
@@ -75,12 +82,9 @@ impl Saver {
             None => None,
         };
         Ok(Saver {
-            store,
             meeting,
             rank: world.rank(),
             num_ranks: world.size(),
-            keep,
-            is_async,
             num_saves: 0,
             staging: Vec::new(),
             under_way: None,
@@ -88,8 +92,14 @@ impl Saver {
         })
     }
 
-    /// Saves the state of `trainer`. All ranks must ask.
-    pub fn save(&mut self, trainer: &Trainer, world: &World, state: TrainState) -> Result<Saved> {
+    /// Saves the state of `trainer` in all these places, of one copy. All ranks must ask, for the same.
+    pub fn save(
+        &mut self,
+        trainer: &Trainer,
+        world: &World,
+        state: TrainState,
+        places: &[Destination],
+    ) -> Result<Saved> {
         let began = Instant::now();
         self.finish();
         trainer.settle()?;
@@ -102,24 +112,24 @@ impl Saver {
                 .map_err(TrainError::io(Path::new(&item.part.name)))?;
         }
         let staging_bytes = staged.bytes.len() as u64;
-        let task = Task {
-            store: Arc::clone(&self.store),
+        let task = |(place, number): (&Destination, u64)| Task {
+            place: place.clone(),
             meeting: self.meeting.clone(),
             rank: self.rank,
             num_ranks: self.num_ranks,
-            keep: self.keep,
-            number: self.num_saves,
+            number,
             is_over: Arc::clone(&self.is_over),
-            state,
+            state: state.clone(),
         };
-        self.num_saves += 1;
+        let tasks: Vec<Task> = places.iter().zip(self.num_saves..).map(task).collect();
+        self.num_saves += tasks.len() as u64;
         let thread = std::thread::Builder::new().name("checkpoint".to_owned());
         let spawned = thread.spawn(move || {
-            let outcome = task.run(&staged);
-            (staged.bytes, outcome)
+            let outcomes = tasks.iter().map(|task| task.run(&staged)).collect();
+            (staged.bytes, outcomes)
         });
         self.under_way = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
-        if !self.is_async {
+        if places.iter().any(|place| !place.is_async) {
             self.finish();
         }
         Ok(Saved {
@@ -134,9 +144,9 @@ impl Saver {
             return;
         };
         match thread.join() {
-            Ok((staging, outcome)) => {
+            Ok((staging, outcomes)) => {
                 self.staging = staging;
-                if let Err(error) = outcome {
+                for error in outcomes.into_iter().filter_map(Result::err) {
                     tracing::error!("not saved, training goes on: {error}");
                 }
             }
@@ -189,13 +199,12 @@ impl Elements for Staged {
     }
 }
 
-/// One save, as the thread does it.
+/// One save in one place, as the thread does it.
 struct Task {
-    store: Arc<dyn Store>,
+    place: Destination,
     meeting: Option<Meeting>,
     rank: usize,
     num_ranks: usize,
-    keep: usize,
     number: u64,
     is_over: Arc<AtomicBool>,
     state: TrainState,
@@ -225,16 +234,16 @@ impl Task {
         for rank in 1..self.num_ranks {
             shards.push(self.hear(rank)?);
         }
-        let step = self.state.step;
+        let store = &*self.place.store;
         let num_bytes: u64 = shards.iter().map(|shard| shard.entry.num_bytes).sum();
-        let folder = commit(&*self.store, self.state.clone(), shards)?;
+        let folder = commit(store, self.state.clone(), shards)?;
         let seconds = began.elapsed().as_secs_f64();
         tracing::info!(
             "saved {}: {} in {seconds:.2} s",
-            self.store.describe(&folder),
+            store.describe(&folder),
             readable_bytes(num_bytes)
         );
-        retain(&*self.store, step, self.keep)
+        retain(store, self.state.step, self.place.keep)
     }
 
     fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {
@@ -244,7 +253,7 @@ impl Task {
             .map_or(0, |time| time.as_nanos());
         let file = format!("rank{:05}-{attempt:x}.safetensors", self.rank);
         let folder = step_folder(self.state.step);
-        write_shard(&*self.store, &folder, &file, &staged.parts, staged)
+        write_shard(&*self.place.store, &folder, &file, &staged.parts, staged)
     }
 
     fn key(&self, rank: usize) -> String {
@@ -284,7 +293,7 @@ impl Task {
 
     fn failed(&self, rank: usize, reason: impl ToString) -> CheckpointError {
         CheckpointError::Rank {
-            path: self.store.describe(&step_folder(self.state.step)),
+            path: self.place.store.describe(&step_folder(self.state.step)),
             rank,
             reason: reason.to_string(),
         }
