@@ -6,6 +6,7 @@
 mod command;
 mod engine;
 mod failure;
+mod log;
 
 use std::process::ExitCode;
 

@@ -186,3 +186,50 @@ fn workers_start_within_50_ms() {
     println!("both workers ran {best:?} after the start of trainyard");
     assert!(best < Duration::from_millis(50), "{best:?}");
 }
+
+#[test]
+fn failed_ranks_are_started_again_and_find_the_same_holder() {
+    let folder = TempDir::new().unwrap();
+    let script = "echo $TORCHELASTIC_RESTART_COUNT $TRAINYARD_HOLDERS; head -c 32 $TRAINYARD_SECRET_FILE | wc -c; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 2 ]";
+    let run = |restarts: &str| {
+        let args = [
+            "run",
+            "--standalone",
+            "--max-restarts",
+            restarts,
+            "--log-dir",
+        ];
+        trainyard(&args)
+            .arg(folder.path())
+            .args(["--rdzv-id", restarts, "--", "sh", "-c", script])
+            .output()
+            .unwrap()
+    };
+    let output = run("3");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    let holder = lines[0]
+        .strip_prefix("[rank0]: 0 127.0.0.1:")
+        .expect("a holder");
+    assert_eq!(lines[1], "[rank0]: 32");
+    assert_eq!(lines[4], format!("[rank0]: 2 127.0.0.1:{holder}"));
+    let told = text(&output.stderr);
+    assert!(told.contains("starting again: restart 2 of 3"), "{told}");
+    assert!(folder.path().join("3/attempt_2/0/stdout.log").is_file());
+    let output = run("1");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_holder_needs_a_secret_that_nobody_else_reads() {
+    let folder = TempDir::new().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, [7; 32]).unwrap();
+    let output = trainyard(&["holder", "--listen", "127.0.0.1:0", "--run-secret-file"])
+        .arg(&secret)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("chmod 600"), "{output:?}");
+}

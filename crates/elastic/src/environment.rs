@@ -14,31 +14,36 @@ pub struct Master {
     pub port: u16,
 }
 
-/// The variables that `rank` gets beside those of the launcher; `is_set` says which the launcher
+/// The variables that a local rank gets beside those of the launcher; `is_set` says which the launcher
 /// itself has, because a user's own choice is not overwritten.
 pub fn environment(
     job: &Job,
-    rank: usize,
+    local_rank: usize,
     master: &Master,
     is_set: impl Fn(&str) -> bool,
 ) -> Vec<(OsString, OsString)> {
-    let rank = rank.to_string();
+    let rank = job.rank_of(local_rank).to_string();
+    let local_rank = local_rank.to_string();
+    let world_size = (job.num_nodes * job.nproc).to_string();
     let nproc = job.nproc.to_string();
+    let (node, num_nodes) = (job.node_rank.to_string(), job.num_nodes.to_string());
+    let restarts = job.restart_count.to_string();
+    let max_restarts = job.max_restarts.to_string();
     let port = master.port.to_string();
     let mut variables = vec![
         ("RANK", rank.as_str()),
-        ("LOCAL_RANK", &rank),
+        ("LOCAL_RANK", &local_rank),
         ("ROLE_RANK", &rank),
-        ("GROUP_RANK", "0"),
-        ("WORLD_SIZE", &nproc),
+        ("GROUP_RANK", &node),
+        ("WORLD_SIZE", &world_size),
         ("LOCAL_WORLD_SIZE", &nproc),
-        ("ROLE_WORLD_SIZE", &nproc),
-        ("GROUP_WORLD_SIZE", "1"),
+        ("ROLE_WORLD_SIZE", &world_size),
+        ("GROUP_WORLD_SIZE", &num_nodes),
         ("ROLE_NAME", &job.role),
         ("MASTER_ADDR", &master.addr),
         ("MASTER_PORT", &port),
-        ("TORCHELASTIC_RESTART_COUNT", "0"),
-        ("TORCHELASTIC_MAX_RESTARTS", "0"),
+        ("TORCHELASTIC_RESTART_COUNT", &restarts),
+        ("TORCHELASTIC_MAX_RESTARTS", &max_restarts),
         ("TORCHELASTIC_RUN_ID", &job.run_id),
         // Rank 0 serves the store itself: there is no agent's store to connect to.
         ("TORCHELASTIC_USE_AGENT_STORE", "False"),
@@ -109,6 +114,28 @@ mod tests {
         assert!(!alone.contains_key("OMP_NUM_THREADS"));
         let chosen = variables(&Job::new("p", 2), 0, &["OMP_NUM_THREADS"]);
         assert!(!chosen.contains_key("OMP_NUM_THREADS"));
+    }
+
+    #[test]
+    fn machines_follow_one_another() {
+        let mut job = Job::new("p", 4);
+        (job.num_nodes, job.node_rank) = (3, 2);
+        (job.max_restarts, job.restart_count) = (5, 1);
+        let variables = variables(&job, 1, &[]);
+        for (name, value) in [
+            ("RANK", "9"),
+            ("ROLE_RANK", "9"),
+            ("LOCAL_RANK", "1"),
+            ("WORLD_SIZE", "12"),
+            ("ROLE_WORLD_SIZE", "12"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("GROUP_RANK", "2"),
+            ("GROUP_WORLD_SIZE", "3"),
+            ("TORCHELASTIC_RESTART_COUNT", "1"),
+            ("TORCHELASTIC_MAX_RESTARTS", "5"),
+        ] {
+            assert_eq!(variables[name], value, "{name}");
+        }
     }
 
     #[test]

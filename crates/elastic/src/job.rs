@@ -4,15 +4,25 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// N local ranks of one program.
+use crate::Outcome;
+
+/// N local ranks of one program, alone or with as many on every other machine.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The program: a path, or a name looked up on `PATH`.
     pub program: PathBuf,
     /// Its arguments, the same for every rank.
     pub args: Vec<OsString>,
-    /// How many ranks.
+    /// How many ranks on this machine.
     pub nproc: usize,
+    /// How many machines, each with as many ranks.
+    pub num_nodes: usize,
+    /// Which of them this is (`GROUP_RANK`).
+    pub node_rank: usize,
+    /// How often it may be started again after a failure (`TORCHELASTIC_MAX_RESTARTS`).
+    pub max_restarts: usize,
+    /// How often it was (`TORCHELASTIC_RESTART_COUNT`).
+    pub restart_count: usize,
     /// The name of the job (`TORCHELASTIC_RUN_ID`).
     pub run_id: String,
     /// The role of the ranks (`ROLE_NAME`).
@@ -62,6 +72,10 @@ impl Job {
             program: program.into(),
             args: Vec::new(),
             nproc,
+            num_nodes: 1,
+            node_rank: 0,
+            max_restarts: 0,
+            restart_count: 0,
             run_id: "none".to_owned(),
             role: "default".to_owned(),
             master_addr: "127.0.0.1".to_owned(),
@@ -71,6 +85,18 @@ impl Job {
             grace: Duration::from_secs(2),
             trampoline: None,
         }
+    }
+
+    /// The rank, among all machines', of a local one.
+    pub fn rank_of(&self, local_rank: usize) -> usize {
+        self.node_rank * self.nproc + local_rank
+    }
+
+    /// Whether it is to be started again after it ended so: it failed of its own accord, and not too
+    /// often yet.
+    pub fn may_restart(&self, outcome: &Outcome) -> bool {
+        let failed = outcome.first_failure.is_some() && outcome.interrupted.is_none();
+        failed && self.restart_count < self.max_restarts
     }
 
     /// Adds arguments.

@@ -32,7 +32,7 @@ pub fn launch(job: &Job) -> Result<Outcome, LaunchError> {
         let stop = stop.as_fd();
         let stdout = scope.spawn(move || pump(Stream::Stdout, stdout, stop));
         let stderr = scope.spawn(move || pump(Stream::Stderr, stderr, stop));
-        let mut watch = Watch::new(crew, signals, started, job.grace);
+        let mut watch = Watch::new(crew, signals, started, job);
         let watched = watch.until_all_ended();
         watch.crew.end();
         // What the ranks wrote is in the pipes now; the pumps carry that and stop.
@@ -66,8 +66,8 @@ fn start(job: &Job) -> Result<(Crew, [Vec<Source>; 2]), LaunchError> {
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let environment = environment(job, rank, &master, is_set);
         let [stdout, stderr] = crew.start(job, &program, &trampoline, environment)?;
-        stdouts.push(Source::new(rank, Stream::Stdout, stdout, &job.output)?);
-        stderrs.push(Source::new(rank, Stream::Stderr, stderr, &job.output)?);
+        stdouts.push(Source::new(job, rank, Stream::Stdout, stdout)?);
+        stderrs.push(Source::new(job, rank, Stream::Stderr, stderr)?);
     }
     Ok((crew, [stdouts, stderrs]))
 }
@@ -109,6 +109,8 @@ struct Watch {
     signals: Signals,
     started: Instant,
     grace: Duration,
+    /// Of the first local rank.
+    first_rank: usize,
     phase: Phase,
     /// The last signal sent to those that were left.
     told: Option<i32>,
@@ -117,13 +119,14 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(crew: Crew, signals: Signals, started: Instant, grace: Duration) -> Watch {
+    fn new(crew: Crew, signals: Signals, started: Instant, job: &Job) -> Watch {
         let ends = crew.members().iter().map(|_| None).collect();
         Watch {
             crew,
             signals,
             started,
-            grace,
+            grace: job.grace,
+            first_rank: job.rank_of(0),
             phase: Phase::Running,
             told: None,
             interrupted: None,
@@ -182,7 +185,7 @@ impl Watch {
 
     fn end_of(&self, rank: usize, pid: u32, how: How, now: Instant) -> End {
         End {
-            rank,
+            rank: self.first_rank + rank,
             pid,
             how,
             after: now.duration_since(self.started),

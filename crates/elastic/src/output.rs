@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::line::{Lines, Tail, prefix};
-use crate::{Console, LaunchError, Output};
+use crate::{Console, Job, LaunchError, Output};
 
 /// Reads at most this much at once.
 const CHUNK: usize = 64 * 1024;
@@ -68,18 +68,19 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Prepares the way of one stream of `rank`.
+    /// Prepares the way of one stream of a local rank.
     pub(crate) fn new(
-        rank: usize,
+        job: &Job,
+        local_rank: usize,
         stream: Stream,
         pipe: OwnedFd,
-        output: &Output,
     ) -> Result<Source, LaunchError> {
+        let (output, rank) = (&job.output, job.rank_of(local_rank));
         let no_color = std::env::var_os("NO_COLOR");
         let is_shown = output
             .console_ranks
             .as_ref()
-            .is_none_or(|ranks| ranks.contains(&rank));
+            .is_none_or(|ranks| ranks.contains(&local_rank));
         let prefix = match output.console {
             Console::Prefixed => Some(prefix(rank, stream.is_coloured(no_color.as_deref()))),
             Console::Plain => Some(String::new()),
@@ -89,7 +90,7 @@ impl Source {
             pipe: Some(pipe.into()),
             lines: Lines::default(),
             tail: Tail::default(),
-            log: open_log(rank, stream, output)?,
+            log: open_log(local_rank, stream, output)?,
             prefix: prefix.filter(|_| is_shown),
         })
     }

@@ -4,6 +4,8 @@ mod bench;
 mod ckpt;
 mod data;
 mod dry_run;
+mod holder;
+mod holding;
 mod run;
 mod schedule;
 mod torchrun;
@@ -23,6 +25,7 @@ use crate::failure::Failure;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::Run>),
+    Holder(holder::Holder),
     Train(train::Train),
     DryRun(dry_run::DryRun),
     Verify(verify::Verify),
@@ -38,6 +41,7 @@ impl Command {
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         match self {
             Command::Run(run) => run.execute(),
+            Command::Holder(holder) => holder.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Verify(verify) => Err(verify.execute(overrides)),

@@ -1,33 +1,54 @@
-//! `trainyard run`: torchrun's job, on one machine.
+//! `trainyard run`: torchrun's job, on this machine.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_elastic::{How, LaunchError, Outcome, launch};
 
+use super::holding::Holding;
 use super::torchrun::Torchrun;
 use crate::failure::Failure;
+use crate::log;
 
 /// Start N ranks of a program, watch them, and end them together
 ///
 /// Takes torchrun's options and gives the ranks torchrun's environment, so programs written for
 /// torchrun run unchanged. Every line of output carries its rank. The first rank that fails ends
 /// the others and is named first; its exit code (128 plus the signal, if killed) becomes this
-/// program's.
+/// program's. With --max-restarts the ranks are started again first, and go on from the copies of
+/// their state that this program holds in memory.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
-    trainyard run --nproc-per-node auto train.py --lr 3e-4")]
+    trainyard run --nproc-per-node auto train.py --lr 3e-4\n  \
+    trainyard run --standalone --nproc-per-node 2 --max-restarts 3 -- \\\n    \
+      trainyard train configs/llama-tiny.toml --checkpoint.memory_interval 10")]
 pub struct Run {
     #[command(flatten)]
     torchrun: Torchrun,
+    #[command(flatten)]
+    holding: Holding,
 }
 
 impl Run {
     /// Runs the job to its end.
     pub fn execute(self) -> Result<ExitCode, Failure> {
-        let job = self.torchrun.job()?;
-        let outcome = launch(&job).map_err(refusal)?;
+        log::to_stderr("warn");
+        let mut job = self.torchrun.job()?;
+        // Lives across restarts: that is what it is for.
+        let _held = self.holding.start(&mut job)?;
+        let mut outcome = launch(&job).map_err(refusal)?;
+        while job.may_restart(&outcome) {
+            job.restart_count += 1;
+            job.output.log_dir = self.torchrun.attempt_folder(&job);
+            eprintln!(
+                "warning: {}\nstarting again: restart {} of {}",
+                outcome.report().unwrap_or_default(),
+                job.restart_count,
+                job.max_restarts
+            );
+            outcome = launch(&job).map_err(refusal)?;
+        }
         let Some(report) = outcome.report() else {
             return Ok(ExitCode::SUCCESS);
         };
@@ -52,7 +73,8 @@ fn refusal(error: LaunchError) -> Failure {
 /// Where to look next, given how the first rank failed.
 fn hint(outcome: &Outcome, has_logs: bool) -> Option<&'static str> {
     const SIGKILL: i32 = 9;
-    let first = outcome.ends.get(outcome.first_failure?)?;
+    let first = outcome.first_failure?;
+    let first = outcome.ends.iter().find(|end| end.rank == first)?;
     match first.how {
         How::Killed(SIGKILL) => {
             Some("a SIGKILL that nobody sent is often the kernel's when memory is out: see dmesg")

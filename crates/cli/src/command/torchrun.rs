@@ -1,7 +1,7 @@
 //! torchrun's options, in both spellings, and the job they mean.
 //!
-//! What makes no difference on one machine is accepted and has no effect; what would make one and
-//! is not there yet is refused by name.
+//! What makes no difference is accepted and has no effect; what would make one and is not there yet is
+//! refused by name.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,14 +23,15 @@ pub struct Torchrun {
     /// One machine, with a free port for the ranks to meet at (this is the default)
     #[arg(long)]
     standalone: bool,
-    /// How many machines: only 1 for now
-    #[arg(long, value_name = "1", default_value = "1")]
+    /// How many machines, each started by hand with its --node-rank and the same --master-addr and
+    /// --master-port
+    #[arg(long, value_name = "N", default_value = "1")]
     nnodes: String,
-    /// Which machine this is: only 0 for now
-    #[arg(long, alias = "node_rank", value_name = "0", default_value_t = 0)]
+    /// Which machine this is, from 0
+    #[arg(long, alias = "node_rank", value_name = "N", default_value_t = 0)]
     node_rank: usize,
-    /// How often to start again after a failure: only 0 for now
-    #[arg(long, alias = "max_restarts", value_name = "0", default_value_t = 0)]
+    /// How often to start this machine's ranks again after a failure
+    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 0)]
     max_restarts: usize,
     /// Where the ranks meet
     #[arg(
@@ -117,16 +118,49 @@ impl Torchrun {
         let mut command = self.command();
         let mut job = Job::new(command.remove(0), nproc(&self.nproc_per_node)?).args(command);
         (job.master_addr, job.master_port) = self.master()?;
+        (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
+        job.max_restarts = self.max_restarts;
         job.run_id = self.rdzv_id.clone().unwrap_or_else(new_run_id);
         job.role = self.role.clone();
         job.grace = Duration::from_secs(self.shutdown_timeout);
         job.output.console_ranks = self.local_ranks_filter.clone();
-        let attempt = |folder: &PathBuf| folder.join(&job.run_id).join("attempt_0");
-        job.output.log_dir = self.log_dir.as_ref().map(attempt);
+        job.output.log_dir = self.attempt_folder(&job);
         if self.redirects == "3" {
             job.output.console = Console::Silent;
         }
         Ok(job)
+    }
+
+    /// Where the output of this attempt goes, if it goes into files.
+    pub fn attempt_folder(&self, job: &Job) -> Option<PathBuf> {
+        let attempt = format!("attempt_{}", job.restart_count);
+        let folder = self.log_dir.as_ref()?;
+        Some(folder.join(&job.run_id).join(attempt))
+    }
+
+    /// How many machines there are, and which this is.
+    fn nodes(&self, master_port: Option<u16>) -> Result<(usize, usize), Failure> {
+        let num_nodes = match self.nnodes.split_once(':') {
+            Some((min, max)) if min == max => max,
+            Some(_) => {
+                let message = format!("--nnodes {} is not supported yet", self.nnodes);
+                return Err(Failure::usage(message).hint("name one number: --nnodes N"));
+            }
+            None => &self.nnodes,
+        };
+        let num_nodes = num_nodes.parse().unwrap_or(0);
+        if self.node_rank >= num_nodes {
+            let message = format!(
+                "--node-rank {} of --nnodes {}: machines are numbered from 0",
+                self.node_rank, self.nnodes
+            );
+            return Err(Failure::usage(message));
+        }
+        if num_nodes > 1 && master_port.is_none() {
+            let message = format!("--nnodes {num_nodes} needs a port that all machines know");
+            return Err(Failure::usage(message).hint("add --master-addr HOST --master-port PORT"));
+        }
+        Ok((num_nodes, self.node_rank))
     }
 
     fn refuse_what_is_missing(&self) -> Result<(), Failure> {
@@ -134,18 +168,6 @@ impl Torchrun {
             let message = format!("{option} {value} is not supported yet");
             Err(Failure::usage(message).hint(hint))
         };
-        if !matches!(self.nnodes.as_str(), "1" | "1:1") {
-            return refuse("--nnodes", &self.nnodes, "use one machine: --nnodes 1");
-        }
-        if self.node_rank != 0 {
-            let rank = self.node_rank.to_string();
-            return refuse("--node-rank", &rank, "use one machine: --node-rank 0");
-        }
-        if self.max_restarts != 0 {
-            let restarts = self.max_restarts.to_string();
-            let hint = "start the job again by hand: --max-restarts 0";
-            return refuse("--max-restarts", &restarts, hint);
-        }
         if !matches!(self.rdzv_backend.as_str(), "c10d" | "static") {
             let hint = "on one machine leave it out, or use c10d or static";
             return refuse("--rdzv-backend", &self.rdzv_backend, hint);
@@ -317,10 +339,7 @@ mod tests {
     #[test]
     fn what_is_not_there_yet_is_refused_by_name() {
         for line in [
-            "--nnodes 2 p",
             "--nnodes 1:4 p",
-            "--node-rank 1 p",
-            "--max-restarts 3 p",
             "--rdzv-backend etcd p",
             "--redirects 1 --log-dir l p",
         ] {
@@ -330,6 +349,25 @@ mod tests {
             assert!(error.contains("not supported yet"), "{line}: {error}");
             assert!(error.contains("\nhint: "), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn machines_are_numbered_and_meet_at_a_port() {
+        let nodes = |line: &str| job(line).map(|job| (job.num_nodes, job.node_rank));
+        assert_eq!(nodes("p"), Ok((1, 0)));
+        assert_eq!(nodes("--nnodes 1:1 p"), Ok((1, 0)));
+        let two = "--nnodes 2 --master-addr h --master-port 5";
+        assert_eq!(nodes(&format!("{two} --node-rank 1 p")), Ok((2, 1)));
+        assert!(nodes(&format!("{two} --node-rank 2 p")).is_err());
+        for line in [
+            "--nnodes 2 p",
+            "--nnodes 0 p",
+            "--nnodes x p",
+            "--node-rank 1 p",
+        ] {
+            assert!(nodes(line).is_err(), "{line}");
+        }
+        assert_eq!(job("--max-restarts 3 p").unwrap().max_restarts, 3);
     }
 
     #[test]
