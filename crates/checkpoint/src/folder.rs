@@ -29,16 +29,26 @@ pub fn latest(store: &dyn Store) -> Result<Option<String>> {
     Ok(complete.into_iter().max().map(step_folder))
 }
 
-/// The newest checkpoint of which every file is there, at its length: for stores that can lose files,
-/// where a manifest alone says little.
+/// The newest checkpoint of which every file is there: for stores that can lose files, where a manifest
+/// alone says little.
 pub fn latest_whole(store: &Arc<dyn Store>) -> Result<Option<Checkpoint>> {
     let (mut complete, _) = steps_below(&**store, u64::MAX)?;
     complete.sort_unstable();
     for step in complete.into_iter().rev() {
-        let opened = Checkpoint::open(Arc::clone(store), &step_folder(step));
-        match opened.and_then(|checkpoint| checkpoint.check_sizes().map(|()| checkpoint)) {
-            Ok(checkpoint) => return Ok(Some(checkpoint)),
-            Err(error) => tracing::warn!("passed over: {error}"),
+        let folder = step_folder(step);
+        let checkpoint = match Checkpoint::open(Arc::clone(store), &folder) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                tracing::warn!("passed over: {error}");
+                continue;
+            }
+        };
+        match checkpoint.missing_file()? {
+            None => return Ok(Some(checkpoint)),
+            Some(file) => {
+                let folder = store.describe(&folder);
+                tracing::warn!("passed over {folder}: {file} of it is lost");
+            }
         }
     }
     Ok(None)

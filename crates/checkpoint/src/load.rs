@@ -227,19 +227,6 @@ impl Checkpoint {
 
     /// Reads everything and checks it: every file's length and digests.
     pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<()> {
-        self.check_sizes()?;
-        for (file, entry) in &self.manifest.files {
-            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
-            self.read_blocks(file, entry, &numbers, |_, bytes| {
-                progress(bytes.len() as u64);
-                Ok(())
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Whether every file is there, at its length.
-    pub(crate) fn check_sizes(&self) -> Result<()> {
         for (file, entry) in &self.manifest.files {
             let path = format!("{}/{file}", self.folder);
             let size = self.store.size(&path)?;
@@ -250,8 +237,20 @@ impl Checkpoint {
                     what: format!("it has {size} of {} bytes", entry.num_bytes),
                 });
             }
+            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
+            self.read_blocks(file, entry, &numbers, |_, bytes| {
+                progress(bytes.len() as u64);
+                Ok(())
+            })?;
         }
         Ok(())
+    }
+
+    /// A file that the manifest names and the folder lacks.
+    pub(crate) fn missing_file(&self) -> Result<Option<&str>> {
+        let there: BTreeSet<String> = self.store.list(&self.folder)?.into_iter().collect();
+        let mut named = self.manifest.files.keys().map(String::as_str);
+        Ok(named.find(|file| !there.contains(*file)))
     }
 }
 

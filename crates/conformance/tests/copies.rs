@@ -54,6 +54,24 @@ fn a_killed_worker_comes_back_from_memory() -> Outcome {
 }
 
 #[test]
+fn a_killed_launcher_comes_back_with_an_empty_holder() -> Outcome {
+    let cluster = Cluster::new()?;
+    let options = ["--max-restarts", "5"];
+    let [mut first, second] = cluster.start(&options, &[])?;
+    first.wait_for(&format!("step: {MIDDLE:>2} "))?;
+    // Its worker and its holder go with it.
+    drop(second);
+    first.wait_for("starting again")?;
+    let second = cluster.start_host(1, &options, &[])?;
+    let [first, _] = finish([first, second])?;
+    assert!(
+        first.contains("in peers' memory; storage has none"),
+        "{first}"
+    );
+    assert_same_losses(&first)
+}
+
+#[test]
 fn a_lost_host_comes_back_from_its_partner_without_storage() -> Outcome {
     let cluster = Cluster::new()?;
     let mut holders = [cluster.holder(0)?, cluster.holder(1)?];
@@ -133,37 +151,39 @@ impl Cluster {
 
     /// A launcher with one rank on each host.
     fn start(&self, options: &[&str], keys: &[&str]) -> Outcome<[Host; 2]> {
-        let start = |host: &str| -> Outcome<Host> {
-            let program = find("trainyard")?;
-            let mut command = self.trainyard("run")?;
-            command
-                .args(["--nnodes", "2", "--node-rank", host])
-                .args([
-                    "--master-addr",
-                    HOSTS[0],
-                    "--master-port",
-                    &self.master_port,
-                ])
-                .args(["--holders", &self.holders, "--run-secret-file"])
-                .arg(&self.secret)
-                .args(options)
-                .arg("--")
-                .arg(&program)
-                .args([
-                    "train",
-                    "configs/llama-tiny.toml",
-                    "--metrics.log_freq",
-                    "1",
-                ])
-                .args(["--training.steps", &STEPS.to_string()])
-                .args(["--training.seq_len", "32"])
-                .args(["--checkpoint.memory_interval", "2"])
-                .arg("--job.dump_folder")
-                .arg(self.folder.path().join("outputs"))
-                .args(keys);
-            Host::of(&mut command)
-        };
-        Ok([start("0")?, start("1")?])
+        let start = |host| self.start_host(host, options, keys);
+        Ok([start(0)?, start(1)?])
+    }
+
+    fn start_host(&self, host: usize, options: &[&str], keys: &[&str]) -> Outcome<Host> {
+        let program = find("trainyard")?;
+        let mut command = self.trainyard("run")?;
+        command
+            .args(["--nnodes", "2", "--node-rank", &host.to_string()])
+            .args([
+                "--master-addr",
+                HOSTS[0],
+                "--master-port",
+                &self.master_port,
+            ])
+            .args(["--holders", &self.holders, "--run-secret-file"])
+            .arg(&self.secret)
+            .args(options)
+            .arg("--")
+            .arg(&program)
+            .args([
+                "train",
+                "configs/llama-tiny.toml",
+                "--metrics.log_freq",
+                "1",
+            ])
+            .args(["--training.steps", &STEPS.to_string()])
+            .args(["--training.seq_len", "32"])
+            .args(["--checkpoint.memory_interval", "2"])
+            .arg("--job.dump_folder")
+            .arg(self.folder.path().join("outputs"))
+            .args(keys);
+        Host::of(&mut command)
     }
 
     /// A holder as a process of its own, when it listens.

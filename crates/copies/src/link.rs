@@ -24,7 +24,7 @@ const GREETING: &[u8; 12] = b"trainyard\0\0\x01";
 /// How long reaching somebody, and proving oneself, may take.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long one message may take from its first byte to its last.
-const MESSAGE: Duration = Duration::from_secs(60);
+const MESSAGE: Duration = Duration::from_secs(20);
 
 /// A connection, proven.
 #[derive(Debug)]

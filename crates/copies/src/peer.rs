@@ -1,8 +1,8 @@
 //! One holder, as a client sees it: there, or away.
 //!
 //! A connection is kept between questions. A holder that cannot be reached is left alone for a while,
-//! so that a dead host costs one time-out and not one for every block; that it is gone, and that it is
-//! back, is told once.
+//! and then for longer and longer, so that a dead host costs a time-out now and then and not one for
+//! every block; that it is gone, and that it is back, is told once.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,9 @@ use crate::Secret;
 use crate::link::Link;
 use crate::wire::{Reply, Request};
 
-/// How long one who is away is not asked again.
-const PAUSE: Duration = Duration::from_secs(10);
+/// How long one who is away is not asked again: at first, and at last.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const LAST_PAUSE: Duration = Duration::from_secs(320);
 
 /// A holder at an address.
 #[derive(Debug)]
@@ -26,7 +27,24 @@ pub(crate) struct Peer {
 #[derive(Debug, Default)]
 struct State {
     kept: Option<Link>,
-    away_until: Option<Instant>,
+    away: Option<Away>,
+}
+
+/// Since a holder could not be reached.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Away {
+    fn again(before: Option<Away>) -> Away {
+        let pause = before.map_or(FIRST_PAUSE, |away| LAST_PAUSE.min(2 * away.pause));
+        Away {
+            until: Instant::now() + pause,
+            pause,
+        }
+    }
 }
 
 /// A file on its way to one holder.
@@ -83,20 +101,17 @@ impl Peer {
         state: &mut State,
         act: impl FnOnce(&mut Link) -> io::Result<T>,
     ) -> io::Result<(T, Link)> {
-        let was_away = state.away_until.is_some();
-        if state.away_until.is_some_and(|until| Instant::now() < until) {
+        let before = state.away;
+        if before.is_some_and(|away| Instant::now() < away.until) {
             let reason = format!("the holder {} was away a moment ago", self.address);
             return Err(io::Error::new(io::ErrorKind::NotConnected, reason));
         }
         let connected = Link::connect(&self.address, &self.secret);
         let reached = connected.and_then(|mut link| Ok((act(&mut link)?, link)));
+        state.away = reached.is_err().then(|| Away::again(before));
         match &reached {
-            Ok(_) => state.away_until = None,
-            Err(_) => state.away_until = Some(Instant::now() + PAUSE),
-        }
-        match &reached {
-            Ok(_) if was_away => tracing::info!("the holder {} is back", self.address),
-            Err(error) if !was_away => {
+            Ok(_) if before.is_some() => tracing::info!("the holder {} is back", self.address),
+            Err(error) if before.is_none() => {
                 tracing::warn!("going on without the holder {}: {error}", self.address);
             }
             _ => {}
@@ -133,4 +148,18 @@ impl Upload {
 fn exchange(link: &mut Link, question: &[u8]) -> io::Result<Vec<u8>> {
     link.send(question)?;
     link.receive()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_an_end() {
+        let mut away = None;
+        let pauses: Vec<u64> = (0..8)
+            .map(|_| away.insert(Away::again(away)).pause.as_secs())
+            .collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 320, 320]);
+    }
 }

@@ -13,10 +13,7 @@ const OVERHEAD: u64 = 256;
 
 /// Why a file is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the holder is full: it keeps at most {capacity} bytes; give it more with --holder-bytes, or \
-     copy the state to fewer hosts' memory"
-)]
+#[error("the holder is full: it keeps at most {capacity} bytes; give it more with --holder-bytes")]
 pub(crate) struct Full {
     capacity: u64,
 }
