@@ -141,11 +141,17 @@ fn mistakes_are_explained() {
     assert!(message.starts_with("error: program `no-such-program` not found"));
     assert!(message.contains("\nhint: "));
 
-    let output = trainyard(&["run", "--nnodes", "2", "--", "true"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).starts_with("error: --nnodes 2 is not supported yet\nhint: "));
+    for (nnodes, reason) in [
+        ("1:4", "is not supported yet\nhint: "),
+        ("2", "needs a port that all machines know\nhint: "),
+    ] {
+        let output = trainyard(&["run", "--nnodes", nnodes, "--", "true"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let message = text(&output.stderr);
+        assert!(message.starts_with(&format!("error: --nnodes {nnodes} {reason}")));
+    }
 
     let output = trainyard(&["run", "--nproc-per-nod", "2", "true"])
         .output()

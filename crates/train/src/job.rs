@@ -40,7 +40,8 @@ struct Job<'a> {
     world: &'a World,
     trainer: Trainer,
     loader: Loader,
-    saver: Saver,
+    /// None where nothing is saved.
+    saver: Option<Saver>,
     /// None where nothing is saved there.
     storage: Option<Destination>,
     /// The memory of peers; none where no copies go there.
@@ -98,7 +99,10 @@ impl<'a> Job<'a> {
             memory_capacity: memory_capacity()?,
             memory_watch: MemoryWatch::from_config(config, world.rank(), trainer.steps_taken()),
             window: Window::begin(),
-            saver: Saver::new(world)?,
+            saver: match storage.is_some() || memory.is_some() {
+                true => Some(Saver::new(world)?),
+                false => None,
+            },
             storage,
             memory,
             sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
@@ -139,10 +143,7 @@ impl<'a> Job<'a> {
         let memory = self.memory.clone().filter(|_| copied);
         let storage = self.storage.clone().filter(|_| stored);
         let places: Vec<Destination> = memory.into_iter().chain(storage).collect();
-        match places.is_empty() {
-            true => Ok(()),
-            false => self.save(&places),
-        }
+        self.save(&places)
     }
 
     /// The step itself, watched if its memory is to be reported.
@@ -216,6 +217,9 @@ impl<'a> Job<'a> {
     }
 
     fn save(&mut self, places: &[Destination]) -> Result<()> {
+        let Some(saver) = self.saver.as_mut().filter(|_| !places.is_empty()) else {
+            return Ok(());
+        };
         let ledger = self.world.ledger();
         let _span = ledger.enter(SpanKind::Checkpoint, "checkpoint");
         let step = self.trainer.steps_taken();
@@ -227,7 +231,7 @@ impl<'a> Job<'a> {
             config: self.config.to_toml()?,
             schedule: self.trainer.paces(),
         };
-        let saved = self.saver.save(&self.trainer, self.world, state, places)?;
+        let saved = saver.save(&self.trainer, self.world, state, places)?;
         if self.world.rank() == 0 {
             tracing::info!(
                 "checkpoint of step {step}: training paused for {:.1} ms, {} of staging memory",
@@ -240,7 +244,9 @@ impl<'a> Job<'a> {
     }
 
     fn finish(mut self) -> Result<()> {
-        self.saver.finish();
+        if let Some(saver) = &mut self.saver {
+            saver.finish();
+        }
         self.sinks.finish();
         if self.world.rank() == 0 {
             report_offload(&self.trainer.model().offload_counters());

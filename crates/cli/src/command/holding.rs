@@ -25,7 +25,12 @@ pub struct Holding {
     #[arg(long, alias = "external_holders", requires = "holders")]
     external_holders: bool,
     /// What only members of the run know: 16 bytes or more, in a file of mode 600
-    #[arg(long, alias = "run_secret_file", value_name = "FILE")]
+    #[arg(
+        long,
+        alias = "run_secret_file",
+        value_name = "FILE",
+        requires = "holders"
+    )]
     run_secret_file: Option<PathBuf>,
     /// How many bytes this machine's holder keeps at most; half of the memory when not given
     #[arg(long, alias = "holder_bytes", value_name = "BYTES")]
@@ -162,6 +167,7 @@ mod tests {
         assert_eq!(variables(&job), [""; 0]);
         assert!(holding("--holders a:1,b:2").is_err(), "no secret");
         assert!(holding("--external-holders").is_err(), "no holders");
+        assert!(holding("--run-secret-file s").is_err(), "no holders");
         let secret = Secret::generate().unwrap();
         let secret = secret.path.display();
         let line = format!("--external-holders --run-secret-file {secret} --holders");
