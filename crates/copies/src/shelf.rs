@@ -229,7 +229,7 @@ mod tests {
         let shelf = Arc::new(Shelf::new(3 * OVERHEAD + 20));
         write(&shelf, "a", &[&[1; 10]]).unwrap();
         let taken = shelf.used();
-        assert_eq!(write(&shelf, "b", &[&[2; 5], &[2; 500]]).is_err(), true);
+        assert!(write(&shelf, "b", &[&[2; 5], &[2; 500]]).is_err());
         assert_eq!(shelf.used(), taken);
         assert_eq!(shelf.size("b"), None);
         write(&shelf, "a", &[&[3; 4]]).unwrap();
