@@ -46,6 +46,16 @@ pub fn job(dtype: Dtype) -> Config {
 /// Trains every variant on all ranks, with one and with two micro-batches; all ranks agree to the
 /// bit, and with one rank as closely as the type allows.
 pub fn equal_one_rank(rank: &Rank, config: &Config, dtype: Dtype, variants: &[Config]) -> Outcome {
+    equal_within(rank, config, Tolerance::of(dtype), variants)
+}
+
+/// The same, as closely as told.
+pub fn equal_within(
+    rank: &Rank,
+    config: &Config,
+    tolerance: Tolerance,
+    variants: &[Config],
+) -> Outcome {
     let expected = on_first(rank, || reference(&config.on_one_rank()))?;
     for (number, variant) in variants.iter().enumerate() {
         let num_data_ranks = num_data_ranks(rank, variant)?;
@@ -54,7 +64,7 @@ pub fn equal_one_rank(rank: &Rank, config: &Config, dtype: Dtype, variants: &[Co
         let run = train_on(rank, &variant)?;
         agreed_fingerprint(rank, &run)?;
         if let Some(expected) = &expected {
-            run.assert_agrees(expected, Tolerance::of(dtype));
+            run.assert_agrees(expected, tolerance);
         }
     }
     Ok(())

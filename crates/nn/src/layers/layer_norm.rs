@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::loss::wide;
 use crate::{Builder, Init, Module, Parameter, Result};
 
 /// Norm over the last dimension by mean and deviation, with a learnt scale and bias.
@@ -22,10 +23,15 @@ impl LayerNorm {
         })
     }
 
-    /// `x`, normed.
+    /// `x`, normed. In at least single precision: libtorch would add up the gradients of scale and bias
+    /// in a half type, a row after the other.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight.value()?, self.bias.value()?);
+        let kind = wide(x.kind());
+        let weight = self.weight.value()?.f_to_kind(kind)?;
+        let bias = self.bias.value()?.f_to_kind(kind)?;
+        let rows = x.f_to_kind(kind)?;
         let width = weight.size();
-        Ok(x.f_layer_norm(&width[..], Some(&weight), Some(&bias), self.eps, false)?)
+        let normed = rows.f_layer_norm(&width[..], Some(&weight), Some(&bias), self.eps, false)?;
+        Ok(normed.f_to_kind(x.kind())?)
     }
 }
