@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use trainyard_mesh::Slice;
 
 use crate::foreign::manifest_of;
-use crate::load::{Checkpoint, Want};
+use crate::load::Checkpoint;
 use crate::manifest::{Manifest, TensorEntry};
+use crate::neighbours::neighbours;
 use crate::shard::{Elements, Part, write_shard};
 use crate::{CheckpointError, MODEL, Result, Store, model_name};
 
@@ -73,7 +74,8 @@ pub fn export(
         .iter()
         .filter_map(|(name, tensor)| Some((name.strip_prefix(MODEL)?, tensor)))
         .collect();
-    let groups = groups(&tensors, max_bytes);
+    let size = |(_, tensor): &(&str, &TensorEntry)| tensor.num_bytes().unwrap_or(0);
+    let groups = neighbours(&tensors, max_bytes, size);
     remove_old(&**to)?;
     let mut weight_map = BTreeMap::new();
     let mut total = 0;
@@ -124,27 +126,6 @@ fn part(name: &str, tensor: &TensorEntry) -> Part {
     }
 }
 
-/// Neighbours that go into one file: as many as fit, and at least one.
-fn groups<'a>(
-    tensors: &[(&'a str, &'a TensorEntry)],
-    max_bytes: u64,
-) -> Vec<Vec<(&'a str, &'a TensorEntry)>> {
-    let mut groups: Vec<Vec<(&str, &TensorEntry)>> = vec![Vec::new()];
-    let mut filled = 0;
-    for &(name, tensor) in tensors {
-        let size = tensor.num_bytes().unwrap_or(0);
-        if filled > 0 && filled + size > max_bytes {
-            groups.push(Vec::new());
-            filled = 0;
-        }
-        filled += size;
-        if let Some(last) = groups.last_mut() {
-            last.push((name, tensor));
-        }
-    }
-    groups
-}
-
 /// Whole tensors of a checkpoint, one at a time in memory.
 struct FromCheckpoint<'a> {
     checkpoint: &'a Checkpoint,
@@ -161,27 +142,14 @@ impl<'a> FromCheckpoint<'a> {
             current: Mutex::new(None),
         }
     }
-
-    fn whole(&self, index: usize) -> Result<Vec<u8>> {
-        let part = &self.parts[index];
-        let mut bytes = vec![0; part.num_bytes().unwrap_or(0) as usize];
-        let want = Want {
-            name: model_name(&part.name),
-            slice: part.slice.clone(),
-        };
-        self.checkpoint.read(&[want], |_, start, piece| {
-            bytes[start..start + piece.len()].copy_from_slice(piece);
-            Ok(())
-        })?;
-        Ok(bytes)
-    }
 }
 
 impl Elements for FromCheckpoint<'_> {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
         let mut current = self.current.lock().unwrap_or_else(|e| e.into_inner());
         if current.as_ref().is_none_or(|(held, _)| *held != index) {
-            *current = Some((index, self.whole(index).map_err(io::Error::other)?));
+            let whole = self.checkpoint.whole(&model_name(&self.parts[index].name));
+            *current = Some((index, whole.map_err(io::Error::other)?));
         }
         if let Some((_, bytes)) = &*current {
             into.copy_from_slice(&bytes[start..start + into.len()]);

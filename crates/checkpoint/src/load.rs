@@ -135,6 +135,21 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// All bytes of a tensor.
+    pub fn whole(&self, name: &str) -> Result<Vec<u8>> {
+        let tensor = self.tensor(name)?;
+        let mut bytes = vec![0; tensor.num_bytes().unwrap_or(0) as usize];
+        let want = Want {
+            name: name.to_owned(),
+            slice: Slice::whole(&tensor.shape),
+        };
+        self.read(&[want], |_, start, piece| {
+            bytes[start..start + piece.len()].copy_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
     /// Which bytes of which files are needed for what.
     fn plan(&self, wants: &[Want]) -> Result<BTreeMap<&str, Vec<Segment>>> {
         let mut plan: BTreeMap<&str, Vec<Segment>> = BTreeMap::new();

@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    pub(crate) fn little() -> Manifest {
+    fn little() -> Manifest {
         let rows = |start: usize| Slice {
             region: Region {
                 offsets: vec![start, 0],

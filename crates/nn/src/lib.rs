@@ -24,6 +24,7 @@ mod adapter;
 mod builder;
 mod cnn;
 mod context_parallel;
+pub mod dtype;
 mod error;
 pub mod init;
 mod intercept;

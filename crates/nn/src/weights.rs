@@ -22,7 +22,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use trainyard_mesh::{Mesh, Region, slice_of};
 use trainyard_torch::meta;
 
-use crate::{Module, NnError, Parameter, Result, parameter::shape_of};
+use crate::{Module, NnError, Parameter, Result, dtype, parameter::shape_of};
 
 /// Bytes of the header's own length, which every file begins with.
 const PREFIX: u64 = 8;
@@ -388,22 +388,12 @@ fn not_whole(parameter: &Parameter) -> NnError {
 }
 
 fn dtype_of(parameter: &Parameter) -> Result<Dtype> {
-    Ok(match parameter.kind() {
-        Kind::Float => Dtype::F32,
-        Kind::Double => Dtype::F64,
-        Kind::Half => Dtype::F16,
-        Kind::BFloat16 => Dtype::BF16,
-        Kind::Int64 => Dtype::I64,
-        Kind::Int => Dtype::I32,
-        Kind::Uint8 => Dtype::U8,
-        Kind::Bool => Dtype::BOOL,
-        kind => {
-            return Err(WeightsError::UnknownKind {
-                name: parameter.name().to_owned(),
-                kind,
-            })?;
-        }
-    })
+    let kind = parameter.kind();
+    let unknown = || WeightsError::UnknownKind {
+        name: parameter.name().to_owned(),
+        kind,
+    };
+    Ok(dtype::dtype_of(kind).ok_or_else(unknown)?)
 }
 
 fn partial_name(path: &Path) -> PathBuf {

@@ -96,7 +96,7 @@ impl Schedule {
         let mut program = Program {
             ranks: ranks.map(|rank| self.instructions(rank, sharing)).collect(),
         };
-        program.note_arrivals(&self.holders);
+        program.note_arrivals(self);
         program
     }
 
@@ -148,6 +148,12 @@ impl Schedule {
         self.between(from, task.stage, task.microbatch)
     }
 
+    /// Whether an action computes with a message.
+    fn uses(&self, action: &Action, message: &Message) -> bool {
+        let mut needs = action.tasks().filter_map(|task| self.needs(task));
+        needs.any(|needed| needed == *message)
+    }
+
     /// What a task gives to another rank.
     pub fn gives(&self, task: Task) -> Option<Message> {
         let to = match task.work {
@@ -172,9 +178,9 @@ impl Schedule {
 
 impl Program {
     /// Where a rank has waited for a message, everything its sender had received by then has arrived.
-    fn note_arrivals(&mut self, holders: &[usize]) {
+    fn note_arrivals(&mut self, schedule: &Schedule) {
         let answers: Vec<_> = (0..self.ranks.len())
-            .map(|rank| self.answers(rank, holders))
+            .map(|rank| self.answers(rank, schedule))
             .collect();
         for (list, mut answers) in self.ranks.iter_mut().zip(answers) {
             let mut noted = Vec::with_capacity(2 * list.len());
@@ -184,7 +190,7 @@ impl Program {
                 match instruction {
                     Instruction::Receive(message) => asked.push(message),
                     Instruction::Compute(action) => {
-                        for message in asked.extract_if(.., |m| is_for(m, &action)) {
+                        for message in asked.extract_if(.., |m| schedule.uses(&action, m)) {
                             let arrived = answers.remove(&message).unwrap_or_default();
                             noted.extend(arrived.into_iter().map(Instruction::Arrived));
                         }
@@ -197,7 +203,8 @@ impl Program {
     }
 
     /// By message that `rank` gets: those it sent that have arrived if this one has.
-    fn answers(&self, rank: usize, holders: &[usize]) -> HashMap<Message, Vec<Message>> {
+    fn answers(&self, rank: usize, schedule: &Schedule) -> HashMap<Message, Vec<Message>> {
+        let holders = &schedule.holders;
         let mut answers = HashMap::new();
         for list in &self.ranks {
             let (mut asked, mut taken) = (Vec::new(), Vec::new());
@@ -205,7 +212,7 @@ impl Program {
                 match instruction {
                     Instruction::Receive(sent) if holders[sent.from] == rank => asked.push(*sent),
                     Instruction::Compute(action) => {
-                        taken.extend(asked.extract_if(.., |sent| is_for(sent, action)));
+                        taken.extend(asked.extract_if(.., |sent| schedule.uses(action, sent)));
                     }
                     Instruction::Send(answer) if holders[answer.to] == rank => {
                         answers.insert(*answer, std::mem::take(&mut taken));
@@ -223,17 +230,6 @@ fn last_of_stages(actions: &[Action]) -> HashMap<usize, Task> {
     let tasks = actions.iter().flat_map(Action::tasks);
     let ends = tasks.filter(|task| task.work.releases());
     ends.map(|task| (task.stage, task)).collect()
-}
-
-/// Whether an action computes with a message.
-fn is_for(message: &Message, action: &Action) -> bool {
-    action.tasks().any(|task| {
-        let needs = match task.work {
-            Work::Forward => message.from < message.to,
-            work => work.gives_gradient() && message.from > message.to,
-        };
-        needs && task.stage == message.to && task.microbatch == message.microbatch
-    })
 }
 
 /// Which stages of a rank are gathered, while its program is written.

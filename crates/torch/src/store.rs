@@ -88,7 +88,20 @@ impl Store {
 
     /// The port of the server.
     pub(crate) fn port(&self) -> Option<u16> {
-        self.address.rsplit(':').next()?.parse().ok()
+        self.host_and_port().map(|(_, port)| port)
+    }
+
+    fn host_and_port(&self) -> Option<(&str, u16)> {
+        let (host, port) = self.address.rsplit_once(':')?;
+        Some((host, port.parse().ok()?))
+    }
+
+    /// The same store over another connection: whoever waits in one holds nobody up in the other.
+    pub fn reconnected(&self) -> Result<Store> {
+        let (host, port) = self.host_and_port().ok_or_else(|| {
+            TorchError::Invalid(format!("{} is no address of a store", self.address))
+        })?;
+        Store::connect(host, port, self.timeout)
     }
 
     /// Sets a key.

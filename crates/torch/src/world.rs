@@ -133,16 +133,10 @@ impl World {
     /// A dictionary of all ranks for something that is no part of training, over a connection of its
     /// own: whoever waits in it holds nobody else up. None where there is one rank.
     pub fn meeting(&self, name: &str) -> Result<Option<Store>> {
-        let Carrier::Real { store, timeout, .. } = &self.carrier else {
-            return Ok(None);
-        };
-        let apart = || {
-            let (host, port) = store.address().rsplit_once(':')?;
-            Some((host, port.parse().ok()?))
-        };
-        let (host, port) = apart()
-            .ok_or_else(|| TorchError::Invalid(format!("no address: {}", store.address())))?;
-        Ok(Some(Store::connect(host, port, *timeout)?.prefixed(name)?))
+        match &self.carrier {
+            Carrier::Real { store, .. } => Ok(Some(store.reconnected()?.prefixed(name)?)),
+            Carrier::Alone | Carrier::Fake => Ok(None),
+        }
     }
 
     /// The mesh of all ranks.

@@ -4,11 +4,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trainyard_checkpoint::{Checkpoint, Store, TrainState, Want, step_folder, store};
+use trainyard_checkpoint::{Checkpoint, Store, TrainState, step_folder, store};
 use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{Session, divided, little_llama};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_mesh::{Mesh, Slice};
+use trainyard_mesh::Mesh;
 use trainyard_torch::World;
 use trainyard_train::{checkpoint, data_axes};
 
@@ -201,25 +201,7 @@ fn assert_same_state(first: &Path, second: &Path, what: &str) -> Result<(), Box<
         "{what}"
     );
     for name in names {
-        assert_eq!(
-            whole(&first, name)?,
-            whole(&second, name)?,
-            "{what}: {name}"
-        );
+        assert_eq!(first.whole(name)?, second.whole(name)?, "{what}: {name}");
     }
     Ok(())
-}
-
-fn whole(checkpoint: &Checkpoint, name: &str) -> Result<Vec<u8>, Box<dyn Error>> {
-    let tensor = checkpoint.tensor(name)?;
-    let mut bytes = vec![0; tensor.num_bytes().unwrap_or(0) as usize];
-    let want = Want {
-        name: name.to_owned(),
-        slice: Slice::whole(&tensor.shape),
-    };
-    checkpoint.read(&[want], |_, start, piece| {
-        bytes[start..start + piece.len()].copy_from_slice(piece);
-        Ok(())
-    })?;
-    Ok(bytes)
 }

@@ -52,13 +52,6 @@ impl Attention {
         let (width, q_width) = (sizes.width, sizes.num_heads * sizes.head_dim);
         let tp = builder.tensor_parallel();
         tp.share("num_attention_heads", sizes.num_heads)?;
-        let query_map = |builder: &Builder| -> Result<Linear> {
-            let map = Linear::column(builder, width, q_width, init)?;
-            match sizes.has_bias {
-                true => map.with_cut_bias(builder, q_width),
-                false => Ok(map),
-            }
-        };
         // Every rank norms its own heads with the one scale.
         let norm = |name| {
             let norm = sizes.norm_eps;
@@ -66,9 +59,9 @@ impl Attention {
                 .transpose()
         };
         Ok(Attention {
-            q_proj: query_map(&builder.at("q_proj"))?,
-            k_proj: key_map(&builder.at("k_proj"), sizes, init)?,
-            v_proj: key_map(&builder.at("v_proj"), sizes, init)?,
+            q_proj: heads_map(&builder.at("q_proj"), sizes, sizes.num_heads, init)?,
+            k_proj: heads_map(&builder.at("k_proj"), sizes, sizes.num_kv_heads, init)?,
+            v_proj: heads_map(&builder.at("v_proj"), sizes, sizes.num_kv_heads, init)?,
             o_proj: Linear::row(&builder.at("o_proj"), q_width, width, init)?,
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
@@ -100,30 +93,31 @@ impl Attention {
     }
 }
 
-/// The map to keys or values. Where ranks are more than heads, several compute the same head: all hold
-/// the whole map then, which is small, and add up its gradients.
-fn key_map(builder: &Builder, sizes: &AttentionSizes, init: Init) -> Result<Linear> {
-    let (tp, num_heads) = (builder.tensor_parallel(), sizes.num_kv_heads);
+/// The map to some heads. Where ranks are more than heads, several compute the same head: all hold the
+/// whole map then, which is small, and add up its gradients.
+fn heads_map(
+    builder: &Builder,
+    sizes: &AttentionSizes,
+    num_heads: usize,
+    init: Init,
+) -> Result<Linear> {
+    let tp = builder.tensor_parallel();
     let (num_inputs, num_outputs) = (sizes.width, num_heads * sizes.head_dim);
-    if num_heads.is_multiple_of(tp.size()) {
-        let map = Linear::column(builder, num_inputs, num_outputs, init)?;
-        return match sizes.has_bias {
-            true => map.with_cut_bias(builder, num_outputs),
-            false => Ok(map),
-        };
-    }
-    if !tp.size().is_multiple_of(num_heads) {
+    let map = if num_heads.is_multiple_of(tp.size()) {
+        Linear::column(builder, num_inputs, num_outputs, init)?
+    } else if tp.size().is_multiple_of(num_heads) {
+        let head = tp.index() * num_heads / tp.size();
+        let outputs = head * sizes.head_dim..(head + 1) * sizes.head_dim;
+        Linear::shared(builder, num_inputs, num_outputs, outputs, init)?
+    } else {
         return Err(NnError::Uneven {
             what: "num_key_value_heads".to_owned(),
             length: num_heads,
             num_ranks: tp.size(),
         });
-    }
-    let head = tp.index() * num_heads / tp.size();
-    let outputs = head * sizes.head_dim..(head + 1) * sizes.head_dim;
-    let map = Linear::shared(builder, num_inputs, num_outputs, outputs, init)?;
+    };
     match sizes.has_bias {
-        true => map.with_shared_bias(builder, num_outputs),
+        true => map.and_bias(builder, num_outputs),
         false => Ok(map),
     }
 }

@@ -81,18 +81,14 @@ impl Linear {
         })
     }
 
-    /// The same with a bias, zero at first, of which every tensor-parallel rank has some outputs.
-    pub fn with_cut_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
-        let bias = builder.cut("bias", &[num_outputs], Dim(0), Init::Zeros)?;
-        Ok(Linear {
-            bias: Some(bias),
-            ..self
-        })
-    }
-
-    /// The same with a bias that every tensor-parallel rank holds whole.
-    pub fn with_shared_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
-        let bias = builder.shared("bias", &[num_outputs], Init::Zeros)?;
+    /// The same with a bias, zero at first, that ranks hold as they hold the weight: some outputs each,
+    /// or all.
+    pub fn and_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
+        let shape = [num_outputs];
+        let bias = match self.outputs {
+            Some(_) => builder.shared("bias", &shape, Init::Zeros)?,
+            None => builder.cut("bias", &shape, Dim(0), Init::Zeros)?,
+        };
         Ok(Linear {
             bias: Some(bias),
             ..self

@@ -37,7 +37,7 @@ pub struct Pipeline {
     schedule: Schedule,
     /// What this rank does in a step.
     orders: Vec<Order>,
-    /// This rank's stages, by number, and how often each is gathered and reduced.
+    /// This rank's stages, by number.
     stages: Vec<(usize, Box<dyn Strategy>)>,
     group: Group,
     sharing: Sharing,

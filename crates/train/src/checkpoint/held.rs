@@ -6,9 +6,9 @@ use tch::Tensor;
 use trainyard_checkpoint::{Part, model_name, optimizer_name};
 use trainyard_mesh::{Axis, AxisSet, Mesh, Slice, slice_of};
 use trainyard_nn::Parameter;
+use trainyard_nn::dtype::dtype_of;
 use trainyard_torch::{TorchError, World};
 
-use super::dtype::dtype_of;
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use tch::Tensor;
-use trainyard_checkpoint::{Checkpoint, MODEL, Store, Want, model_name, optimizer_name};
+use trainyard_checkpoint::{
+    Checkpoint, MODEL, Store, Want, model_name, neighbours, optimizer_name,
+};
 use trainyard_mesh::{Slice, slice_of};
+use trainyard_nn::dtype::kind_of;
 use trainyard_nn::{Parameter, Place};
 use trainyard_torch::{TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
-use super::dtype::kind_of;
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
@@ -70,7 +72,9 @@ fn load_parameters(checkpoint: &Checkpoint, parameters: &[Parameter], world: &Wo
         }
         targets.push((want(name, parameter, world)?, parameter));
     }
-    for batch in batches(&targets, |(want, _)| want.slice.num_elements() as u64 * 4) {
+    for batch in neighbours(&targets, BATCH, |(want, _)| {
+        want.slice.num_elements() as u64 * 4
+    }) {
         let wants: Vec<Want> = batch.iter().map(|(want, _)| want.clone()).collect();
         let tensors = read(checkpoint, &wants)?;
         for ((_, parameter), tensor) in batch.iter().zip(tensors) {
@@ -154,19 +158,4 @@ fn read(checkpoint: &Checkpoint, wants: &[Want]) -> Result<Vec<Tensor>> {
         bytes::copy_in(&tensors[index], start, piece)
     })?;
     Ok(tensors)
-}
-
-/// Neighbours that are read together: as many as fit, and at least one.
-fn batches<T>(items: &[T], size: impl Fn(&T) -> u64) -> Vec<&[T]> {
-    let mut batches = Vec::new();
-    let (mut start, mut total) = (0, 0);
-    for (index, item) in items.iter().enumerate() {
-        if total > 0 && total + size(item) > BATCH {
-            batches.push(&items[start..index]);
-            (start, total) = (index, 0);
-        }
-        total += size(item);
-    }
-    batches.push(&items[start..]);
-    batches
 }

@@ -3,7 +3,6 @@
 //! Every tensor's layout says which part of it a rank holds; nothing else is asked. So a state that was
 //! saved on one mesh loads on any other.
 
-mod dtype;
 mod held;
 mod load;
 mod save;

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
-use trainyard_checkpoint::{Checkpoint, Dtype, TensorEntry, Want};
-use trainyard_mesh::Slice;
+use trainyard_checkpoint::{Checkpoint, Dtype, TensorEntry};
 
 use crate::failure::Failure;
 
@@ -90,7 +89,8 @@ fn distance(
     name: &str,
     tensor: &TensorEntry,
 ) -> Result<Option<String>, Failure> {
-    let (a, b) = (bytes(first, name, tensor)?, bytes(second, name, tensor)?);
+    let whole = |checkpoint: &Checkpoint| checkpoint.whole(name).map_err(Failure::new);
+    let (a, b) = (whole(first)?, whole(second)?);
     if a == b {
         return Ok(None);
     }
@@ -108,20 +108,6 @@ fn distance(
         what += &format!(", by up to {largest:e}");
     }
     Ok(Some(what))
-}
-
-fn bytes(checkpoint: &Checkpoint, name: &str, tensor: &TensorEntry) -> Result<Vec<u8>, Failure> {
-    let mut bytes = vec![0; tensor.num_bytes().unwrap_or(0) as usize];
-    let want = Want {
-        name: name.to_owned(),
-        slice: Slice::whole(&tensor.shape),
-    };
-    let read = checkpoint.read(&[want], |_, start, piece| {
-        bytes[start..start + piece.len()].copy_from_slice(piece);
-        Ok(())
-    });
-    read.map_err(Failure::new)?;
-    Ok(bytes)
 }
 
 /// An element as a number, for the types people train in.

@@ -1,7 +1,7 @@
 //! Types of elements, as libtorch and as safetensors call them.
 
+use safetensors::Dtype;
 use tch::Kind;
-use trainyard_checkpoint::Dtype;
 
 const KINDS: [(Kind, Dtype); 8] = [
     (Kind::Double, Dtype::F64),
