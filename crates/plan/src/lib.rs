@@ -1,0 +1,10 @@
+//! Which way to split a model over a cluster, will it fit, how fast will it be, and why.
+//!
+//! Everything here is arithmetic: a [`Shape`] of a model, a way to split it ([`Strategy`]) and a cluster
+//! give bytes and seconds. Nothing computes with tensors, so nothing needs libtorch.
+
+mod shape;
+mod strategy;
+
+pub use shape::{Experts, FeedForward, Norm, Positions, Shape};
+pub use strategy::{Degrees, Layers, Offload, Precision, Recompute, Strategy};
