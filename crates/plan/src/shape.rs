@@ -33,6 +33,27 @@ pub struct Shape {
     pub max_position_embeddings: usize,
     /// The experts, in a mixture of them.
     pub experts: Option<Experts>,
+    /// Whether queries, keys and values have biases where other matrices have none, as in Qwen 2.
+    pub attention_bias: bool,
+    /// Whether every head of queries and keys is normed, as in Qwen 3.
+    pub qk_norm: bool,
+    /// Queries, keys and values through narrow latents, as in DeepSeek.
+    pub latent: Option<LatentAttention>,
+}
+
+/// Attention whose queries, keys and values come through narrow latents.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct LatentAttention {
+    /// Width of the queries' latent; none where queries come straight from the stream.
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent of keys and values.
+    pub kv_lora_rank: usize,
+    /// The part of a head's query and key that is not rotated.
+    pub qk_nope_head_dim: usize,
+    /// The part that is rotated; keys share it between heads.
+    pub qk_rope_head_dim: usize,
+    /// Width of a head's value.
+    pub v_head_dim: usize,
 }
 
 /// How a feed-forward part is made.
@@ -77,4 +98,92 @@ pub struct Experts {
     pub shared_intermediate_size: usize,
     /// Blocks at the beginning that have no experts.
     pub num_dense_layers: usize,
+    /// Whether a learnt gate weighs what the shared experts give.
+    pub has_shared_gate: bool,
+    /// Whether the router keeps one number per expert that balances their load.
+    pub has_router_bias: bool,
+}
+
+impl Experts {
+    /// The same count of experts everywhere, no shared ones.
+    pub fn plain(num_experts: usize, num_experts_per_tok: usize, width: usize) -> Experts {
+        Experts {
+            num_experts,
+            num_experts_per_tok,
+            moe_intermediate_size: width,
+            num_shared_experts: 0,
+            shared_intermediate_size: 0,
+            num_dense_layers: 0,
+            has_shared_gate: false,
+            has_router_bias: false,
+        }
+    }
+}
+
+impl Shape {
+    /// A plain GPT as Megatron trains it: layer norms, biases, a width of four, a table of positions and
+    /// a head that is the embedding.
+    pub fn gpt(
+        num_hidden_layers: usize,
+        hidden_size: usize,
+        num_attention_heads: usize,
+        vocab_size: usize,
+        max_position_embeddings: usize,
+    ) -> Shape {
+        Shape {
+            name: "gpt".to_owned(),
+            vocab_size,
+            hidden_size,
+            intermediate_size: 4 * hidden_size,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: num_attention_heads,
+            head_dim: hidden_size / num_attention_heads.max(1),
+            feed_forward: FeedForward::Plain,
+            norm: Norm::Layer,
+            positions: Positions::Learnt,
+            has_biases: true,
+            tie_word_embeddings: true,
+            max_position_embeddings,
+            experts: None,
+            attention_bias: true,
+            qk_norm: false,
+            latent: None,
+        }
+    }
+
+    /// How many blocks have experts.
+    pub fn num_expert_layers(&self) -> usize {
+        match &self.experts {
+            Some(experts) => self
+                .num_hidden_layers
+                .saturating_sub(experts.num_dense_layers),
+            None => 0,
+        }
+    }
+}
+
+impl From<&trainyard_config::LlamaConfig> for Shape {
+    fn from(llama: &trainyard_config::LlamaConfig) -> Shape {
+        Shape {
+            name: "llama".to_owned(),
+            vocab_size: llama.vocab_size,
+            hidden_size: llama.hidden_size,
+            intermediate_size: llama.intermediate_size,
+            num_hidden_layers: llama.num_hidden_layers,
+            num_attention_heads: llama.num_attention_heads,
+            num_key_value_heads: llama.num_key_value_heads,
+            head_dim: llama.head_dim,
+            feed_forward: FeedForward::Gated,
+            norm: Norm::RootMeanSquare,
+            positions: Positions::Rotary,
+            has_biases: false,
+            tie_word_embeddings: llama.tie_word_embeddings,
+            max_position_embeddings: llama.max_position_embeddings,
+            experts: None,
+            attention_bias: llama.attention_bias,
+            qk_norm: llama.qk_norm,
+            latent: None,
+        }
+    }
 }
