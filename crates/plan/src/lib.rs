@@ -3,18 +3,32 @@
 //! Everything here is arithmetic: a [`Shape`] of a model, a way to split it ([`Strategy`]) and a cluster
 //! give bytes and seconds. Nothing computes with tensors, so nothing needs libtorch.
 
+mod activations;
 mod cluster;
 mod figure;
+mod flops;
 mod hardware;
 mod hugging_face;
+mod memory;
 mod parameters;
+mod pipeline;
 mod shape;
+mod software;
+mod stages;
+mod states;
 mod strategy;
 
+pub use activations::BlockActivations;
 pub use cluster::{Cluster, ClusterError};
 pub use figure::{Basis, Figure};
+pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
 pub use hardware::Accelerator;
 pub use hugging_face::ShapeError;
+pub use memory::{Memory, Overheads, memory, peak};
 pub use parameters::BlockParameters;
+pub use pipeline::{StageTime, bubble, in_flight};
 pub use shape::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
+pub use software::{AttentionKernel, Software};
+pub use stages::{Holding, RankClass, blocks_of_stage};
+pub use states::{LocalParameters, States};
 pub use strategy::{Degrees, Layers, Offload, Precision, Recompute, Strategy};
