@@ -73,8 +73,9 @@ pub fn bubble(
         }
         Kind::ZeroBubbleH1 if m < 2 * pp => others * whole,
         Kind::ZeroBubbleH1 => {
-            let late = (other.backward_input - other.backward_weight).max(0.0);
-            others * (other.forward + late)
+            let (forward, input) = (other.forward, other.backward_input);
+            let unfilled = forward + input - other.backward_weight;
+            others * unfilled.max(forward).max(input)
         }
         Kind::ZeroBubbleV | Kind::DualPipeV if m < 2 * pp => others * whole,
         Kind::ZeroBubbleV => {
