@@ -91,6 +91,23 @@ impl Constants {
         LIKELY.map(|(_, _, doubt)| doubt)
     }
 
+    /// The most that each can be: no share is above all.
+    pub fn most() -> [f64; NUM_CONSTANTS] {
+        let is_share = |name| {
+            let shares = [
+                "matmul",
+                "attention",
+                "flash",
+                "memory",
+                "link",
+                "peer",
+                "network",
+            ];
+            shares.contains(&name)
+        };
+        LIKELY.map(|(name, _, _)| if is_share(name) { 1.0 } else { f64::INFINITY })
+    }
+
     /// In order.
     pub const fn to_array(self) -> [f64; NUM_CONSTANTS] {
         [

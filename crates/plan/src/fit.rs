@@ -152,7 +152,11 @@ fn step(
             row[i] *= 1.0 + *damping;
         }
         let moves = solve(damped, *slope)?;
-        let there: Point = std::array::from_fn(|i| here[i] - moves[i].clamp(-1.0, 1.0));
+        let most = Constants::most();
+        let there: Point = std::array::from_fn(|i| {
+            let moved = here[i] - moves[i].clamp(-1.0, 1.0);
+            moved.min(most[i].ln())
+        });
         let lower = problem.cost(&there);
         if lower < cost {
             *damping = (*damping * 0.3).max(1e-9);

@@ -43,8 +43,23 @@ impl Memory {
 pub struct Overheads {
     /// Bytes of the driver's context, of libraries' workspaces and of communicators.
     pub context: Figure,
-    /// The share of activations that is lost between them.
+    /// What is lost beside tensors, as a share of them.
     pub fragmentation: Figure,
+}
+
+impl Overheads {
+    /// What a driver reported of Megatron-DeepSpeed's ranks in 2022, over what their tensors take: caches,
+    /// buckets of half a billion elements and what lies between blocks included.
+    pub fn deepspeed_2022() -> Overheads {
+        Overheads {
+            fragmentation: Figure::measured(
+                0.29,
+                "BLOOM's trial runs in 16 bits with full recomputation, bigscience \
+                 tr11-176B-ml/chronicles-prequel.md",
+            ),
+            ..Overheads::default()
+        }
+    }
 }
 
 impl Default for Overheads {
@@ -103,8 +118,7 @@ fn of_rank(
     let activations = kept * flights;
     let (embedding, logits) = ends(shape, strategy, software, holding, flights);
     let buffers = buffers(strategy, dense.input);
-    let between = overheads.fragmentation.value * (activations + again + logits);
-    Memory {
+    let mut memory = Memory {
         class: holding.class,
         states,
         activations,
@@ -112,8 +126,11 @@ fn of_rank(
         embedding,
         logits,
         buffers,
-        overhead: overheads.context.value + between,
-    }
+        overhead: 0.0,
+    };
+    let lost = overheads.fragmentation.value * memory.total();
+    memory.overhead = overheads.context.value + lost;
+    memory
 }
 
 /// How many micro-batches' worth of a rank's blocks are kept at once.

@@ -31,6 +31,8 @@ pub enum Operator {
         flops: f64,
         /// Bytes of scores that are written down and read again, forward.
         bytes: f64,
+        /// How much longer the products take for the width of a head.
+        slowed: f64,
     },
     /// Everything that passes over memory.
     Stream {
@@ -102,13 +104,17 @@ impl Rates<'_> {
                 backward_input: self.matmul(copies, rows, depth, columns),
                 backward_weight: self.matmul(copies, depth, columns, rows),
             },
-            Operator::Attention { flops, bytes } => {
+            Operator::Attention {
+                flops,
+                bytes,
+                slowed,
+            } => {
                 let (share, again) = match kernel {
                     AttentionKernel::Materialised => (self.constants.attention, 2.0),
                     // Backward makes the scores once more.
                     AttentionKernel::Flash => (self.constants.flash, 2.5),
                 };
-                let products = flops / (self.accelerator.peak.value * share);
+                let products = flops / (self.accelerator.peak.value * share) * slowed;
                 let passes = self.stream(bytes * self.constants.softmax);
                 Seconds {
                     forward: products + passes,
@@ -214,13 +220,21 @@ fn attention(shape: &Shape, strategy: &Strategy, software: &Software) -> Operato
         AttentionKernel::Materialised => Operator::Attention {
             flops,
             bytes: scores * SCORE_BYTES * strategy.precision.compute as f64,
+            slowed: alignment(key.max(value)),
         },
         // Half of the tiles are masked and skipped.
         AttentionKernel::Flash => Operator::Attention {
             flops: flops / 2.0,
             bytes: 0.0,
+            slowed: alignment(key.max(value)),
         },
     }
+}
+
+/// Matrix units take eight 16-bit numbers at a time; heads of another width take slower kernels. How much
+/// slower is an assumption.
+const fn alignment(head_dim: usize) -> f64 {
+    if head_dim.is_multiple_of(8) { 1.0 } else { 4.0 }
 }
 
 fn feed_forward(

@@ -12,8 +12,11 @@ use trainyard_plan::{
 };
 use trainyard_schedule::Kind;
 
+/// A line of a file, by the names in its first line.
+pub type Row = HashMap<String, String>;
+
 /// The rows of a file, by the names in its first line; none where the file is absent.
-pub fn rows(file: &str) -> Option<Vec<HashMap<String, String>>> {
+pub fn rows(file: &str) -> Option<Vec<Row>> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let path = root.join("shared/data").join(file);
     let Ok(text) = std::fs::read_to_string(&path) else {
@@ -44,17 +47,17 @@ fn fields(line: &str) -> Vec<String> {
 }
 
 /// A number of a row, if it says one.
-pub fn number(row: &HashMap<String, String>, key: &str) -> Option<usize> {
+pub fn number(row: &Row, key: &str) -> Option<usize> {
     row.get(key)?.parse().ok()
 }
 
 /// A number with decimals.
-pub fn decimal(row: &HashMap<String, String>, key: &str) -> Option<f64> {
+pub fn decimal(row: &Row, key: &str) -> Option<f64> {
     row.get(key)?.parse().ok()
 }
 
 /// `key=value` in the note of a row.
-pub fn noted(row: &HashMap<String, String>, key: &str) -> Option<f64> {
+pub fn noted(row: &Row, key: &str) -> Option<f64> {
     let notes = row.get("note")?.split(';');
     let mut found = notes.filter_map(|note| note.strip_prefix(key)?.strip_prefix('='));
     found.next()?.parse().ok()
@@ -98,7 +101,7 @@ pub fn strategy(tp: usize, dp: usize, pp: usize, chunks: usize) -> Strategy {
 /// The runs of vTrain (Megatron on A100): on one machine nothing is computed again, on many everything is.
 pub fn vtrain<'a>(file: &str, recompute: Recompute, cluster: &'a Cluster) -> Option<Vec<Run<'a>>> {
     let rows = rows(file)?;
-    let run = |row: &HashMap<String, String>| {
+    let run = |row: &Row| {
         let get = |key: &str| number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"));
         let split = strategy(
             get("tensor parallelism"),
@@ -129,6 +132,71 @@ pub fn vtrain<'a>(file: &str, recompute: Recompute, cluster: &'a Cluster) -> Opt
         }
     };
     Some(rows.iter().map(run).collect())
+}
+
+/// The runs with bf16 that llm-foundry publishes of its models on H100: sharded data parallelism, flash
+/// attention, no biases. Clusters come first, because runs borrow them.
+pub fn llm_foundry_clusters(rows: &[Row]) -> Vec<Cluster> {
+    let sizes = llm_foundry_rows(rows);
+    sizes
+        .map(|row| format!("{}xH100", row["gpus"]).parse().unwrap())
+        .collect()
+}
+
+fn llm_foundry_rows(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(|row| {
+        let (source, gpu) = (&row["source"], &row["gpu"]);
+        let is_bf16 = row["note"].contains("amp_bf16");
+        source.contains("llm-foundry") && gpu == "h100_80gb" && is_bf16
+    })
+}
+
+/// Those runs.
+pub fn llm_foundry<'a>(rows: &[Row], clusters: &'a [Cluster]) -> Vec<Run<'a>> {
+    let run = |(row, cluster): (&Row, &'a Cluster)| {
+        let get = |key: &str| number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"));
+        let (gpus, seq_len) = (get("gpus"), get("seq"));
+        let shape = Shape {
+            has_biases: false,
+            attention_bias: false,
+            ..Shape::gpt(
+                get("layers"),
+                get("hidden"),
+                get("heads"),
+                get("vocab"),
+                seq_len,
+            )
+        };
+        let global_batch = get("global_batch_seqs");
+        let tokens_per_second = noted(row, "tps_gpu").unwrap() * gpus as f64;
+        Run {
+            shape,
+            strategy: Strategy {
+                global_batch,
+                micro_batch: get("micro_batch"),
+                seq_len,
+                zero_stage: get("zero_stage"),
+                recompute: match row["recompute"].as_str() {
+                    "full" => Recompute::Full,
+                    _ => Recompute::None,
+                },
+                precision: Precision {
+                    compute: 2,
+                    parameter: 4,
+                    gradient: 4,
+                    optimizer: 8,
+                },
+                ..strategy(1, gpus, 1, 1)
+            },
+            cluster,
+            software: Software {
+                gradient_on_wire: 2,
+                ..Software::MODERN
+            },
+            seconds: (global_batch * seq_len) as f64 / tokens_per_second,
+        }
+    };
+    llm_foundry_rows(rows).zip(clusters).map(run).collect()
 }
 
 /// Mean and worst of absolute errors.
