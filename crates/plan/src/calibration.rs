@@ -18,26 +18,26 @@ pub struct Calibration {
 /// Fitted together to 1,440 runs on one machine and 109 runs on up to 64, all Megatron with 16-bit numbers:
 /// the ground truth that vTrain publishes (VIA-Research/vTrain f8dda847).
 const A100: Constants = Constants {
-    matmul: 0.8833,
-    matmul_area: 2_884_000.0,
-    matmul_depth: 786.9,
-    attention: 0.3503,
+    matmul: 0.9044,
+    matmul_area: 3_241_000.0,
+    matmul_depth: 678.4,
+    attention: 0.2712,
     flash: 0.5,
-    memory: 0.8354,
-    softmax: 1.02,
-    host_block: 0.001003,
-    host_rank: 8.818e-5,
-    host_microbatch: 2.004e-4,
+    memory: 0.9006,
+    softmax: 1.022,
+    host_block: 0.001001,
+    host_rank: 9.108e-5,
+    host_microbatch: 1.993e-4,
     link: 1.0,
-    link_latency: 1.497e-4,
-    peer: 0.1647,
-    network: 0.8413,
-    network_latency: 2.138e-5,
-    loss: 43.91,
-    loss_alone: 96.5,
-    optimizer: 1.363,
-    optimizer_host: 0.001434,
-    data_latency: 6.806e-4,
+    link_latency: 1.412e-4,
+    peer: 0.1388,
+    network: 0.8124,
+    network_latency: 2.199e-5,
+    loss: 47.56,
+    loss_alone: 107.3,
+    optimizer: 1.371,
+    optimizer_host: 0.001484,
+    data_latency: 4.769e-4,
 };
 
 /// Fitted to 70 runs with bf16 that llm-foundry publishes (scripts/train/benchmarking). They share no matrices
@@ -72,7 +72,7 @@ impl Calibration {
         let (constants, spread, source) = match accelerator.name.starts_with("A100") {
             true => (
                 A100,
-                0.092,
+                0.086,
                 "1,549 Megatron runs on A100, vTrain's ground truth",
             ),
             false => (H100, 0.10, "70 runs on H100, llm-foundry's benchmarks"),

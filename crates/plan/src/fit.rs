@@ -62,14 +62,15 @@ pub fn fit(runs: &[Run<'_>], before: &Constants, doubts: &[f64; NUM_CONSTANTS]) 
     let mut cost = problem.cost(&here);
     let mut damping = 1e-3;
     for _ in 0..ROUNDS {
-        let (curvature, slope) = problem.linear(&here);
+        let (mut curvature, mut slope) = problem.linear(&here);
+        hold(&here, &mut curvature, &mut slope);
         let Some((there, lower)) = step(&problem, &here, cost, &curvature, &slope, &mut damping)
         else {
             break;
         };
         let gained = cost - lower;
         (here, cost) = (there, lower);
-        if gained < 1e-7 * cost {
+        if gained < 1e-6 * cost {
             break;
         }
     }
@@ -132,6 +133,20 @@ impl Problem<'_> {
     }
 }
 
+/// Leaves alone what is at the most it can be and would be more.
+fn hold(here: &Point, curvature: &mut Square, slope: &mut Point) {
+    let most = Constants::most();
+    for i in 0..NUM_CONSTANTS {
+        if here[i] < most[i].ln() || slope[i] >= 0.0 {
+            continue;
+        }
+        slope[i] = 0.0;
+        curvature[i] = [0.0; NUM_CONSTANTS];
+        curvature.iter_mut().for_each(|row| row[i] = 0.0);
+        curvature[i][i] = 1.0;
+    }
+}
+
 /// Squares near zero, straight far away.
 fn soft(residual: f64) -> f64 {
     2.0 * ((1.0 + residual * residual).sqrt() - 1.0)
@@ -190,4 +205,96 @@ fn solve(mut matrix: Square, mut right: Point) -> Option<Point> {
         right[row] = (right[row] - known) / matrix[row][row];
     }
     Some(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Degrees, Layers, Offload, Precision, Recompute};
+
+    /// Runs that the constants themselves predict.
+    fn runs<'a>(cluster: &'a Cluster, truth: &Constants) -> Vec<Run<'a>> {
+        let mut found = Vec::new();
+        for (hidden, tp) in [(1024, 1), (2048, 2), (4096, 4), (4096, 8)] {
+            for micro_batch in [1, 2, 4, 8] {
+                let mut run = Run {
+                    shape: Shape::gpt(24, hidden, 16, 51_200, 1024),
+                    strategy: Strategy {
+                        degrees: Degrees {
+                            tp,
+                            dp_shard: 8 / tp,
+                            ..Degrees::ONE
+                        },
+                        zero_stage: 0,
+                        sequence_parallel: false,
+                        layers: Layers {
+                            schedule: trainyard_schedule::Kind::OneForwardOneBackward,
+                            stages_per_rank: 1,
+                        },
+                        global_batch: 64,
+                        micro_batch,
+                        seq_len: 1024,
+                        recompute: Recompute::None,
+                        offload: Offload::None,
+                        precision: Precision {
+                            compute: 2,
+                            parameter: 2,
+                            gradient: 4,
+                            optimizer: 12,
+                        },
+                    },
+                    cluster,
+                    software: Software::MEGATRON_2021,
+                    seconds: 1.0,
+                };
+                run.seconds = run.predicted(truth);
+                found.push(run);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn what_made_the_runs_is_found_as_far_as_they_tell() {
+        let cluster: Cluster = "8xA100".parse().unwrap();
+        let truth = Constants {
+            matmul: 0.7,
+            host_block: 2e-3,
+            ..Constants::likely()
+        };
+        let runs = runs(&cluster, &truth);
+        let found = fit(&runs, &Constants::likely(), &Constants::doubts());
+        assert!((found.host_block / truth.host_block - 1.0).abs() < 0.05);
+        let far = |constants: &Constants| {
+            let errors = runs.iter().map(|run| run.error(constants).abs());
+            errors.sum::<f64>() / runs.len() as f64
+        };
+        let (before, after) = (far(&Constants::likely()), far(&found));
+        assert!(after < 0.1 * before, "{before} {after}");
+        // No run has a pipeline or leaves its machine.
+        assert!((found.network / Constants::likely().network - 1.0).abs() < 1e-9);
+        assert_eq!(
+            found,
+            fit(&runs, &Constants::likely(), &Constants::doubts())
+        );
+    }
+
+    #[test]
+    fn without_runs_nothing_moves_and_no_share_exceeds_all() {
+        let likely = Constants::likely();
+        let still = fit(&[], &likely, &Constants::doubts()).to_array();
+        let moved = still.iter().zip(likely.to_array());
+        assert!(moved.into_iter().all(|(a, b)| (a / b - 1.0).abs() < 1e-9));
+        let cluster: Cluster = "8xA100".parse().unwrap();
+        let mut runs = runs(&cluster, &likely);
+        runs.iter_mut().for_each(|run| run.seconds /= 4.0);
+        let hurried = fit(&runs, &likely, &Constants::doubts()).to_array();
+        let most = Constants::most();
+        assert!(
+            hurried
+                .iter()
+                .zip(most)
+                .all(|(value, most)| *value <= most + 1e-12)
+        );
+    }
 }

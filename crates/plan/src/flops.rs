@@ -41,6 +41,11 @@ pub fn hardware_flops_utilization(
     hardware_flops(shape, strategy) / (seconds * peak)
 }
 
+/// Operations of matrix products alone, forward and backward, for that many tokens.
+pub(crate) fn matrix_flops(shape: &Shape, num_tokens: usize) -> f64 {
+    6.0 * num_tokens as f64 * matrix_weights(shape)
+}
+
 /// Elements of matrices that each token is multiplied with, the head among them.
 fn matrix_weights(shape: &Shape) -> f64 {
     let hidden = shape.hidden_size as u64;

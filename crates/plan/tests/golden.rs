@@ -3,8 +3,8 @@
 //! utilisation that Megatron-LM's README states for the same runs.
 
 use trainyard_plan::{
-    Degrees, Layers, Offload, Overheads, Precision, Recompute, Shape, Software, Strategy,
-    hardware_flops_utilization, memory, model_flops_utilization,
+    Degrees, Layers, Offload, Overheads, Precision, Recompute, Shape, Software, StageTime, States,
+    Strategy, bubble, hardware_flops_utilization, memory, model_flops_utilization,
 };
 use trainyard_schedule::Kind;
 
@@ -234,4 +234,103 @@ fn utilisation_of_table_5() {
             case.name
         );
     }
+}
+
+/// Bytes of states per parameter, as Megatron's distributed optimiser and the ZeRO paper state them.
+#[test]
+fn states_by_stage() {
+    let bytes = |zero_stage, ranks, (parameter, gradient, optimizer)| {
+        let case = &CASES[0];
+        let mut strategy = case.strategy(true, Recompute::None);
+        strategy.zero_stage = zero_stage;
+        strategy.degrees = Degrees {
+            dp_shard: ranks,
+            ..Degrees::ONE
+        };
+        strategy.precision = Precision {
+            compute: 2,
+            parameter,
+            gradient,
+            optimizer,
+        };
+        let shape = case.shape();
+        let holding = strategy.holdings(&shape)[0];
+        let mut states = States::of(&shape, &strategy, &holding);
+        states.gathered = 0.0;
+        states.on_device() / shape.num_parameters() as f64
+    };
+    let same = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+    for n in [1, 2, 8, 64] {
+        let share = 1.0 / n as f64;
+        let (megatron, halves, whole, zero) = ((2, 4, 12), (2, 2, 16), (4, 4, 8), (2, 2, 12));
+        same(bytes(0, n, megatron), 18.0);
+        same(bytes(1, n, megatron), 6.0 + 12.0 * share);
+        same(bytes(0, n, halves), 20.0);
+        same(bytes(1, n, halves), 4.0 + 16.0 * share);
+        same(bytes(0, n, whole), 16.0);
+        same(bytes(1, n, whole), 8.0 + 8.0 * share);
+        same(bytes(0, n, zero), 16.0);
+        same(bytes(1, n, zero), 4.0 + 12.0 * share);
+        same(bytes(2, n, zero), 2.0 + 14.0 * share);
+        same(bytes(3, n, zero), 16.0 * share);
+    }
+}
+
+/// Whatever the mesh, all ranks together hold every expert once per copy of the model.
+#[test]
+fn experts_are_shared_over_what_ep_leaves() {
+    let text = r#"{"model_type":"mixtral","vocab_size":32000,"hidden_size":4096,
+        "intermediate_size":14336,"num_hidden_layers":32,"num_attention_heads":32,
+        "num_key_value_heads":8,"num_local_experts":8,"num_experts_per_tok":2}"#;
+    let shape = Shape::from_hugging_face(text).unwrap();
+    for (dp_shard, cp, tp, ep) in [(8, 1, 1, 8), (8, 1, 2, 4), (4, 2, 2, 8), (16, 1, 1, 1)] {
+        let mut strategy = CASES[0].strategy(true, Recompute::None);
+        strategy.zero_stage = 3;
+        strategy.degrees = Degrees {
+            dp_shard,
+            cp,
+            tp,
+            ep,
+            ..Degrees::ONE
+        };
+        let holding = strategy.holdings(&shape)[0];
+        let states = States::of(&shape, &strategy, &holding);
+        let experts = 32 * shape.expert_block().experts;
+        let local = trainyard_plan::LocalParameters::of(&shape, &strategy, &holding);
+        assert_eq!(local.experts, experts as f64 / ep as f64);
+        let own = states.optimizer / 12.0 - local.dense / (dp_shard * cp) as f64;
+        let world = strategy.degrees.world_size() as f64;
+        assert!((own * world / experts as f64 - 1.0).abs() < 1e-9);
+    }
+}
+
+/// The bubbles that the papers of the schedules state, with F forward, B backward, W its part for weights.
+#[test]
+fn bubbles_as_published() {
+    let (forward, input, weight) = (1.0, 1.0, 1.0);
+    let stage = StageTime {
+        forward,
+        backward_input: input,
+        backward_weight: weight,
+    };
+    let backward = input + weight;
+    let (p, m) = (8, 32);
+    let of = |kind, chunks| bubble(kind, p, m, chunks, stage);
+    let others = (p - 1) as f64;
+    assert_eq!(of(Kind::GPipe, 1), others * (forward + backward));
+    assert_eq!(
+        of(Kind::OneForwardOneBackward, 1),
+        others * (forward + backward)
+    );
+    assert_eq!(
+        of(Kind::Interleaved, 4),
+        others * (forward + backward) / 4.0
+    );
+    assert_eq!(
+        of(Kind::ZeroBubbleH1, 1),
+        others * (forward + backward - 2.0 * weight)
+    );
+    // Over ideal time: 7/32, as Narayanan et al. count it.
+    let ideal = m as f64 * (forward + backward);
+    assert_eq!(of(Kind::OneForwardOneBackward, 1) / ideal, 7.0 / 32.0);
 }
