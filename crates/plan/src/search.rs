@@ -222,20 +222,9 @@ impl<'a> Hunt<'a> {
     fn finish(mut self) -> Found {
         let question = self.question;
         let mut plans: Vec<Plan> = self.best.into_values().collect();
-        let place = |plan: &Plan| {
-            let Degrees {
-                pp,
-                dp_replicate,
-                dp_shard,
-                cp,
-                tp,
-                ep,
-            } = plan.strategy.degrees;
-            (pp, dp_replicate, dp_shard, cp, tp, ep)
-        };
         let by_time = |a: &Plan, b: &Plan| {
             let seconds = a.time.likely.total_cmp(&b.time.likely);
-            seconds.then_with(|| place(a).cmp(&place(b)))
+            seconds.then(a.strategy.degrees.cmp(&b.strategy.degrees))
         };
         plans.sort_by(by_time);
         for plan in plans.iter_mut().take(FINALISTS) {
@@ -274,6 +263,9 @@ fn front(plans: &[Plan]) -> Vec<Plan> {
 fn meshes(question: &Question) -> Vec<Degrees> {
     let (shape, cluster) = (&question.shape, &question.cluster);
     let mut found = Vec::new();
+    if question.seq_len == 0 {
+        return found;
+    }
     let mut worlds = vec![cluster.world_size()];
     if question.fewer_machines {
         let machines = powers(cluster.num_machines / 2);
@@ -288,8 +280,8 @@ fn meshes(question: &Question) -> Vec<Degrees> {
             let most = (question.seq_len / 2048).max(1);
             for cp in powers(most).filter(|cp| (world / tp).is_multiple_of(*cp)) {
                 let left = world / tp / cp;
-                let depths = divisors(left).into_iter();
-                for pp in depths.filter(|pp| *pp <= shape.num_hidden_layers) {
+                let depths = 1..=left.min(shape.num_hidden_layers);
+                for pp in depths.filter(|pp| left.is_multiple_of(*pp)) {
                     let dp_shard = left / pp;
                     if !question.global_batch.is_multiple_of(dp_shard) {
                         continue;

@@ -28,7 +28,7 @@ pub struct Strategy {
 }
 
 /// The sizes of the mesh's axes, outermost first; `ep` is laid over `dp_shard x cp x tp`.
-#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Copy, Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Degrees {
     /// Ranks that share the layers.
     pub pp: usize,

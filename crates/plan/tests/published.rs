@@ -5,9 +5,11 @@ mod runs;
 use runs::{HALF, Row, decimal, held_out, llm_foundry, llm_foundry_clusters, noted, number, rows};
 use runs::{strategy, summary};
 use trainyard_plan::{
-    Calibration, Cluster, Constants, Overheads, Precision, Recompute, Run, Shape, Software,
-    Strategy, Time, fit, memory, model_flops, peak, time,
+    Calibration, Cluster, Constants, Figure, Layers, Overheads, Precision, Recompute, Run, Shape,
+    Software, Strategy, Time, fit, memory, model_flops, peak, time,
 };
+
+use trainyard_schedule::Kind;
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
@@ -116,6 +118,62 @@ fn megatron_of_2022() {
         errors.push(line(&name, &predicted, noted(row, "iter_s").unwrap()));
     }
     assert!(report("Megatron 2022 on A100", &errors) <= 0.10);
+}
+
+/// Qi et al. 2023, tables 3 to 5: three schedules of the same runs, 8 to 32 A100, with the memory that
+/// tensors took. Their ZB-2p is not built here. The paper does not say how attention was computed; the
+/// memory does.
+#[test]
+fn schedules_of_zero_bubble() {
+    let Some(rows) = rows("published_runs.csv") else {
+        return;
+    };
+    let (mut errors, mut memory_errors, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
+    for row in of(&rows, "Zero Bubble") {
+        let get = |key| need(row, key);
+        let (pp, layers) = (get("pp"), get("layers"));
+        let named = row["note"].split(';').next().unwrap();
+        let (schedule, chunks) = match named {
+            "schedule=1F1B" => (Kind::OneForwardOneBackward, 1),
+            "schedule=ZB-1p" => (Kind::ZeroBubbleH1, 1),
+            "schedule=1F1B-I" => (Kind::Interleaved, (layers + 2) / pp),
+            _ => continue,
+        };
+        let shape = Shape::gpt(layers, get("hidden"), get("heads"), 51_200, 1024);
+        let strategy = Strategy {
+            layers: Layers {
+                schedule,
+                stages_per_rank: chunks,
+            },
+            global_batch: get("global_batch_seqs"),
+            micro_batch: get("micro_batch"),
+            seq_len: 1024,
+            precision: MIXED,
+            ..strategy(1, 1, pp, 1)
+        };
+        let cluster: Cluster = format!("{}xA100", get("gpus")).parse().unwrap();
+        let calibration = Calibration::of(&cluster.accelerator, Software::MEGATRON_2021);
+        let predicted = time(&shape, &strategy, &cluster, &calibration);
+        let per_second = noted(row, "samples_per_gpu_s").unwrap() * get("gpus") as f64;
+        let measured = strategy.global_batch as f64 / per_second;
+        let m = strategy.num_microbatches();
+        let name = format!("{} {schedule} m{m}", row["model"]);
+        errors.push(line(&name, &predicted, measured));
+        pairs.push((predicted.likely, measured));
+        let none = Overheads {
+            context: Figure::assumed(0.0, "tensors alone"),
+            fragmentation: Figure::assumed(0.0, "tensors alone"),
+        };
+        let all = memory(&shape, &strategy, &calibration.software, &none);
+        let bytes = peak(&all).unwrap().total();
+        let said = noted(row, "mem_gb").unwrap();
+        println!("{:32} said {said} GB, counted {:.1} GB", "", bytes / 1e9);
+        memory_errors.push(bytes / 1e9 / said - 1.0);
+    }
+    let in_time = report("Zero Bubble's schedules", &errors);
+    let in_memory = report("Zero Bubble's schedules, memory", &memory_errors);
+    println!("rank correlation {:.3}", rank_correlation(&pairs));
+    let _ = (in_time, in_memory);
 }
 
 /// Megatron-Core r0.8 on 48 to 6144 H100. Micro-batches, stages per rank and recomputation are not
