@@ -10,7 +10,7 @@ pub struct Software {
     pub attention: AttentionKernel,
     /// Whether blocks leave parts out at random while training, and keep which.
     pub dropout: bool,
-    /// Whether gradients (and sharded parameters) travel while ranks compute.
+    /// Whether gradients, sharded parameters and what goes from stage to stage travel while ranks compute.
     pub overlaps_data: bool,
     /// Whether the messages of tensor-parallel layers travel while they compute.
     pub overlaps_tensor: bool,

@@ -2,6 +2,8 @@
 
 mod runs;
 
+use std::collections::HashMap;
+
 use runs::{HALF, Row, decimal, held_out, llm_foundry, llm_foundry_clusters, noted, number, rows};
 use runs::{strategy, summary};
 use trainyard_plan::{
@@ -122,13 +124,15 @@ fn megatron_of_2022() {
 
 /// Qi et al. 2023, tables 3 to 5: three schedules of the same runs, 8 to 32 A100, with the memory that
 /// tensors took. Their ZB-2p is not built here. The paper does not say how attention was computed; the
-/// memory does.
+/// memory does. The program is two years younger than the constants and faster, so what is scored is how
+/// much faster one schedule is than another.
 #[test]
 fn schedules_of_zero_bubble() {
     let Some(rows) = rows("published_runs.csv") else {
         return;
     };
-    let (mut errors, mut memory_errors, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut errors, mut memory_errors) = (Vec::new(), Vec::new());
+    let mut times = HashMap::new();
     for row in of(&rows, "Zero Bubble") {
         let get = |key| need(row, key);
         let (pp, layers) = (get("pp"), get("layers"));
@@ -159,7 +163,8 @@ fn schedules_of_zero_bubble() {
         let m = strategy.num_microbatches();
         let name = format!("{} {schedule} m{m}", row["model"]);
         errors.push(line(&name, &predicted, measured));
-        pairs.push((predicted.likely, measured));
+        let job = (row["model"].clone(), m);
+        times.insert((job, schedule), (predicted.likely, measured));
         let none = Overheads {
             context: Figure::assumed(0.0, "tensors alone"),
             fragmentation: Figure::assumed(0.0, "tensors alone"),
@@ -170,10 +175,19 @@ fn schedules_of_zero_bubble() {
         println!("{:32} said {said} GB, counted {:.1} GB", "", bytes / 1e9);
         memory_errors.push(bytes / 1e9 / said - 1.0);
     }
-    let in_time = report("Zero Bubble's schedules", &errors);
-    let in_memory = report("Zero Bubble's schedules, memory", &memory_errors);
-    println!("rank correlation {:.3}", rank_correlation(&pairs));
-    let _ = (in_time, in_memory);
+    report("Zero Bubble's schedules, seconds", &errors);
+    let in_memory = report("Zero Bubble's schedules, bytes", &memory_errors);
+    let gains = times
+        .iter()
+        .filter_map(|((job, schedule), (ours, theirs))| {
+            let plain = (job.clone(), Kind::OneForwardOneBackward);
+            let (ours_plain, theirs_plain) = times.get(&plain)?;
+            let is_other = *schedule != Kind::OneForwardOneBackward;
+            is_other.then_some((ours / ours_plain) / (theirs / theirs_plain) - 1.0)
+        });
+    let gains: Vec<f64> = gains.collect();
+    let in_gain = report("Zero Bubble's schedules, seconds over 1F1B's", &gains);
+    assert!(in_memory <= 0.06 && in_gain <= 0.04);
 }
 
 /// Megatron-Core r0.8 on 48 to 6144 H100. Micro-batches, stages per rank and recomputation are not
@@ -283,29 +297,37 @@ fn llama_3_405b() {
 /// What is in the source is what a fit to llm-foundry's runs gives; and how far off such a fit is on
 /// hidden sizes it has not seen.
 #[test]
-fn the_constants_of_h100_are_fitted_to_llm_foundrys_runs() {
+fn modern_constants_are_fitted_to_llm_foundrys_runs() {
     let Some(rows) = rows("published_runs.csv") else {
         return;
     };
-    let clusters = llm_foundry_clusters(&rows);
-    let runs: Vec<Run<'_>> = llm_foundry(&rows, &clusters);
-    let fitted = fit(&runs, &Constants::likely(), &Constants::doubts());
-    let errors: Vec<f64> = runs.iter().map(|run| run.error(&fitted)).collect();
-    report("llm-foundry on H100, fitted to the same runs", &errors);
-    let (errors, _) = held_out(&runs, &[], |run: &Run<'_>| run.shape.hidden_size);
-    report("llm-foundry on H100, hidden size held out", &errors);
-    println!("{fitted:#?}");
-    let stored = Calibration::of(&clusters[0].accelerator, Software::MODERN).constants;
-    for ((name, a), b) in Constants::names()
-        .iter()
-        .zip(fitted.to_array())
-        .zip(stored.to_array())
-    {
-        let is_kernels = *name == "flash";
-        assert!(
-            is_kernels || (a / b - 1.0).abs() < 0.01,
-            "{name}: fitted {a}, stored {b}"
+    let sorts: [&[(&str, &str)]; 2] = [
+        &[("h100_80gb", "H100")],
+        &[("a100_80gb", "A100-80GB"), ("a100_40gb", "A100-40GB")],
+    ];
+    for sort in sorts {
+        let clusters = llm_foundry_clusters(&rows, sort);
+        let runs: Vec<Run<'_>> = llm_foundry(&rows, sort, &clusters);
+        let fitted = fit(&runs, &Constants::likely(), &Constants::doubts());
+        let errors: Vec<f64> = runs.iter().map(|run| run.error(&fitted)).collect();
+        let name = sort[0].1;
+        report(
+            &format!("llm-foundry on {name}, fitted to the same runs"),
+            &errors,
         );
+        let (errors, _) = held_out(&runs, &[], |run: &Run<'_>| run.shape.hidden_size);
+        report(
+            &format!("llm-foundry on {name}, hidden size held out"),
+            &errors,
+        );
+        println!("{fitted:#?}");
+        let stored = Calibration::of(&clusters[0].accelerator, Software::MODERN).constants;
+        let pairs = fitted.to_array().into_iter().zip(stored.to_array());
+        for (name, (a, b)) in Constants::names().iter().zip(pairs) {
+            let is_kernels = *name == "flash";
+            let is_same = (a / b - 1.0).abs() < 0.01;
+            assert!(is_kernels || is_same, "{name}: fitted {a}, stored {b}");
+        }
     }
 }
 

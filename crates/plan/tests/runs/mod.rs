@@ -134,25 +134,33 @@ pub fn vtrain<'a>(file: &str, recompute: Recompute, cluster: &'a Cluster) -> Opt
     Some(rows.iter().map(run).collect())
 }
 
-/// The runs with bf16 that llm-foundry publishes of its models on H100: sharded data parallelism, flash
-/// attention, no biases. Clusters come first, because runs borrow them.
-pub fn llm_foundry_clusters(rows: &[Row]) -> Vec<Cluster> {
-    let sizes = llm_foundry_rows(rows);
-    sizes
-        .map(|row| format!("{}xH100", row["gpus"]).parse().unwrap())
+/// What accelerators are called in the file, and here.
+pub type Sort = [(&'static str, &'static str)];
+
+/// The runs with bf16 that llm-foundry publishes of its models: sharded data parallelism, flash attention,
+/// no biases. Clusters come first, because runs borrow them.
+pub fn llm_foundry_clusters(rows: &[Row], sort: &Sort) -> Vec<Cluster> {
+    llm_foundry_rows(rows, sort)
+        .map(|(row, name)| format!("{}x{name}", row["gpus"]).parse().unwrap())
         .collect()
 }
 
-fn llm_foundry_rows(rows: &[Row]) -> impl Iterator<Item = &Row> {
-    rows.iter().filter(|row| {
-        let (source, gpu) = (&row["source"], &row["gpu"]);
+fn llm_foundry_rows<'a>(
+    rows: &'a [Row],
+    sort: &'a Sort,
+) -> impl Iterator<Item = (&'a Row, &'static str)> {
+    let known = rows.iter().filter(|row| {
         let is_bf16 = row["note"].contains("amp_bf16");
-        source.contains("llm-foundry") && gpu == "h100_80gb" && is_bf16
+        row["source"].contains("llm-foundry") && is_bf16
+    });
+    known.filter_map(|row| {
+        let found = sort.iter().find(|(theirs, _)| row["gpu"] == *theirs);
+        found.map(|(_, ours)| (row, *ours))
     })
 }
 
 /// Those runs.
-pub fn llm_foundry<'a>(rows: &[Row], clusters: &'a [Cluster]) -> Vec<Run<'a>> {
+pub fn llm_foundry<'a>(rows: &[Row], sort: &Sort, clusters: &'a [Cluster]) -> Vec<Run<'a>> {
     let run = |(row, cluster): (&Row, &'a Cluster)| {
         let get = |key: &str| number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"));
         let (gpus, seq_len) = (get("gpus"), get("seq"));
@@ -196,7 +204,8 @@ pub fn llm_foundry<'a>(rows: &[Row], clusters: &'a [Cluster]) -> Vec<Run<'a>> {
             seconds: (global_batch * seq_len) as f64 / tokens_per_second,
         }
     };
-    llm_foundry_rows(rows).zip(clusters).map(run).collect()
+    let rows = llm_foundry_rows(rows, sort).map(|(row, _)| row);
+    rows.zip(clusters).map(run).collect()
 }
 
 /// Mean and worst of absolute errors.
