@@ -1,10 +1,11 @@
 //! Every way to split a step that can be meant, the fastest that fit, and what was nearly one of them.
 //!
 //! A way is first asked for its memory, then for a bound below which its time cannot be, and only then
-//! priced. Of every mesh the fastest way is kept, so that what comes second is another mesh and not the
-//! same with another knob.
+//! priced. Plans are the fastest of every mesh, so that what comes second is another mesh and not the same
+//! with another knob; the front has those too that are slower and need less.
 
-use std::collections::HashMap;
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
 
 use trainyard_schedule::Kind;
 
@@ -96,7 +97,8 @@ struct Hunt<'a> {
     question: &'a Question,
     /// Operations of a step's matrix products.
     matrix_flops: f64,
-    best: HashMap<Degrees, Plan>,
+    /// The fastest that fits of every mesh, stage of sharding and recomputation, which trade time for bytes.
+    best: HashMap<(Degrees, usize, Recompute), Plan>,
     /// The fastest so far that fits, in seconds.
     fastest: f64,
     with_more_memory: Option<Plan>,
@@ -168,40 +170,45 @@ impl<'a> Hunt<'a> {
         } = self.question;
         self.found.num_considered += 1;
         let all = memory(shape, &strategy, &calibration.software, overheads);
-        let Some(&most) = peak(&all) else { return };
+        let Some(&memory) = peak(&all) else { return };
         let room = cluster.accelerator.memory.value;
-        let fits = most.total() <= room;
+        let fits = memory.total() <= room;
         if !fits {
             self.found.num_too_large += 1;
-            self.remember_miss(&strategy, most);
+            self.remember_miss(&strategy, memory);
         }
-        if most.total() > 2.0 * room {
-            return;
-        }
+        let to_beat = self.to_beat(&strategy, fits);
         let bound = lower_bound(self.question, self.matrix_flops, &strategy);
-        let known = self.best.get(&strategy.degrees);
-        let known = known.map_or(f64::INFINITY, |plan| plan.time.likely);
-        let to_beat = match (fits, &self.with_more_memory) {
-            (true, _) => known,
-            (false, Some(plan)) => plan.time.likely.min(self.fastest),
-            (false, None) => self.fastest,
-        };
-        if bound >= to_beat {
+        if memory.total() > 2.0 * room || bound >= to_beat {
             return;
         }
-        let time = time(shape, &strategy, cluster, calibration);
         self.found.num_priced += 1;
-        let plan = Plan {
-            strategy,
-            time,
-            memory: most,
-        };
-        if plan.time.likely >= to_beat {
-            return;
+        let time = time(shape, &strategy, cluster, calibration);
+        if time.likely < to_beat {
+            self.keep(
+                Plan {
+                    strategy,
+                    time,
+                    memory,
+                },
+                fits,
+            );
         }
+    }
+
+    /// Seconds that a way must stay below to be remembered.
+    fn to_beat(&self, strategy: &Strategy, fits: bool) -> f64 {
+        let seconds = |plan: Option<&Plan>| plan.map_or(f64::INFINITY, |plan| plan.time.likely);
+        match fits {
+            true => seconds(self.best.get(&key(strategy))),
+            false => seconds(self.with_more_memory.as_ref()).min(self.fastest),
+        }
+    }
+
+    fn keep(&mut self, plan: Plan, fits: bool) {
         if fits {
             self.fastest = self.fastest.min(plan.time.likely);
-            self.best.insert(plan.strategy.degrees, plan);
+            self.best.insert(key(&plan.strategy), plan);
         } else {
             self.with_more_memory = Some(plan);
         }
@@ -221,36 +228,50 @@ impl<'a> Hunt<'a> {
 
     fn finish(mut self) -> Found {
         let question = self.question;
-        let mut plans: Vec<Plan> = self.best.into_values().collect();
-        let by_time = |a: &Plan, b: &Plan| {
-            let seconds = a.time.likely.total_cmp(&b.time.likely);
-            seconds.then(a.strategy.degrees.cmp(&b.strategy.degrees))
-        };
-        plans.sort_by(by_time);
-        for plan in plans.iter_mut().take(FINALISTS) {
+        let mut all: Vec<Plan> = self.best.into_values().collect();
+        all.sort_by(by_time);
+        self.found.front = front(&all);
+        let mut seen = HashSet::new();
+        all.retain(|plan| seen.insert(plan.strategy.degrees));
+        for plan in all.iter_mut().take(FINALISTS) {
             plan.time = followed(question, plan);
         }
-        plans.sort_by(by_time);
-        self.found.front = front(&plans);
-        self.found.with_more_memory = self.with_more_memory.filter(|plan| {
-            plans
-                .first()
-                .is_none_or(|best| plan.time.likely < best.time.likely)
+        all.sort_by(by_time);
+        let fastest = all.first().map_or(f64::INFINITY, |plan| plan.time.likely);
+        let more = self.with_more_memory;
+        self.found.with_more_memory = more.filter(|plan| plan.time.likely < fastest);
+        let miss = self.nearest_miss.filter(|_| all.is_empty());
+        self.found.nearest_miss = miss.map(|plan| Plan {
+            time: followed(question, &plan),
+            ..plan
         });
-        self.found.nearest_miss = self.nearest_miss.filter(|_| plans.is_empty());
-        self.found.plans = plans;
+        self.found.plans = all;
         self.found
     }
 }
 
+const fn key(strategy: &Strategy) -> (Degrees, usize, Recompute) {
+    (strategy.degrees, strategy.zero_stage, strategy.recompute)
+}
+
+/// The faster first; of equally fast ones always the same.
+fn by_time(a: &Plan, b: &Plan) -> Ordering {
+    let seconds = a.time.likely.total_cmp(&b.time.likely);
+    let bytes = a.memory.total().total_cmp(&b.memory.total());
+    let degrees = a.strategy.degrees.cmp(&b.strategy.degrees);
+    seconds.then(bytes).then(degrees)
+}
+
+/// Its time with every action followed; the closed form where a schedule cannot be built.
 fn followed(question: &Question, plan: &Plan) -> Time {
-    let followed = time_followed(
-        &question.shape,
-        &plan.strategy,
-        &question.cluster,
-        &question.calibration,
-    );
-    followed.unwrap_or(plan.time)
+    let Question {
+        shape,
+        cluster,
+        calibration,
+        ..
+    } = question;
+    time_followed(shape, &plan.strategy, cluster, calibration)
+        .unwrap_or_else(|_| time(shape, &plan.strategy, cluster, calibration))
 }
 
 /// Those that no other beats, fastest first.
