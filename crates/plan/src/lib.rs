@@ -34,6 +34,7 @@
 mod activations;
 mod block;
 mod calibration;
+mod check;
 mod cluster;
 mod collective;
 mod constants;
@@ -58,6 +59,7 @@ mod time;
 pub use activations::BlockActivations;
 pub use block::BlockTime;
 pub use calibration::Calibration;
+pub use check::StrategyError;
 pub use cluster::{Cluster, ClusterError};
 pub use collective::{Group, Wires};
 pub use constants::{Constants, NUM_CONSTANTS};

@@ -132,3 +132,35 @@ fn memory_is_never_a_burden() {
         before = seconds;
     }
 }
+
+/// No rank has room for all experts of DeepSeek-V3, and every way found shares them.
+#[test]
+fn a_mixture_shares_its_experts() {
+    let text = r#"{"model_type":"deepseek_v3","vocab_size":129280,"hidden_size":7168,
+        "intermediate_size":18432,"num_hidden_layers":61,"num_attention_heads":128,
+        "num_key_value_heads":128,"n_routed_experts":256,"n_shared_experts":1,
+        "num_experts_per_tok":8,"moe_intermediate_size":2048,"q_lora_rank":1536,
+        "kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,
+        "first_k_dense_replace":3,"moe_layer_freq":1}"#;
+    let mut question = question(Flavor::Llama3_8b, "2048xH100", 15_360);
+    question.shape = Shape::from_hugging_face(text).unwrap();
+    question.seq_len = 4096;
+    let begin = Instant::now();
+    let found = search(&question);
+    println!("{:?} for {} ways", begin.elapsed(), found.num_considered);
+    found.plans.iter().take(5).for_each(show);
+    assert!(found.plans.len() > 5);
+    assert!(
+        found
+            .plans
+            .iter()
+            .take(5)
+            .all(|plan| plan.strategy.degrees.ep > 1)
+    );
+    let terms = found.plans[0].time.terms();
+    assert!(
+        terms
+            .iter()
+            .all(|(_, seconds)| seconds.is_finite() && *seconds >= 0.0)
+    );
+}
