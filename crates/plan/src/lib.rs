@@ -5,6 +5,7 @@
 
 mod cluster;
 mod figure;
+mod framework;
 mod hardware;
 mod hugging_face;
 mod parameters;
@@ -13,6 +14,7 @@ mod strategy;
 
 pub use cluster::{Cluster, ClusterError};
 pub use figure::{Basis, Figure};
+pub use framework::{Choice, Framework, FrameworkError, Instead, Loss, Read, Told, Written};
 pub use hardware::Accelerator;
 pub use hugging_face::ShapeError;
 pub use parameters::BlockParameters;
