@@ -5,7 +5,7 @@
 
 mod cluster;
 mod figure;
-mod framework;
+pub mod framework;
 mod hardware;
 mod hugging_face;
 mod parameters;
@@ -14,7 +14,7 @@ mod strategy;
 
 pub use cluster::{Cluster, ClusterError};
 pub use figure::{Basis, Figure};
-pub use framework::{Choice, Framework, FrameworkError, Instead, Loss, Read, Told, Written};
+pub use framework::{Framework, FrameworkError};
 pub use hardware::Accelerator;
 pub use hugging_face::ShapeError;
 pub use parameters::BlockParameters;

@@ -6,6 +6,7 @@ Texts are lines of JSON, {"text": ..., "world": ...}. The answer to each is a li
 objects say after parsing and checking, under names of ours, or {"error": ...}.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -84,8 +85,6 @@ def torchtitan(text, world):
         config = ConfigManager().parse_args(["--job.config_file", file.name])
     answer = torchtitans_dims(config, world, {"etp": config.parallelism.expert_tensor_parallel_degree})
     answer["recompute"] = config.activation_checkpoint.mode
-    import importlib
-
     module = importlib.import_module(f"torchtitan.models.{config.model.name}")
     args = getattr(module, f"{config.model.name}_args")[config.model.flavor]
     answer["num_layers"], answer["hidden_size"] = args.n_layers, args.dim
@@ -124,7 +123,7 @@ def deepspeed(text, world):
     dist.get_rank = lambda *a, **k: 0
     config = DeepSpeedConfig(given, mpu=Ranks())
     zero = config.zero_config
-    device = lambda part: part.device.value if part is not None else "none"
+    device = lambda part: str(getattr(part.device, "value", part.device)) if part else "none"
     return {
         "global_batch": config.train_batch_size,
         "micro_batch": config.train_micro_batch_size_per_gpu,

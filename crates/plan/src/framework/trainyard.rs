@@ -56,8 +56,7 @@ pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, Frame
 fn fit(shape: &Shape, strategy: &Strategy) -> Fit {
     let mut fit = Fit::new(shape, strategy);
     fit_model(&mut fit);
-    let s = &fit.strategy;
-    if s.degrees.ep > 1 {
+    if fit.strategy.degrees.ep > 1 {
         fit.change(
             Choice::ExpertParallel,
             "this version has no experts",
@@ -130,10 +129,10 @@ fn text(fit: &Fit) -> String {
     write_model(&mut out, shape);
     write_training(&mut out, s);
     write_parallelism(&mut out, s);
-    let (mode, _) = match s.recompute {
-        Recompute::None => ("none", ()),
-        Recompute::Selective => ("selective", ()),
-        Recompute::Full => ("full", ()),
+    let mode = match s.recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
     };
     let _ = writeln!(out, "\n[activation_checkpoint]\nmode = \"{mode}\"");
     out

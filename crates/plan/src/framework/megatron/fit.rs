@@ -3,11 +3,9 @@
 use trainyard_schedule::Kind;
 
 use super::super::fit::Fit;
-use super::super::{Choice, Framework, FrameworkError};
-use super::{BF16, BF16_GRADIENTS, FP32};
+use super::super::{Choice, FrameworkError};
+use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK};
 use crate::{Layers, Offload, Shape, Strategy};
-
-const FRAMEWORK: Framework = Framework::Megatron;
 
 pub(super) fn fit(shape: &Shape, strategy: &Strategy) -> Result<Fit, FrameworkError> {
     let mut fit = Fit::new(shape, strategy);

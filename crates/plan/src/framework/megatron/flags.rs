@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::super::FrameworkError;
 use super::super::arguments::{CommandLine, count};
 use super::super::suggest::unknown;
-use super::super::{Framework, FrameworkError};
+use super::FRAMEWORK;
 
 /// Every flag of core 0.16.1's `pretrain_gpt.py`: `--flag words`, where `+` and `*` are any number.
 const KNOWN: &str = include_str!("flags-0.16.1.txt");
-
-const FRAMEWORK: Framework = Framework::Megatron;
 
 /// Flags with the words that follow them.
 #[derive(Debug)]

@@ -1,10 +1,9 @@
 //! The model as Megatron-LM's flags describe it.
 
-use super::super::{Framework, FrameworkError};
+use super::super::FrameworkError;
+use super::FRAMEWORK;
 use super::flags::Flags;
 use crate::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
-
-const FRAMEWORK: Framework = Framework::Megatron;
 
 /// More layers than any model has.
 const MOST_LAYERS: usize = 1 << 12;

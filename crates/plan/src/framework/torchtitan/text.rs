@@ -29,12 +29,12 @@ pub(super) fn toml(fit: &Fit, flavor: &Flavor) -> String {
     );
     let mut last = "";
     let mut settings = settings(fit);
-    settings.push(("activation_checkpoint.mode", Value::Text(recompute(s))));
     if s.degrees.ep > 1 {
+        // Whole experts on every rank of tp, as 0.3.0 always has them.
         let key = "parallelism.expert_tensor_parallel_degree";
-        let at = settings.len() - 1;
-        settings.insert(at, (key, Value::Number(1)));
+        settings.push((key, Value::Number(1)));
     }
+    settings.push(("activation_checkpoint.mode", Value::Text(recompute(s))));
     for (path, value) in &settings {
         let (section, key) = path.split_once('.').unwrap_or(("", path));
         if section != last {
@@ -62,6 +62,10 @@ pub(super) fn command_line(fit: &Fit, flavor: &Flavor) -> String {
     let mut settings = settings(fit);
     let shares = s.sequence_parallel || s.degrees.tp == 1;
     settings.push(("parallelism.enable_sequence_parallel", Value::Flag(shares)));
+    if s.degrees.pp * s.degrees.ep > 1 {
+        // CUDA graphs, on by default, go with neither pipelines nor the registered dispatch of experts.
+        settings.push(("training.disable_cuda_graphs", Value::Flag(true)));
+    }
     for (path, value) in &settings {
         let _ = match value {
             Value::Number(n) => write!(out, " \\\n  --{path} {n}"),
