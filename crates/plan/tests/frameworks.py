@@ -84,11 +84,34 @@ def torchtitan(text, world):
         file.flush()
         config = ConfigManager().parse_args(["--job.config_file", file.name])
     answer = torchtitans_dims(config, world, {"etp": config.parallelism.expert_tensor_parallel_degree})
-    answer["recompute"] = config.activation_checkpoint.mode
+    answer["recomputes"] = config.activation_checkpoint.mode == "full"
     module = importlib.import_module(f"torchtitan.models.{config.model.name}")
     args = getattr(module, f"{config.model.name}_args")[config.model.flavor]
-    answer["num_layers"], answer["hidden_size"] = args.n_layers, args.dim
+    answer.update(
+        num_layers=args.n_layers,
+        hidden_size=args.dim,
+        vocab_size=args.vocab_size,
+        num_attention_heads=args.n_heads,
+        num_key_value_heads=args.n_kv_heads or args.n_heads,
+        head_dim=getattr(args, "head_dim", args.dim // args.n_heads),
+        intermediate_size=getattr(args, "hidden_dim", None) or llamas_width(args),
+        tie_word_embeddings=getattr(args, "enable_weight_tying", False),
+        experts=None,
+    )
+    if getattr(args, "moe_enabled", False):
+        experts = args.moe_args
+        answer["experts"] = [experts.num_experts, experts.top_k, args.moe_inter_dim]
     return answer
+
+
+def llamas_width(args):
+    """The width that Llama's feed-forward part takes from multiples, asked of the part itself."""
+    import torch
+    from torchtitan.models.llama3.model.model import FeedForward
+
+    with torch.device("meta"):
+        part = FeedForward(args.dim, 4 * args.dim, args.multiple_of, args.ffn_dim_multiplier)
+    return part.w1.out_features
 
 
 def torchtitan_command_line(text, world):
@@ -98,7 +121,7 @@ def torchtitan_command_line(text, world):
     config = ConfigManager().parse_args(words[words.index("torchtitan.train") + 1 :])
     answer = torchtitans_dims(config, world, {})
     policy = config.activation_checkpoint
-    answer["recompute"] = "none" if policy is None else type(policy).__qualname__
+    answer["recomputes"] = policy is not None and type(policy).__qualname__ == "FullAC.Config"
     answer["sequence_parallel"] = config.parallelism.enable_sequence_parallel
     model = config.model_spec.model
     answer["num_layers"], answer["hidden_size"] = len(model.layers), model.dim

@@ -24,23 +24,21 @@ fn environment() -> Option<PathBuf> {
     folder.join("done").is_file().then_some(folder)
 }
 
-/// A config that torchtitan 0.3.0 loads on a machine with a GPU only.
-const NEEDS_A_GPU: &str = "--config llama3_405b";
-
-/// A job with the answer that a framework's own code gave.
-struct Answered {
+/// A text, and what it should say.
+struct Job {
     strategy: Strategy,
     shape: Shape,
     text: String,
+}
+
+/// A job with the answer that a framework's own code gave.
+struct Answered {
+    job: Job,
     answer: Value,
 }
 
-/// Every job that the framework takes, with its answer; none where it is not installed.
-fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>> {
-    let Some(folder) = environment() else {
-        eprintln!("skipped: no frameworks; run bench/frameworks/setup");
-        return None;
-    };
+/// What is written for every job that the framework takes.
+fn written(framework: Framework) -> Vec<Job> {
     let mut jobs = Vec::new();
     for (shape, strategy) in all() {
         let world = strategy.degrees.world_size();
@@ -48,36 +46,61 @@ fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>>
             continue;
         };
         // What was written may differ from what was asked for: the losses say so.
-        let strategy = framework.read(&written.text).unwrap().strategy;
-        if written.text.contains(NEEDS_A_GPU) {
-            eprintln!("skipped: {NEEDS_A_GPU}, whose float8 looks for a GPU when it is loaded");
-            continue;
-        }
-        jobs.push((shape, strategy, written.text));
+        let read = framework.read(&written.text).unwrap();
+        jobs.push(Job {
+            strategy: read.strategy,
+            shape: read.shape.unwrap_or(shape),
+            text: written.text,
+        });
     }
+    jobs
+}
+
+/// Every job with the framework's answer; none where it is not installed.
+fn ask(framework: Framework, name: &str, package: &str, jobs: Vec<Job>) -> Option<Vec<Answered>> {
+    let Some(folder) = environment() else {
+        eprintln!("skipped: no frameworks; run bench/frameworks/setup");
+        return None;
+    };
+    let lines: String = jobs
+        .iter()
+        .map(|job| {
+            let world = match framework {
+                Framework::DeepSpeed => job.strategy.degrees.data_parallel(),
+                _ => job.strategy.degrees.world_size(),
+            };
+            json!({ "text": job.text, "world": world }).to_string() + "\n"
+        })
+        .collect();
+    let answers = run(&folder, name, package, lines);
+    assert_eq!(answers.len(), jobs.len());
+    for (job, answer) in jobs.iter().zip(&answers) {
+        let error = answer.get("error");
+        assert!(error.is_none(), "{framework}: {answer}\n{}", job.text);
+    }
+    eprintln!("{framework}: {} texts parsed by its own code", jobs.len());
+    let pairs = jobs.into_iter().zip(answers);
+    Some(
+        pairs
+            .map(|(job, answer)| Answered { job, answer })
+            .collect(),
+    )
+}
+
+/// The answers to so many lines.
+fn run(folder: &Path, name: &str, package: &str, lines: String) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/frameworks.py");
     let mut child = Command::new(folder.join("bin/python"))
         .arg(script)
         .arg(name)
         .env("PYTHONPATH", folder.join(package))
         .env("CUDA_VISIBLE_DEVICES", "")
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(std::env::temp_dir())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines: String = jobs
-        .iter()
-        .map(|(_, strategy, text)| {
-            let world = match framework {
-                Framework::DeepSpeed => strategy.degrees.data_parallel(),
-                _ => strategy.degrees.world_size(),
-            };
-            json!({ "text": text, "world": world }).to_string() + "\n"
-        })
-        .collect();
     let mut input = child.stdin.take().unwrap();
     let writer = std::thread::spawn(move || input.write_all(lines.as_bytes()));
     let output = child.wait_with_output().unwrap();
@@ -85,32 +108,8 @@ fn ask(framework: Framework, name: &str, package: &str) -> Option<Vec<Answered>>
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     let answers = String::from_utf8(output.stdout).unwrap();
-    let answers: Vec<Value> = answers
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(answers.len(), jobs.len(), "{stderr}");
-    let answered = jobs
-        .into_iter()
-        .zip(answers)
-        .map(|((shape, strategy, text), answer)| {
-            assert!(
-                answer.get("error").is_none(),
-                "{framework}: {answer}\n{text}"
-            );
-            Answered {
-                strategy,
-                shape,
-                text,
-                answer,
-            }
-        });
-    let answered: Vec<Answered> = answered.collect();
-    eprintln!(
-        "{framework}: {} texts parsed by its own code",
-        answered.len()
-    );
-    Some(answered)
+    let answers = answers.lines().map(serde_json::from_str);
+    answers.collect::<Result<_, _>>().unwrap()
 }
 
 /// Axes of a mesh: pp, dp_replicate, dp_shard, cp, tp, ep.
@@ -201,108 +200,143 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
     }
 }
 
-fn same(job: &Answered, key: &str, expected: impl Into<Value>) {
-    let expected = expected.into();
-    assert_eq!(job.answer[key], expected, "{key} of\n{}", job.text);
+impl Answered {
+    /// Fails unless the framework understood this.
+    fn says(&self, key: &str, expected: impl Into<Value>) {
+        let expected = expected.into();
+        assert_eq!(self.answer[key], expected, "{key} of\n{}", self.job.text);
+    }
 }
 
-fn same_degrees(job: &Answered) {
-    let d = &job.strategy.degrees;
-    for (key, degree) in [
+/// What both versions of torchtitan say.
+fn torchtitan_says(answered: &Answered) {
+    let (s, shape) = (&answered.job.strategy, &answered.job.shape);
+    let d = &s.degrees;
+    for (key, number) in [
         ("pp", d.pp),
         ("dp_replicate", d.dp_replicate),
         ("dp_shard", d.dp_shard),
         ("cp", d.cp),
         ("tp", d.tp),
         ("ep", d.ep),
+        ("micro_batch", s.micro_batch),
+        ("global_batch", s.global_batch),
+        ("seq_len", s.seq_len),
+        ("num_layers", shape.num_hidden_layers),
+        ("hidden_size", shape.hidden_size),
     ] {
-        same(job, key, degree);
+        answered.says(key, number);
     }
-    same(
-        job,
-        "micro_batch",
-        if d.pp > 1 {
-            job.strategy.micro_batch
-        } else {
-            2
-        },
-    );
-    same(job, "global_batch", job.strategy.global_batch);
-    same(job, "seq_len", job.strategy.seq_len);
-    same(job, "offload", job.strategy.offload == Offload::Cpu);
+    answered.says("offload", s.offload == Offload::Cpu);
+    answered.says("recomputes", s.recompute != Recompute::None);
 }
 
 #[test]
 fn torchtitan_takes_its_toml() {
-    let Some(jobs) = ask(Framework::Torchtitan, "torchtitan", "torchtitan-0.2.2") else {
-        return;
-    };
-    for job in &jobs {
-        same_degrees(job);
-        let mode = if job.strategy.recompute == Recompute::None {
-            "none"
-        } else {
-            "full"
-        };
-        same(job, "recompute", mode);
-        same(job, "num_layers", job.shape.num_hidden_layers);
-        same(job, "hidden_size", job.shape.hidden_size);
-    }
+    let framework = Framework::Torchtitan;
+    let jobs = ask(
+        framework,
+        "torchtitan",
+        "torchtitan-0.2.2",
+        written(framework),
+    );
+    jobs.iter().flatten().for_each(torchtitan_says);
 }
 
 #[test]
 fn torchtitan_takes_its_command_line() {
-    let answers = ask(
-        Framework::TorchtitanCommandLine,
-        "torchtitan-command-line",
-        "torchtitan-0.3.0",
-    );
-    let Some(jobs) = answers else { return };
-    for job in &jobs {
-        same_degrees(job);
-        let mode = if job.strategy.recompute == Recompute::None {
-            "none"
-        } else {
-            "FullAC.Config"
-        };
-        same(job, "recompute", mode);
-        let is_shared = job.strategy.sequence_parallel || job.strategy.degrees.tp == 1;
-        same(job, "sequence_parallel", is_shared);
-        same(job, "num_layers", job.shape.num_hidden_layers);
-        same(job, "hidden_size", job.shape.hidden_size);
+    let framework = Framework::TorchtitanCommandLine;
+    let (name, package) = ("torchtitan-command-line", "torchtitan-0.3.0");
+    let jobs = ask(framework, name, package, written(framework));
+    for answered in jobs.iter().flatten() {
+        torchtitan_says(answered);
+        let s = &answered.job.strategy;
+        answered.says(
+            "sequence_parallel",
+            s.sequence_parallel || s.degrees.tp == 1,
+        );
+    }
+}
+
+/// The shapes that we have for torchtitan's names are those it has.
+#[test]
+fn torchtitans_models_are_as_we_have_them() {
+    let models = [
+        ("llama3", "debugmodel 8B 70B 405B"),
+        ("qwen3", "0.6B 1.7B 4B 8B 14B 32B 30B-A3B 235B-A22B"),
+    ];
+    let names = models
+        .iter()
+        .flat_map(|(module, names)| names.split(' ').map(move |name| (module, name)));
+    let framework = Framework::Torchtitan;
+    let jobs = names.map(|(module, name)| {
+        let text = format!(
+            "[model]\nname = \"{module}\"\nflavor = \"{name}\"\n[training]\nglobal_batch_size = 8\n\
+             [parallelism]\ndata_parallel_shard_degree = 1\n[activation_checkpoint]\nmode = \"full\"\n"
+        );
+        let read = framework.read(&text).unwrap();
+        Job {
+            strategy: read.strategy,
+            shape: read.shape.unwrap(),
+            text,
+        }
+    });
+    let jobs = ask(framework, "torchtitan", "torchtitan-0.2.2", jobs.collect());
+    for answered in jobs.iter().flatten() {
+        torchtitan_says(answered);
+        let shape = &answered.job.shape;
+        for (key, number) in [
+            ("vocab_size", shape.vocab_size),
+            ("intermediate_size", shape.intermediate_size),
+            ("num_attention_heads", shape.num_attention_heads),
+            ("num_key_value_heads", shape.num_key_value_heads),
+            ("head_dim", shape.head_dim),
+        ] {
+            answered.says(key, number);
+        }
+        answered.says("tie_word_embeddings", shape.tie_word_embeddings);
+        let experts = shape.experts.as_ref();
+        let experts = experts.map(|e| {
+            [
+                e.num_experts,
+                e.num_experts_per_tok,
+                e.moe_intermediate_size,
+            ]
+        });
+        answered.says("experts", json!(experts));
     }
 }
 
 #[test]
 fn deepspeed_takes_its_json() {
-    let Some(jobs) = ask(Framework::DeepSpeed, "deepspeed", "") else {
-        return;
-    };
-    for job in &jobs {
-        let s = &job.strategy;
-        same(job, "global_batch", s.global_batch);
-        same(job, "micro_batch", s.micro_batch);
-        same(job, "steps", s.num_microbatches());
-        same(job, "zero_stage", s.zero_stage);
-        same(job, "tp", s.degrees.tp);
-        same(job, "bf16", s.precision.compute == 2);
+    let framework = Framework::DeepSpeed;
+    let jobs = ask(framework, "deepspeed", "", written(framework));
+    for answered in jobs.iter().flatten() {
+        let s = &answered.job.strategy;
+        answered.says("global_batch", s.global_batch);
+        answered.says("micro_batch", s.micro_batch);
+        answered.says("steps", s.num_microbatches());
+        answered.says("zero_stage", s.zero_stage);
+        answered.says("tp", s.degrees.tp);
+        answered.says("bf16", s.precision.compute == 2);
+        let is_wide = s.precision.compute == 2 && s.precision.gradient == 4;
+        answered.says("grad_accum_dtype", is_wide.then_some("fp32"));
         let device = match s.offload {
             Offload::None => "none",
             Offload::Cpu => "cpu",
             Offload::Nvme => "nvme",
         };
-        same(job, "offload_optimizer", device);
-        same(job, "offload_param", device);
+        answered.says("offload_optimizer", device);
+        answered.says("offload_param", device);
     }
 }
 
 #[test]
 fn megatrons_own_config_takes_its_flags() {
-    let Some(jobs) = ask(Framework::Megatron, "megatron", "") else {
-        return;
-    };
-    for job in &jobs {
-        let (s, shape) = (&job.strategy, &job.shape);
+    let framework = Framework::Megatron;
+    let jobs = ask(framework, "megatron", "", written(framework));
+    for answered in jobs.iter().flatten() {
+        let (s, shape) = (&answered.job.strategy, &answered.job.shape);
         let d = &s.degrees;
         for (key, number) in [
             ("tensor_model_parallel_size", d.tp),
@@ -316,18 +350,22 @@ fn megatrons_own_config_takes_its_flags() {
             ("num_query_groups", shape.num_key_value_heads),
             ("kv_channels", shape.head_dim),
         ] {
-            same(job, key, number);
+            answered.says(key, number);
         }
-        same(job, "sequence_parallel", s.sequence_parallel);
-        same(job, "bf16", s.precision.compute == 2);
-        same(job, "add_bias_linear", shape.has_biases);
+        answered.says("sequence_parallel", s.sequence_parallel);
+        answered.says("bf16", s.precision.compute == 2);
+        answered.says("add_bias_linear", shape.has_biases);
         let granularity = match s.recompute {
-            Recompute::None => Value::Null,
-            Recompute::Selective => "selective".into(),
-            Recompute::Full => "full".into(),
+            Recompute::None => None,
+            Recompute::Selective => Some("selective"),
+            Recompute::Full => Some("full"),
         };
-        same(job, "recompute_granularity", granularity);
-        let virtual_stages = (s.layers.stages_per_rank > 1).then_some(s.layers.stages_per_rank);
-        same(job, "virtual_pipeline_model_parallel_size", virtual_stages);
+        answered.says("recompute_granularity", granularity);
+        let stages = s.layers.stages_per_rank;
+        let is_interleaved = stages > 1;
+        answered.says(
+            "virtual_pipeline_model_parallel_size",
+            is_interleaved.then_some(stages),
+        );
     }
 }

@@ -40,26 +40,22 @@ pub(super) fn fit(
 }
 
 fn fit_model(framework: Framework, fit: &mut Fit) -> Result<&'static Flavor, FrameworkError> {
-    let is_offered =
-        |flavor: &Flavor| framework == Framework::Torchtitan || flavor.config.is_some();
+    let is_offered = |flavor: &Flavor| match framework {
+        Framework::Torchtitan => true,
+        _ => flavor.config.is_some_and(|config| !config.is_float8),
+    };
     if let Some(flavor) = Flavor::of(&fit.shape, is_offered) {
-        if framework == Framework::TorchtitanCommandLine
-            && flavor.config.is_some_and(|c| c.is_float8)
-        {
-            fit.elsewhere(
-                Choice::Precision,
-                "the registered config multiplies matrices in float8",
-                "register a config without Float8LinearConverter",
-            );
-        }
         return Ok(flavor);
     }
     let Some(flavor) = Flavor::nearest(&fit.shape, is_offered) else {
         return Err(framework.refusal("the model", "nothing is registered", "register it"));
     };
-    let why = format!("{} is registered with no such shape", framework.name());
+    let why = match Flavor::of(&fit.shape, |flavor| flavor.config.is_some()) {
+        Some(_) => "the registered config multiplies matrices in float8, which no flag turns off",
+        None => "no config of this shape is registered",
+    };
     let written = format!(
-        "{} {}; to train your own, register it in Python and change the name",
+        "{} {}; to train yours, register it in Python and change the name",
         flavor.module, flavor.name
     );
     let shape = flavor.shape(fit.strategy.seq_len);

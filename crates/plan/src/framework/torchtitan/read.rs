@@ -97,20 +97,22 @@ fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
         let remedy = "give --config, for its defaults are part of the job";
         return Err(keys.framework.untold("which config it starts from", remedy));
     };
-    let known = FLAVORS
+    let configs = FLAVORS
         .iter()
-        .find(|f| f.config.is_some_and(|c| c.name == name));
-    known.map(Some).ok_or_else(|| {
-        let names: Vec<_> = FLAVORS
-            .iter()
-            .filter_map(|f| f.config)
-            .map(|c| c.name)
-            .collect();
-        keys.framework.refusal(
-            format!("--config {name}"),
-            "what a config sets by itself is written in Python",
-            format!("use one of {}", names.join(", ")),
-        )
+        .filter_map(|flavor| Some((flavor, flavor.config?)));
+    let usable: Vec<_> = configs.filter(|(_, config)| !config.is_float8).collect();
+    let known = usable.iter().find(|(_, config)| config.name == name);
+    known.map(|(flavor, _)| Some(*flavor)).ok_or_else(|| {
+        let names: Vec<_> = usable.iter().map(|(_, config)| config.name).collect();
+        let why = match name {
+            "llama3_405b" => {
+                "it multiplies matrices in float8, and a plan knows no types of one byte"
+            }
+            _ => "what a config sets by itself is written in Python",
+        };
+        let nearest = format!("use one of {}", names.join(", "));
+        keys.framework
+            .refusal(format!("--config {name}"), why, nearest)
     })
 }
 
