@@ -1,6 +1,6 @@
 //! What a program on an accelerator was seen to reach.
 
-use crate::{Accelerator, AttentionKernel, Constants, Software};
+use crate::{Accelerator, AttentionKernel, Cluster, Constants, Software};
 
 /// How a program runs and how far it stays behind data sheets, as fitted to runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +113,23 @@ impl Calibration {
             spread,
             source: source.to_owned(),
         }
+    }
+
+    /// The same for a cluster, with the constants that its file states.
+    pub fn of_cluster(cluster: &Cluster, software: Software) -> Calibration {
+        let mut calibration = Calibration::of(&cluster.accelerator, software);
+        if cluster.constants.is_empty() {
+            return calibration;
+        }
+        let mut values = calibration.constants.to_array();
+        for (name, value) in Constants::names().iter().zip(&mut values) {
+            *value = *cluster.constants.get(*name).unwrap_or(value);
+        }
+        calibration.constants = Constants::from_array(values);
+        let names: Vec<&str> = cluster.constants.keys().map(String::as_str).collect();
+        let rest = calibration.source;
+        calibration.source = format!("the cluster file ({}); else {rest}", names.join(", "));
+        calibration
     }
 
     /// Before anything is measured.

@@ -13,13 +13,21 @@
 //! memory_gb_s = 3100
 //! link_gb_s = 370
 //! network_gb_s = 45            # of one GPU's share of the cards
+//! [constants]                  # any of the constants that a fit finds
+//! link_latency = 1.5e-5
 //! ```
+//!
+//! What was measured is what is reached, so the constant that stands for falling short of a data sheet is 1
+//! where a measured figure takes the sheet's place.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::{Accelerator, Figure};
+use crate::{Accelerator, Basis, Constants, Figure};
 
 /// Equal machines with equal accelerators.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +38,8 @@ pub struct Cluster {
     pub num_machines: usize,
     /// Accelerators in each.
     pub per_machine: usize,
+    /// Constants that its file states, by name.
+    pub(crate) constants: BTreeMap<String, f64>,
 }
 
 /// Why a cluster was refused.
@@ -71,6 +81,20 @@ pub enum ClusterError {
         /// The most it may say.
         limit: usize,
     },
+    /// A constant that nobody has.
+    #[error("{name:?} is no constant: use one of {}", Constants::names().join(", "))]
+    Constant {
+        /// What it is called.
+        name: String,
+    },
+    /// A file that cannot be read.
+    #[error("{path}: {reason}")]
+    Unreadable {
+        /// Which.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// Not TOML, or unknown keys.
     #[error("not a cluster file: {0}")]
     Toml(String),
@@ -99,7 +123,78 @@ impl Cluster {
             accelerator,
             num_machines,
             per_machine,
+            constants: BTreeMap::new(),
         })
+    }
+
+    /// The cluster that is meant: the path of a file that ends in `.toml`, or a short form.
+    pub fn named(text: &str) -> Result<Cluster, ClusterError> {
+        if !text.ends_with(".toml") {
+            return text.parse();
+        }
+        let file = std::fs::read_to_string(Path::new(text));
+        let file = file.map_err(|error| ClusterError::Unreadable {
+            path: text.to_owned(),
+            reason: error.to_string(),
+        })?;
+        Cluster::from_toml(&file)
+    }
+
+    /// Says what a constant is here.
+    pub fn with_constant(mut self, name: &str, value: f64) -> Result<Cluster, ClusterError> {
+        if !Constants::names().contains(&name) {
+            let name = name.to_owned();
+            return Err(ClusterError::Constant { name });
+        }
+        if !(value.is_finite() && value > 0.0) {
+            let key = name.to_owned();
+            return Err(ClusterError::Figure { key, value });
+        }
+        self.constants.insert(name.to_owned(), value);
+        Ok(self)
+    }
+
+    /// The file that describes it; reading it gives the same figures.
+    pub fn to_toml(&self) -> String {
+        let mut text = format!(
+            "machines = {}\ngpus_per_machine = {}\ngpu = {:?}\n",
+            self.num_machines, self.per_machine, self.accelerator.name
+        );
+        let usual = Accelerator::named(&self.accelerator.name);
+        let own = FIGURES.iter().map(|(key, unit, of)| {
+            let figure = of(&self.accelerator);
+            let is_usual = usual.as_ref().is_some_and(|usual| of(usual) == figure);
+            (*key, figure.value / unit, figure.basis, is_usual)
+        });
+        let own: Vec<_> = own.filter(|(.., is_usual)| !is_usual).collect();
+        for (key, value, basis, _) in &own {
+            if *basis != Basis::Measured {
+                let _ = match *key {
+                    // The key says it of a machine's cards.
+                    "network_gb_s" => writeln!(
+                        text,
+                        "nics_per_machine = {}\nnic_gbit_s = {}",
+                        self.per_machine,
+                        value * 8.0
+                    ),
+                    _ => writeln!(text, "{key} = {value}"),
+                };
+            }
+        }
+        let measured = || own.iter().filter(|own| own.2 == Basis::Measured);
+        if measured().next().is_some() {
+            text.push_str("\n[measured]\n");
+        }
+        for (key, value, ..) in measured() {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        if !self.constants.is_empty() {
+            text.push_str("\n[constants]\n");
+        }
+        for (name, value) in &self.constants {
+            let _ = writeln!(text, "{name} = {value:e}");
+        }
+        text
     }
 
     /// How many ranks there can be.
@@ -123,8 +218,29 @@ impl Cluster {
             network_gb_s: network.map(|all| all / per_machine.max(1) as f64),
         };
         stated.apply(&mut accelerator, Figure::specified)?;
-        file.measured.apply(&mut accelerator, Figure::measured)?;
-        Cluster::new(accelerator, file.machines, per_machine)
+        let measured = file.measured;
+        let reached = [
+            ("link", measured.link_gb_s.map(|_| 1.0)),
+            ("network", measured.network_gb_s.map(|_| 1.0)),
+            ("memory", measured.memory_gb_s.map(|_| 1.0)),
+            (
+                "matmul",
+                measured
+                    .matmul_tflops
+                    .map(|teraflops| (teraflops * 1e12 / accelerator.peak.value).min(1.0)),
+            ),
+        ];
+        measured.apply(&mut accelerator, Figure::measured)?;
+        let mut cluster = Cluster::new(accelerator, file.machines, per_machine)?;
+        for (name, value) in reached {
+            if let Some(value) = value {
+                cluster = cluster.with_constant(name, value)?;
+            }
+        }
+        for (name, value) in &file.constants {
+            cluster = cluster.with_constant(name, *value)?;
+        }
+        Ok(cluster)
     }
 }
 
@@ -152,6 +268,18 @@ impl FromStr for Cluster {
     }
 }
 
+type FigureOf = fn(&Accelerator) -> &Figure;
+
+/// Keys of figures, their units and where they are kept.
+const FIGURES: [(&str, f64, FigureOf); 6] = [
+    ("matmul_tflops", 1e12, |a| &a.sustained),
+    ("memory_gib", 1024.0 * 1024.0 * 1024.0, |a| &a.memory),
+    ("memory_gb_s", 1e9, |a| &a.memory_bandwidth),
+    ("link_gb_s", 1e9, |a| &a.link),
+    ("host_gb_s", 1e9, |a| &a.host),
+    ("network_gb_s", 1e9, |a| &a.network),
+];
+
 fn unknown(text: &str) -> ClusterError {
     ClusterError::Syntax {
         text: text.to_owned(),
@@ -173,9 +301,11 @@ struct File {
     nic_gbit_s: Option<f64>,
     #[serde(default)]
     measured: Overrides,
+    #[serde(default)]
+    constants: BTreeMap<String, f64>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Copy, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Overrides {
     matmul_tflops: Option<f64>,
@@ -248,6 +378,23 @@ mod tests {
         }
         let uneven = "60xH100".parse::<Cluster>().unwrap_err();
         assert!(uneven.to_string().contains("56"), "{uneven}");
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let text = "machines = 4\ngpu = 'H100'\nnics_per_machine = 4\nnic_gbit_s = 200\n\
+                    memory_gib = 64\n[measured]\nlink_gb_s = 370\nmatmul_tflops = 700\n\
+                    [constants]\nlink_latency = 1.5e-5\n";
+        let cluster = Cluster::from_toml(text).unwrap();
+        assert_eq!(cluster.constants["link"], 1.0);
+        assert_eq!(cluster.constants["matmul"], 700.0 / 989.0);
+        assert_eq!(Cluster::from_toml(&cluster.to_toml()).unwrap(), cluster);
+        let plain: Cluster = "64xH100".parse().unwrap();
+        assert_eq!(Cluster::from_toml(&plain.to_toml()).unwrap(), plain);
+        for wrong in ["lnik = 1.0", "link = -1.0", "link = nan"] {
+            let text = format!("machines = 1\ngpu = 'H100'\n[constants]\n{wrong}");
+            assert!(Cluster::from_toml(&text).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn binding(found: &Found, best: &Plan, room: f64) -> Binding {
     }
 }
 
-fn lost(best: &Plan, plan: &Plan) -> Lost {
+pub(crate) fn lost(best: &Plan, plan: &Plan) -> Lost {
     let pairs = plan.time.terms().into_iter().zip(best.time.terms());
     let mut terms: Vec<(&'static str, f64)> = pairs
         .map(|((name, own), (_, chosen))| (name, own - chosen))

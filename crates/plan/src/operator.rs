@@ -72,7 +72,7 @@ pub struct Rates<'a> {
 }
 
 /// Products fill an accelerator the later the more it does at once; the constant is said for this one.
-const REFERENCE_PEAK: f64 = 312e12;
+pub(crate) const REFERENCE_PEAK: f64 = 312e12;
 
 impl Rates<'_> {
     /// Seconds of products of one size.

@@ -93,6 +93,39 @@ pub fn search(question: &Question) -> Found {
     hunt.finish()
 }
 
+/// The fastest way with these sizes of axes; where none fits, the one that lacks least.
+pub fn search_mesh(question: &Question, degrees: Degrees) -> Option<Plan> {
+    let shares = degrees.dp_shard * degrees.cp > 1;
+    let replicas = degrees.data_parallel();
+    let is_even = replicas > 0 && question.global_batch.is_multiple_of(replicas);
+    let is_whole = degrees.pp <= question.shape.num_hidden_layers
+        && degrees.tp > 0
+        && shares_heads(&question.shape, degrees.tp)
+        && question.seq_len.is_multiple_of(degrees.cp)
+        && experts_fit(question, &degrees);
+    if !is_even || !is_whole {
+        return None;
+    }
+    for offload in [Offload::None, Offload::Cpu] {
+        let mut hunt = Hunt::new(question);
+        let stages = match offload {
+            Offload::None if shares => 0..=3,
+            Offload::None => 0..=0,
+            _ => 3..=3,
+        };
+        for zero_stage in stages {
+            hunt.mesh(degrees, zero_stage, offload);
+        }
+        let found = hunt.finish();
+        let is_last = offload == Offload::Cpu;
+        let miss = found.nearest_miss.filter(|_| is_last);
+        if let Some(plan) = found.plans.into_iter().next().or(miss) {
+            return Some(plan);
+        }
+    }
+    None
+}
+
 struct Hunt<'a> {
     question: &'a Question,
     /// Operations of a step's matrix products.
@@ -263,7 +296,7 @@ fn by_time(a: &Plan, b: &Plan) -> Ordering {
 }
 
 /// Its time with every action followed; the closed form where a schedule cannot be built.
-fn followed(question: &Question, plan: &Plan) -> Time {
+pub(crate) fn followed(question: &Question, plan: &Plan) -> Time {
     let Question {
         shape,
         cluster,

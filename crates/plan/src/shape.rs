@@ -1,7 +1,9 @@
 //! The shape of a decoder, whichever family it is of.
 
+use serde::{Deserialize, Serialize};
+
 /// The shape of a decoder of equal blocks; where it has experts, of two kinds of blocks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Shape {
     /// What people call it.
     pub name: String,
@@ -42,7 +44,7 @@ pub struct Shape {
 }
 
 /// Attention whose queries, keys and values come through narrow latents.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct LatentAttention {
     /// Width of the queries' latent; none where queries come straight from the stream.
     pub q_lora_rank: Option<usize>,
@@ -57,7 +59,8 @@ pub struct LatentAttention {
 }
 
 /// How a feed-forward part is made.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FeedForward {
     /// Three matrices: gate and up, multiplied, then down.
     Gated,
@@ -66,7 +69,8 @@ pub enum FeedForward {
 }
 
 /// How rows are normed.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Norm {
     /// By their root mean square, with a scale.
     RootMeanSquare,
@@ -75,7 +79,8 @@ pub enum Norm {
 }
 
 /// Where positions come from.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Positions {
     /// Queries and keys are rotated.
     Rotary,
@@ -84,7 +89,7 @@ pub enum Positions {
 }
 
 /// The experts of a mixture.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Experts {
     /// How many a layer has.
     pub num_experts: usize,

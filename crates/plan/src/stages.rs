@@ -17,6 +17,18 @@ pub enum RankClass {
     Last,
 }
 
+impl RankClass {
+    /// What reports call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RankClass::Only => "every rank",
+            RankClass::First => "first stage",
+            RankClass::Middle => "middle stage",
+            RankClass::Last => "last stage",
+        }
+    }
+}
+
 /// What a rank of a pipeline holds.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Holding {

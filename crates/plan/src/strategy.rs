@@ -1,5 +1,8 @@
 //! One way to split a step over ranks.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use trainyard_schedule::Kind;
 
 /// One way to split a step over ranks: the choices that a planner makes and a framework's config states.
@@ -28,7 +31,7 @@ pub struct Strategy {
 }
 
 /// The sizes of the mesh's axes, outermost first; `ep` is laid over `dp_shard x cp x tp`.
-#[derive(Copy, Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Degrees {
     /// Ranks that share the layers.
     pub pp: usize,
@@ -54,6 +57,18 @@ impl Degrees {
         tp: 1,
         ep: 1,
     };
+
+    /// The axes by name, outermost first.
+    pub const fn axes(&self) -> [(&'static str, usize); 6] {
+        [
+            ("pp", self.pp),
+            ("dp_replicate", self.dp_replicate),
+            ("dp_shard", self.dp_shard),
+            ("cp", self.cp),
+            ("tp", self.tp),
+            ("ep", self.ep),
+        ]
+    }
 
     /// How many ranks there are.
     pub const fn world_size(&self) -> usize {
@@ -81,7 +96,8 @@ pub struct Layers {
 }
 
 /// What backward computes again instead of keeping it.
-#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing.
     None,
@@ -92,7 +108,8 @@ pub enum Recompute {
 }
 
 /// Where parameters and optimiser states lie while nobody computes with them.
-#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Offload {
     /// With the layers.
     None,
@@ -103,7 +120,7 @@ pub enum Offload {
 }
 
 /// The bytes of an element of each thing there is.
-#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct Precision {
     /// What layers compute with.
     pub compute: usize,
@@ -119,5 +136,36 @@ impl Strategy {
     /// Micro-batches a rank computes in a step.
     pub const fn num_microbatches(&self) -> usize {
         self.global_batch / (self.degrees.data_parallel() * self.micro_batch)
+    }
+}
+
+/// The axes that more than one rank shares, as in `pp16 dp_shard128 tp8`.
+impl fmt::Display for Degrees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = self.axes().into_iter().filter(|(_, size)| *size > 1);
+        let words: Vec<String> = shared.map(|(axis, size)| format!("{axis}{size}")).collect();
+        match words.is_empty() {
+            true => f.pad("one rank"),
+            false => f.pad(&words.join(" ")),
+        }
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        })
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stages_per_rank {
+            1 => f.pad(self.schedule.name()),
+            stages => f.pad(&format!("{} x{stages}", self.schedule.name())),
+        }
     }
 }

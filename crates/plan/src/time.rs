@@ -4,7 +4,7 @@
 //! send is hidden behind backward as far as it goes. The same terms in the same order are what a report
 //! shows, and they sum to the step.
 
-use trainyard_schedule::{Costs, ScheduleError, simulate};
+use trainyard_schedule::{Costs, ScheduleError, Timeline, simulate};
 
 use crate::activations::tokens;
 use crate::block::BlockTime;
@@ -147,16 +147,12 @@ pub fn time_followed(
     calibration: &Calibration,
 ) -> Result<Time, ScheduleError> {
     let closed = time(shape, strategy, cluster, calibration);
-    let pp = strategy.degrees.pp;
-    if pp == 1 {
+    if strategy.degrees.pp == 1 {
         return Ok(closed);
     }
+    let timeline = timeline(shape, strategy, cluster, calibration)?;
     let pricing = Pricing::new(shape, strategy, cluster, calibration);
-    let chunks = strategy.layers.stages_per_rank;
     let m = strategy.num_microbatches();
-    let schedule = strategy.layers.schedule.build(pp, m, chunks)?;
-    let each = (0..schedule.num_stages()).map(|stage| pricing.stage(stage));
-    let timeline = simulate(&schedule, &Costs::of_stages(&each.collect::<Vec<_>>()))?;
     let busiest = m as f64 * pricing.slowest().wall.whole();
     let bubble = (timeline.end() - busiest).max(0.0);
     let moved = bubble - closed.bubble;
@@ -167,6 +163,22 @@ pub fn time_followed(
         high: closed.high + moved * (1.0 + calibration.spread),
         ..closed
     })
+}
+
+/// When every rank of a pipeline does what, in seconds.
+pub fn timeline(
+    shape: &Shape,
+    strategy: &Strategy,
+    cluster: &Cluster,
+    calibration: &Calibration,
+) -> Result<Timeline, ScheduleError> {
+    let pricing = Pricing::new(shape, strategy, cluster, calibration);
+    let (layers, m) = (&strategy.layers, strategy.num_microbatches());
+    let schedule = layers
+        .schedule
+        .build(strategy.degrees.pp, m, layers.stages_per_rank)?;
+    let each = (0..schedule.num_stages()).map(|stage| pricing.stage(stage));
+    simulate(&schedule, &Costs::of_stages(&each.collect::<Vec<_>>()))
 }
 
 impl<'a> Pricing<'a> {

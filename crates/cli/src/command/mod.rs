@@ -4,6 +4,7 @@ mod bench;
 mod ckpt;
 mod data;
 mod dry_run;
+mod plan;
 mod run;
 mod schedule;
 mod torchrun;
@@ -28,6 +29,7 @@ pub enum Command {
     Verify(verify::Verify),
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
+    Plan(Box<plan::Plan>),
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
     Bench(bench::Bench),
@@ -43,6 +45,7 @@ impl Command {
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
+            Command::Plan(plan) => plan.execute(),
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
