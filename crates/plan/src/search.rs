@@ -263,13 +263,21 @@ impl<'a> Hunt<'a> {
         let question = self.question;
         let mut all: Vec<Plan> = self.best.into_values().collect();
         all.sort_by(by_time);
-        self.found.front = front(&all);
+        let mut unbeaten = front(&all);
         let mut seen = HashSet::new();
         all.retain(|plan| seen.insert(plan.strategy.degrees));
         for plan in all.iter_mut().take(FINALISTS) {
             plan.time = followed(question, plan);
         }
         all.sort_by(by_time);
+        for plan in &mut unbeaten {
+            plan.time = followed(question, plan);
+        }
+        // Followed, some of them are beaten after all.
+        unbeaten.extend(all.iter().take(FINALISTS).cloned());
+        unbeaten.sort_by(by_time);
+        unbeaten.dedup_by(|a, b| a.strategy == b.strategy);
+        self.found.front = front(&unbeaten);
         let fastest = all.first().map_or(f64::INFINITY, |plan| plan.time.likely);
         let more = self.with_more_memory;
         self.found.with_more_memory = more.filter(|plan| plan.time.likely < fastest);

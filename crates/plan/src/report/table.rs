@@ -56,12 +56,13 @@ impl Report {
         let question = &self.question;
         let cluster = &question.cluster;
         format!(
-            "{} ({:.1} B parameters) on {} {} in {} machines, {} samples of {} tokens",
+            "{} ({:.1} B parameters) on {} {} ({} machines of {}), {} samples of {} tokens",
             question.shape.name,
             question.shape.num_parameters() as f64 / 1e9,
             cluster.world_size(),
             cluster.accelerator.name,
             cluster.num_machines,
+            cluster.per_machine,
             question.global_batch,
             question.seq_len
         )

@@ -51,7 +51,11 @@ impl Report {
             Ok(why) => {
                 let mut said = vec![binding(&why.binding)];
                 said.extend(why.runner_up.as_ref().map(|lost| runner_up(self, lost)));
-                said.extend(why.flips.iter().map(|each| flip(self, each)));
+                let flips = why.flips.iter().map(|each| flip(self, each));
+                let flips: Vec<String> = flips.collect();
+                if !flips.is_empty() {
+                    said.push(format!("The choice changes {}.", flips.join("; ")));
+                }
                 if why.flips.is_empty() {
                     let same = "No input changes the mesh: not four times the memory, links or network, \
                                 nor a quarter of them, nor half or twice the batch.";
@@ -91,10 +95,10 @@ impl Report {
             cluster.accelerator.name
         );
         let second = format!(
-            "The nearest miss is {}. It needs {:.1} GiB on the {} and lacks {:.1} GiB there.",
+            "The nearest miss is {}. At the fullest ({}) it needs {:.1} GiB and lacks {:.1} GiB on each.",
             in_words(&miss.plan),
-            memory.total() / GIB,
             memory.class.name(),
+            memory.total() / GIB,
             miss.missing / GIB
         );
         let states = memory.states.on_device();
@@ -201,10 +205,9 @@ fn flip(report: &Report, flip: &Flip) -> String {
         Input::GlobalBatch => ("global batch", question.global_batch as f64, "samples"),
     };
     format!(
-        "The choice becomes {} with {what} of {:.0} {unit} instead of {now:.0} ({:.2} times).",
-        flip.chosen,
+        "with {what} of {:.0} {unit} instead of {now:.0} to {}",
         now * flip.factor,
-        flip.factor
+        flip.chosen
     )
 }
 
