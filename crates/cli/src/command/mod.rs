@@ -6,6 +6,7 @@ mod data;
 mod dry_run;
 mod holder;
 mod holding;
+mod plan;
 mod run;
 mod schedule;
 mod torchrun;
@@ -31,6 +32,7 @@ pub enum Command {
     Verify(verify::Verify),
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
+    Plan(Box<plan::Plan>),
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
     Bench(bench::Bench),
@@ -47,6 +49,7 @@ impl Command {
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
+            Command::Plan(plan) => plan.execute(),
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
