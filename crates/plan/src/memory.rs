@@ -48,6 +48,15 @@ pub struct Overheads {
 }
 
 impl Overheads {
+    /// Nothing: to set tensors beside tensors.
+    pub fn none() -> Overheads {
+        let nothing = || Figure::assumed(0.0, "tensors alone are counted");
+        Overheads {
+            context: nothing(),
+            fragmentation: nothing(),
+        }
+    }
+
     /// What a driver reported of Megatron-DeepSpeed's ranks in 2022, over what their tensors take: caches,
     /// buckets of half a billion elements and what lies between blocks included.
     pub fn deepspeed_2022() -> Overheads {

@@ -67,7 +67,7 @@ pub fn blocks_of_stage(num_blocks: usize, num_stages: usize, stage: usize) -> us
 }
 
 /// The blocks before that stage.
-fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
+pub(crate) fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
     if num_stages > 2 && (num_blocks + 2).is_multiple_of(num_stages) {
         let each = (num_blocks + 2) / num_stages;
         return (each * stage).saturating_sub(usize::from(stage > 0));

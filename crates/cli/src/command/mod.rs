@@ -1,5 +1,6 @@
 //! The commands, one per file.
 
+mod auto;
 mod bench;
 mod ckpt;
 mod data;
@@ -68,9 +69,15 @@ struct ConfigFile {
 impl ConfigFile {
     /// Refuses a bad config here, in milliseconds, rather than in every rank's engine.
     fn check(&self, overrides: &[String]) -> Result<(), Failure> {
-        match Config::load(&self.config, overrides) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(Failure::new(error)),
-        }
+        self.load(overrides).map(drop)
+    }
+
+    fn load(&self, overrides: &[String]) -> Result<Config, Failure> {
+        Config::load(&self.config, overrides).map_err(Failure::new)
+    }
+
+    /// The same, and the arguments in which the planner says what the config leaves to it.
+    fn planned(&self, overrides: &[String], world: usize) -> Result<Vec<String>, Failure> {
+        auto::choice(&self.load(overrides)?, &self.config, world)
     }
 }

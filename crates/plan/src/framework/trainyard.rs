@@ -11,6 +11,7 @@ use trainyard_mesh::Axis;
 use super::arguments::torchrun;
 use super::fit::Fit;
 use super::{Choice, Framework, FrameworkError, Read, Told, Written, is_same_model};
+use crate::stages::blocks_before;
 use crate::{
     Degrees, FeedForward, Layers, Norm, Offload, Positions, Precision, Recompute, Shape, Strategy,
 };
@@ -28,9 +29,9 @@ const PRECISIONS: [(Precision, Dtype, Dtype); 4] = [
 const fn precision(compute: usize, held: usize) -> Precision {
     Precision {
         compute,
-        parameter: 0,
+        parameter: held,
         gradient: held,
-        optimizer: 3 * held,
+        optimizer: 2 * held,
     }
 }
 
@@ -128,7 +129,7 @@ fn text(fit: &Fit) -> String {
     );
     write_model(&mut out, shape);
     write_training(&mut out, s);
-    write_parallelism(&mut out, s);
+    write_parallelism(&mut out, shape, s);
     let mode = match s.recompute {
         Recompute::None => "none",
         Recompute::Selective => "selective",
@@ -193,7 +194,7 @@ fn write_training(out: &mut String, s: &Strategy) {
     }
 }
 
-fn write_parallelism(out: &mut String, s: &Strategy) {
+fn write_parallelism(out: &mut String, shape: &Shape, s: &Strategy) {
     let d = &s.degrees;
     out.push_str("\n[parallelism]\n");
     for (key, value) in [
@@ -215,6 +216,15 @@ fn write_parallelism(out: &mut String, s: &Strategy) {
         if schedule.num_chunks().is_none() {
             let stages = s.layers.stages_per_rank;
             let _ = writeln!(out, "pipeline_parallel_stages_per_rank = {stages}");
+        }
+        let points: Vec<String> = (1..s.num_stages())
+            .map(|stage| blocks_before(shape.num_hidden_layers, s.num_stages(), stage))
+            .map(|block| format!("layers.{block}"))
+            .collect();
+        // Fewer blocks than stages cannot be cut so; the job then finds its own way.
+        if shape.num_hidden_layers >= s.num_stages() {
+            let points = points.join(",");
+            let _ = writeln!(out, "pipeline_parallel_split_points = \"{points}\"");
         }
     }
     out.push_str(match s.offload {

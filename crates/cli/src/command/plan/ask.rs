@@ -7,6 +7,7 @@ use clap::Args;
 use trainyard_plan::report::Report;
 use trainyard_plan::{Cluster, Degrees, Framework, Precision, Shape};
 
+use super::followed::follow;
 use super::question::{cluster, precision, question};
 use super::{framework, style, write};
 use crate::failure::Failure;
@@ -35,6 +36,9 @@ pub(super) struct Ask {
     /// A mesh to set beside the best, as in pp=16,tp=8; what is left goes to dp_shard
     #[arg(long, value_name = "AXES")]
     compare_mesh: Option<String>,
+    /// Follow the best plan by a dry run of the code that would run it, for every kind of rank
+    #[arg(long, conflicts_with = "json")]
+    dry_run: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -84,6 +88,9 @@ impl Ask {
         match self.json {
             true => println!("{:#}", report.to_json(self.top)),
             false => print!("{}", report.to_text(self.top, style())),
+        }
+        if let (true, Some(best)) = (self.dry_run, report.best()) {
+            print!("{}", follow(&report.question.shape, &best.strategy)?);
         }
         if let Some(path) = &self.html {
             write(path, &report.to_html(self.top))?;

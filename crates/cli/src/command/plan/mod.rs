@@ -4,7 +4,8 @@ mod ask;
 mod calibrate;
 mod check;
 mod compare;
-mod question;
+mod followed;
+pub(super) mod question;
 
 use std::fs;
 use std::io::{IsTerminal, stdout};

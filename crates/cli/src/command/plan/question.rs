@@ -5,23 +5,23 @@ use trainyard_plan::{Calibration, Cluster, Overheads, Precision, Question, Shape
 use crate::failure::Failure;
 
 /// How numbers are held, by name.
-pub(super) fn precision(name: &str) -> Result<Precision, String> {
-    let (compute, parameter) = match name {
-        "bf16" => (2, 2),
-        "mixed" => (2, 0),
-        "fp32" => (4, 0),
+pub(in crate::command) fn precision(name: &str) -> Result<Precision, String> {
+    let (compute, parameter, optimizer) = match name {
+        "bf16" => (2, 2, 12),
+        "mixed" => (2, 4, 8),
+        "fp32" => (4, 4, 8),
         _ => return Err("use bf16, mixed or fp32".to_owned()),
     };
     Ok(Precision {
         compute,
         parameter,
         gradient: 4,
-        optimizer: 12,
+        optimizer,
     })
 }
 
 /// The question, of a program as they are today.
-pub(super) fn question(
+pub(in crate::command) fn question(
     shape: Shape,
     cluster: Cluster,
     global_batch: usize,
@@ -41,6 +41,6 @@ pub(super) fn question(
 }
 
 /// The cluster that a flag names.
-pub(super) fn cluster(text: &str) -> Result<Cluster, Failure> {
+pub(in crate::command) fn cluster(text: &str) -> Result<Cluster, Failure> {
     Cluster::named(text).map_err(Failure::new)
 }
