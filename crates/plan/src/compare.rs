@@ -94,9 +94,9 @@ impl Measured {
 
 /// The cluster with these constants stated.
 pub fn with_constants(cluster: &Cluster, constants: &Constants) -> Result<Cluster, ClusterError> {
-    let pairs = Constants::names().into_iter().zip(constants.to_array());
-    pairs.fold(Ok(cluster.clone()), |cluster, (name, value)| {
-        cluster?.with_constant(name, value)
+    let mut pairs = Constants::names().into_iter().zip(constants.to_array());
+    pairs.try_fold(cluster.clone(), |cluster, (name, value)| {
+        cluster.with_constant(name, value)
     })
 }
 

@@ -102,17 +102,19 @@ pub fn calibrate(
     if !products.is_empty() {
         let peak = cluster.accelerator.peak.value;
         let fit = matmul::fit(products, peak)?;
+        let share = rounded(fit.share);
         notes.push(format!(
             "{} matrix products: {:.0} Tflop/s for very large ones, {:.1} % off on average",
             products.len(),
             fit.share * peak / 1e12,
             100.0 * fit.error
         ));
-        cluster.accelerator.sustained = Figure::measured(fit.share * peak, "a sweep of products");
+        cluster.accelerator.sustained =
+            Figure::measured(rounded(share * peak), "a sweep of products");
         cluster = cluster
-            .with_constant("matmul", fit.share)?
-            .with_constant("matmul_area", fit.area * REFERENCE_PEAK / peak)?
-            .with_constant("matmul_depth", fit.depth)?;
+            .with_constant("matmul", share)?
+            .with_constant("matmul_area", rounded(fit.area * REFERENCE_PEAK / peak))?
+            .with_constant("matmul_depth", rounded(fit.depth))?;
     }
     Ok(Calibrated { cluster, notes })
 }
@@ -216,8 +218,13 @@ impl Mean {
     }
 
     fn value(&self) -> Option<f64> {
-        (self.count > 0.0).then(|| (self.sum / self.count).exp())
+        (self.count > 0.0).then(|| rounded((self.sum / self.count).exp()))
     }
+}
+
+/// To four digits: no measurement has more.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]

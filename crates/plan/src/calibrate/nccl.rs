@@ -117,11 +117,10 @@ impl Reader<'_> {
                 let host = rest.iter().position(|word| *word == "on");
                 let host = host.and_then(|place| rest.get(place + 1));
                 let rank = rank.trim_end_matches(':').parse();
-                if let (Ok(rank), Some(host)) = (rank, host) {
-                    if self.ranks.len() < MOST_RANKS {
-                        self.ranks.insert(rank);
-                        self.hosts.insert((*host).to_owned());
-                    }
+                let has_room = self.ranks.len() < MOST_RANKS;
+                if let (Ok(rank), Some(host), true) = (rank, host, has_room) {
+                    self.ranks.insert(rank);
+                    self.hosts.insert((*host).to_owned());
                 }
             }
             ["nThread", threads, "nGpus", gpus, ..] => {

@@ -128,12 +128,15 @@ fn beside(question: Question, plan: Plan) {
         println!("\nThe planner finds nothing that is more than 1 % faster.");
         return;
     }
+    let gained = match fits {
+        true => format!("{:+.1} % tokens per second", 100.0 * gain),
+        false => "which fits".to_owned(),
+    };
     println!(
-        "\nThe planner would take {}: {:.3} s, {:.1} GiB, {:+.1} % tokens per second.",
+        "\nThe planner would take {}: {:.3} s, {:.1} GiB, {gained}.",
         in_words(best),
         best.time.likely,
-        best.memory.total() / GIB,
-        100.0 * gain
+        best.memory.total() / GIB
     );
     let terms = report
         .compared

@@ -70,10 +70,8 @@ pub(super) fn draw(page: &mut String, report: &Report) {
     front
         .iter()
         .for_each(|plan| dot(page, &axes, plan, 5.0, "c4"));
-    if let Some(compared) = &report.compared {
-        if compared.missing <= 0.0 {
-            dot(page, &axes, &compared.lost.plan, 7.0, "c5");
-        }
+    if let Some(compared) = report.compared.as_ref().filter(|c| c.missing <= 0.0) {
+        dot(page, &axes, &compared.lost.plan, 7.0, "c5");
     }
     dot(page, &axes, best, 8.0, "c1");
     page.push_str("</svg>\n");

@@ -47,7 +47,7 @@ pub(super) fn figures(page: &mut String, report: &Report) {
     let question = &report.question;
     let accelerator = &question.cluster.accelerator;
     let what = "A plan is as good as the numbers it is made of. Replace them with your own in a cluster file.";
-    section(page, "What was assumed", what);
+    section(page, "Every figure, and where it is from", what);
     page.push_str("<div class=\"panel scroll\"><table><thead><tr><th>figure</th><th class=\"n\">value</th><th>basis</th>");
     page.push_str("<th>source</th></tr></thead><tbody>\n");
     let rows: [(&str, &Figure, f64, &str); 10] = [
