@@ -16,18 +16,28 @@ const VARIABLE: &str = "TRAINYARD_ENGINE";
 
 /// Turns this process into the engine; returns only when that fails.
 pub fn hand_over() -> Failure {
-    let named = std::env::var_os(VARIABLE);
-    let beside = std::env::current_exe().ok();
-    let search_path = std::env::var_os("PATH");
-    let engine = match find(named.as_deref(), beside.as_deref(), search_path.as_deref()) {
+    hand_over_with(&[])
+}
+
+/// The same with more arguments after its own.
+pub fn hand_over_with(more: &[String]) -> Failure {
+    let engine = match program() {
         Ok(engine) => engine,
         Err(failure) => return failure,
     };
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let error = Command::new(&engine).args(args).exec();
+    let error = Command::new(&engine).args(args).args(more).exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(
         "build it with `cargo build --release`, or name another in {VARIABLE}"
     ))
+}
+
+/// The engine.
+pub fn program() -> Result<PathBuf, Failure> {
+    let named = std::env::var_os(VARIABLE);
+    let beside = std::env::current_exe().ok();
+    let search_path = std::env::var_os("PATH");
+    find(named.as_deref(), beside.as_deref(), search_path.as_deref())
 }
 
 /// The engine that was named, else the one beside this program, else the first on `PATH`.

@@ -92,9 +92,11 @@ impl<'a> Document<'a> {
             },
             message: error.message().to_owned(),
         };
+        let mut table: Table = text.parse().map_err(refuse)?;
+        spell_out_auto(&mut table);
         Ok(Document {
             file,
-            table: text.parse().map_err(refuse)?,
+            table,
             lines: lines_of_keys(text, DeTable::parse(text).map_err(refuse)?.get_ref()),
         })
     }
@@ -111,9 +113,7 @@ impl<'a> Document<'a> {
         for (section, content) in &self.table {
             match content {
                 Value::Table(keys) if schema.sections().any(|known| known == section) => {
-                    for (key, value) in keys {
-                        self.check_key(schema, &format!("{section}.{key}"), value)?;
-                    }
+                    self.check_keys(schema, section, keys)?;
                 }
                 Value::Table(_) => {
                     return Err(ConfigError::UnknownSection {
@@ -123,6 +123,19 @@ impl<'a> Document<'a> {
                     });
                 }
                 _ => self.check_key(schema, section, content)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn check_keys(&self, schema: &Schema, path: &str, keys: &Table) -> Result<(), ConfigError> {
+        for (key, value) in keys {
+            let path = format!("{path}.{key}");
+            match value {
+                Value::Table(keys) if schema.has_below(&path) => {
+                    self.check_keys(schema, &path, keys)?;
+                }
+                _ => self.check_key(schema, &path, value)?,
             }
         }
         Ok(())
@@ -149,16 +162,28 @@ impl<'a> Document<'a> {
 
     /// Writes an override; its key is known to the schema, so it has a section.
     fn set(&mut self, key: &str, value: Value) {
-        let Some((section, key)) = key.split_once('.') else {
+        let Some((path, key)) = key.rsplit_once('.') else {
             return;
         };
-        let section = self
-            .table
-            .entry(section)
-            .or_insert_with(|| Value::Table(Table::new()));
-        if let Value::Table(keys) = section {
-            keys.insert(key.to_owned(), value);
+        let mut table = &mut self.table;
+        for name in path.split('.') {
+            let inner = table
+                .entry(name)
+                .or_insert_with(|| Value::Table(Table::new()));
+            let Value::Table(inner) = inner else {
+                return;
+            };
+            table = inner;
         }
+        table.insert(key.to_owned(), value);
+    }
+}
+
+/// `parallelism = "auto"` is short for a section that says no more than that.
+fn spell_out_auto(table: &mut Table) {
+    if table.get("parallelism").and_then(Value::as_str) == Some("auto") {
+        let auto = Table::from_iter([("auto".to_owned(), Value::Boolean(true))]);
+        table.insert("parallelism".to_owned(), Value::Table(auto));
     }
 }
 

@@ -85,6 +85,15 @@ impl Schema {
         &SCHEMA
     }
 
+    /// Whether there are keys in a table of that name.
+    pub fn has_below(&self, path: &str) -> bool {
+        let is_below = |key: &str| {
+            key.strip_prefix(path)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
+        self.keys.iter().any(|(key, _)| is_below(key))
+    }
+
     /// What a key such as `training.steps` takes.
     pub fn kind(&self, key: &str) -> Option<Kind> {
         let found = self.keys.iter().find(|(known, _)| known == key);

@@ -59,6 +59,21 @@ impl Config {
         let chunks = kind.num_chunks().unwrap_or(chunks);
         let num_stages = degree.saturating_mul(chunks as i64);
         let num_units = (sizes.num_hidden_layers as i64).saturating_add(2);
+        if let Some(points) = self.parallelism.split_points()? {
+            let last = points.last().copied().unwrap_or(0);
+            let is_right = points.len() as i64 + 1 == num_stages && last < sizes.num_hidden_layers;
+            if !is_right {
+                return Err(ConfigError::contradiction(
+                    format!(
+                        "parallelism.pipeline_parallel_split_points cut {} blocks {} times, for \
+                         {num_stages} stages",
+                        sizes.num_hidden_layers,
+                        points.len()
+                    ),
+                    format!("name the first blocks of {} stages", num_stages - 1),
+                ));
+            }
+        }
         if num_stages > num_units {
             return Err(ConfigError::contradiction(
                 format!(

@@ -32,7 +32,7 @@ pub fn pipeline(
         Ledger::new(world.rank()),
     )?;
     let outline = build::model_with(config, &fake, build::builder(config, &fake, Place::Meta)?)?;
-    let cuts = balanced(&costs(config, &*outline)?, schedule.num_stages())?;
+    let cuts = cuts(config, &*outline, schedule.num_stages())?;
     let shapes = shapes(config, world, &*outline, &cuts, place)?;
 
     let own = schedule.stages_of(group.index());
@@ -110,6 +110,18 @@ fn schedule(config: &Config, world: &World) -> Result<Schedule> {
     };
     schedule.check().map_err(failed)?;
     Ok(schedule)
+}
+
+/// The units of every stage: as the config says, or so that stages cost alike.
+fn cuts(config: &Config, model: &dyn Model, num_stages: usize) -> Result<Vec<Range<usize>>> {
+    let Some(blocks) = config.parallelism.split_points()? else {
+        return Ok(balanced(&costs(config, model)?, num_stages)?);
+    };
+    // The embedding is the first unit, and blocks come after it.
+    let begins = blocks.iter().map(|block| block + 1);
+    let ends: Vec<usize> = begins.chain([model.units().len()]).collect();
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    Ok(starts.zip(&ends).map(|(start, &end)| start..end).collect())
 }
 
 /// What a pass through each unit costs, near enough to share them: multiplications per position.

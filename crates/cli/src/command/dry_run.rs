@@ -38,9 +38,9 @@ impl DryRun {
             return Failure::usage(format!("--rank {rank} is not in a world of {world}"))
                 .hint(format!("ranks count from 0 to {}", world - 1));
         }
-        self.config
-            .check(overrides)
-            .err()
-            .unwrap_or_else(engine::hand_over)
+        match self.config.planned(overrides, world as usize) {
+            Ok(chosen) => engine::hand_over_with(&chosen),
+            Err(failure) => failure,
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! The commands, one per file.
 
+mod auto;
 mod bench;
 mod ckpt;
 mod data;
 mod dry_run;
 mod holder;
 mod holding;
+mod plan;
 mod run;
 mod schedule;
 mod torchrun;
@@ -31,6 +33,7 @@ pub enum Command {
     Verify(verify::Verify),
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
+    Plan(Box<plan::Plan>),
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
     Bench(bench::Bench),
@@ -47,6 +50,7 @@ impl Command {
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
+            Command::Plan(plan) => plan.execute(),
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
@@ -65,9 +69,15 @@ struct ConfigFile {
 impl ConfigFile {
     /// Refuses a bad config here, in milliseconds, rather than in every rank's engine.
     fn check(&self, overrides: &[String]) -> Result<(), Failure> {
-        match Config::load(&self.config, overrides) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(Failure::new(error)),
-        }
+        self.load(overrides).map(drop)
+    }
+
+    fn load(&self, overrides: &[String]) -> Result<Config, Failure> {
+        Config::load(&self.config, overrides).map_err(Failure::new)
+    }
+
+    /// The same, and the arguments in which the planner says what the config leaves to it.
+    fn planned(&self, overrides: &[String], world: usize) -> Result<Vec<String>, Failure> {
+        auto::choice(&self.load(overrides)?, &self.config, world)
     }
 }

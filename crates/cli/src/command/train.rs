@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::ConfigFile;
+use super::{ConfigFile, auto};
 use crate::engine;
 use crate::failure::Failure;
 
@@ -25,9 +25,9 @@ pub struct Train {
 impl Train {
     /// Checks the config and becomes the engine.
     pub fn execute(self, overrides: &[String]) -> Failure {
-        self.config
-            .check(overrides)
-            .err()
-            .unwrap_or_else(engine::hand_over)
+        match self.config.planned(overrides, auto::world_size()) {
+            Ok(chosen) => engine::hand_over_with(&chosen),
+            Err(failure) => failure,
+        }
     }
 }

@@ -12,6 +12,8 @@ pub struct JobSection {
     pub dump_folder: PathBuf,
     /// A line for people.
     pub description: String,
+    /// The machines, as `trainyard plan --cluster` takes them: for `parallelism = "auto"`.
+    pub cluster: Option<String>,
 }
 
 impl Default for JobSection {
@@ -19,6 +21,7 @@ impl Default for JobSection {
         JobSection {
             dump_folder: "./outputs".into(),
             description: String::new(),
+            cluster: None,
         }
     }
 }

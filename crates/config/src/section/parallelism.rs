@@ -79,6 +79,9 @@ pub enum ContextMethod {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelismSection {
+    /// Whether the planner chooses all of these, for the machines of `job.cluster`; the short form is
+    /// `parallelism = "auto"`.
+    pub auto: bool,
     /// Copies of the model that see different data.
     pub data_parallel_replicate_degree: i64,
     /// Ranks over which the state of one copy is sharded.
@@ -111,6 +114,9 @@ pub struct ParallelismSection {
     pub pipeline_parallel_schedule_csv: Option<PathBuf>,
     /// Stages each rank has, in the schedules that leave it open.
     pub pipeline_parallel_stages_per_rank: usize,
+    /// The blocks with which the second stage and those after it begin, as in `layers.2,layers.4`; where
+    /// stages cost alike if absent.
+    pub pipeline_parallel_split_points: Option<String>,
     /// When stages reduce gradients that are sharded.
     pub pipeline_parallel_reduce: PipelineReduce,
     /// Ranks that share a sequence.
@@ -134,6 +140,7 @@ pub struct ParallelismSection {
 impl Default for ParallelismSection {
     fn default() -> Self {
         ParallelismSection {
+            auto: false,
             data_parallel_replicate_degree: -1,
             data_parallel_shard_degree: 1,
             zero_stage: 3,
@@ -149,6 +156,7 @@ impl Default for ParallelismSection {
             pipeline_parallel_schedule: "1F1B".to_owned(),
             pipeline_parallel_schedule_csv: None,
             pipeline_parallel_stages_per_rank: 2,
+            pipeline_parallel_split_points: None,
             pipeline_parallel_reduce: PipelineReduce::Once,
             context_parallel_degree: 1,
             context_parallel_method: ContextMethod::Ring,
@@ -174,8 +182,31 @@ impl ParallelismSection {
         })
     }
 
+    /// The blocks with which the second stage and those after it begin, if they are given.
+    pub fn split_points(&self) -> Result<Option<Vec<usize>>, ConfigError> {
+        let Some(text) = &self.pipeline_parallel_split_points else {
+            return Ok(None);
+        };
+        let refused = || {
+            ConfigError::contradiction(
+                format!(
+                    "parallelism.pipeline_parallel_split_points = {text:?} is no list of blocks"
+                ),
+                "write rising numbers of blocks, as in \"layers.2,layers.4\"",
+            )
+        };
+        let block = |name: &str| name.trim().strip_prefix("layers.")?.parse::<usize>().ok();
+        let blocks: Option<Vec<usize>> = text.split(',').map(block).collect();
+        let blocks = blocks.ok_or_else(refused)?;
+        match blocks.windows(2).all(|pair| pair[0] < pair[1]) {
+            true => Ok(Some(blocks)),
+            false => Err(refused()),
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.schedule_kind()?;
+        self.split_points()?;
         let chunks = self.pipeline_parallel_stages_per_rank as f64;
         within(
             "parallelism.pipeline_parallel_stages_per_rank",

@@ -1,0 +1,95 @@
+//! `trainyard plan`: which way to split a model over a cluster, will it fit, how fast, and why.
+
+mod ask;
+mod calibrate;
+mod check;
+mod compare;
+mod followed;
+pub(super) mod question;
+
+use std::fs;
+use std::io::{IsTerminal, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use trainyard_plan::Framework;
+use trainyard_plan::report::Style;
+
+use crate::failure::Failure;
+
+/// Find the fastest way to split a model over a cluster, and say why
+///
+/// Nothing is computed with tensors: every way there is is asked for its bytes and its seconds, and the
+/// fastest that fits is explained.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Examples:\n  \
+    trainyard plan --model configs/llama3-70b.toml --cluster 64xH100 --global-batch 256 --seq-len 8192\n  \
+    trainyard plan --model my-llama/config.json --cluster cluster.toml --global-batch 512 --seq-len 4096 --html plan.html\n  \
+    trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --emit torchtitan --output job.toml\n  \
+    trainyard plan --model configs/llama3-405b.toml --cluster 16384xH100 --global-batch 2048 --seq-len 8192 --compare-mesh pp=16,tp=8\n  \
+    trainyard plan check pretrain.sh --cluster 64xH100"
+)]
+pub struct Plan {
+    #[command(flatten)]
+    ask: Option<ask::Ask>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Calibrate(calibrate::Calibrate),
+    Check(check::Check),
+    Compare(compare::Compare),
+}
+
+impl Plan {
+    /// Does it.
+    pub fn execute(self) -> Result<ExitCode, Failure> {
+        match (self.command, self.ask) {
+            (Some(Command::Calibrate(calibrate)), _) => calibrate.execute(),
+            (Some(Command::Check(check)), _) => check.execute(),
+            (Some(Command::Compare(compare)), _) => compare.execute(),
+            (None, Some(ask)) => ask.execute(),
+            (None, None) => Err(Failure::usage("nothing is asked")
+                .hint("name a --model, a --cluster, a --global-batch and a --seq-len")),
+        }
+    }
+}
+
+/// Colour on a terminal, unless it is not wanted.
+fn style() -> Style {
+    let is_wanted = std::env::var_os("NO_COLOR").is_none();
+    match is_wanted && stdout().is_terminal() {
+        true => Style::Coloured,
+        false => Style::Plain,
+    }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+const FRAMEWORKS: [(&str, Framework); 5] = [
+    ("trainyard", Framework::Trainyard),
+    ("torchtitan", Framework::Torchtitan),
+    ("torchtitan-flags", Framework::TorchtitanCommandLine),
+    ("megatron", Framework::Megatron),
+    ("deepspeed", Framework::DeepSpeed),
+];
+
+fn framework(name: &str) -> Result<Framework, String> {
+    let found = FRAMEWORKS.iter().find(|(known, _)| *known == name);
+    let names = FRAMEWORKS.map(|(known, _)| known).join(", ");
+    found
+        .map(|(_, framework)| *framework)
+        .ok_or_else(|| format!("use one of {names}"))
+}

@@ -1,0 +1,188 @@
+//! A plan beside the run it was made for.
+
+use serde::Deserialize;
+
+use crate::{Cluster, ClusterError, Constants, Plan, Question, Run, fit};
+
+/// What a run was seen to take.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Seconds of a step: the median.
+    pub seconds: f64,
+    /// The share of them spent waiting for data, where the run says so.
+    pub data_share: Option<f64>,
+    /// The most bytes held at once, where the run says so.
+    pub peak_bytes: Option<f64>,
+    /// Tokens per second and rank, where the run says so.
+    pub tokens_per_second: Option<f64>,
+    /// The share of the peak, where the run says so.
+    pub mfu: Option<f64>,
+    /// Steps it is the median of.
+    pub num_steps: usize,
+}
+
+/// Why a run cannot be read.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum MeasuredError {
+    /// A line that is neither.
+    #[error(
+        "line {line}: {reason}; a run is metrics.jsonl, or CSV with the header step_seconds,peak_bytes"
+    )]
+    Line {
+        /// Which, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No steps.
+    #[error("the run has no measured step: it needs one at least")]
+    Empty,
+}
+
+/// The keys of a job's metrics that say something about a plan.
+#[derive(Deserialize)]
+struct Line {
+    seconds: Option<f64>,
+    data_share: Option<f64>,
+    memory_bytes: Option<f64>,
+    tps: Option<f64>,
+    mfu: Option<f64>,
+}
+
+impl Measured {
+    /// Reads a job's `metrics.jsonl`, or CSV whose header names `step_seconds` and may name `peak_bytes`. The
+    /// first reported step is left out where there are others: it warms up.
+    pub fn read(text: &str) -> Result<Measured, MeasuredError> {
+        let mut lines = match text.trim_start().starts_with('{') {
+            true => json_lines(text)?,
+            false => csv_lines(text)?,
+        };
+        if lines.len() > 1 {
+            lines.remove(0);
+        }
+        let num_steps = lines.len();
+        let all = |of: fn(&Line) -> Option<f64>| lines.iter().filter_map(of).collect::<Vec<_>>();
+        let seconds = median(all(|line| line.seconds)).ok_or(MeasuredError::Empty)?;
+        let peaks = all(|line| line.memory_bytes).into_iter();
+        Ok(Measured {
+            seconds,
+            data_share: median(all(|line| line.data_share)),
+            peak_bytes: peaks.reduce(f64::max).filter(|bytes| *bytes > 0.0),
+            tokens_per_second: median(all(|line| line.tps)),
+            mfu: median(all(|line| line.mfu)),
+            num_steps,
+        })
+    }
+
+    /// Constants that explain the run, held to what was known before: one run moves little but what it
+    /// speaks about most.
+    pub fn refit(&self, question: &Question, plan: &Plan) -> Constants {
+        let run = Run {
+            shape: question.shape.clone(),
+            strategy: plan.strategy.clone(),
+            cluster: &question.cluster,
+            software: question.calibration.software,
+            seconds: self.seconds,
+        };
+        fit(
+            &[run],
+            &question.calibration.constants,
+            &Constants::doubts(),
+        )
+    }
+}
+
+/// The cluster with these constants stated.
+pub fn with_constants(cluster: &Cluster, constants: &Constants) -> Result<Cluster, ClusterError> {
+    let mut pairs = Constants::names().into_iter().zip(constants.to_array());
+    pairs.try_fold(cluster.clone(), |cluster, (name, value)| {
+        cluster.with_constant(name, value)
+    })
+}
+
+fn json_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
+    let lines = text.lines().enumerate();
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let lines = lines.map(|(index, line)| {
+        let line: Result<Line, _> = serde_json::from_str(line);
+        let line = line.map_err(|error| refused(index, &error.to_string()))?;
+        check(index, line)
+    });
+    lines.collect()
+}
+
+fn csv_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
+    let lines = text.lines().enumerate();
+    let mut lines = lines.filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    let (index, header) = lines.next().ok_or(MeasuredError::Empty)?;
+    let names: Vec<&str> = header.split(',').map(str::trim).collect();
+    let seconds = names.iter().position(|name| *name == "step_seconds");
+    let seconds = seconds.ok_or_else(|| refused(index, "no step_seconds"))?;
+    let peak = names.iter().position(|name| *name == "peak_bytes");
+    let lines = lines.map(|(index, line)| {
+        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        let number = |place: usize| {
+            let cell = cells.get(place).copied().unwrap_or("");
+            let number: Result<f64, _> = cell.parse();
+            number.map_err(|_| refused(index, &format!("{cell:?} is no number")))
+        };
+        let line = Line {
+            seconds: Some(number(seconds)?),
+            data_share: None,
+            memory_bytes: peak.map(number).transpose()?,
+            tps: None,
+            mfu: None,
+        };
+        check(index, line)
+    });
+    lines.collect()
+}
+
+fn check(index: usize, line: Line) -> Result<Line, MeasuredError> {
+    let is_time = |seconds: f64| seconds.is_finite() && seconds > 0.0;
+    match line.seconds {
+        Some(seconds) if !is_time(seconds) => {
+            Err(refused(index, &format!("{seconds} seconds are no step")))
+        }
+        _ => Ok(line),
+    }
+}
+
+fn refused(index: usize, reason: &str) -> MeasuredError {
+    MeasuredError::Line {
+        line: index + 1,
+        reason: reason.to_owned(),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.retain(|value| value.is_finite());
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_are_read() {
+        let json = "{\"step\":1,\"seconds\":9.0,\"memory_bytes\":5}\n\
+                    {\"step\":2,\"seconds\":2.0,\"memory_bytes\":7,\"mfu\":null,\"tps\":10.0}\n\
+                    {\"step\":3,\"seconds\":3.0,\"memory_bytes\":6}\n";
+        let measured = Measured::read(json).unwrap();
+        assert_eq!((measured.seconds, measured.peak_bytes), (3.0, Some(7.0)));
+        let csv = Measured::read("step_seconds,peak_bytes\n2.5,1e10\n").unwrap();
+        assert_eq!((csv.seconds, csv.peak_bytes), (2.5, Some(1e10)));
+        for wrong in [
+            "",
+            "{",
+            "a,b\n1,2",
+            "step_seconds\nx",
+            "step_seconds\n-1",
+            "{\"seconds\":-1}",
+        ] {
+            assert!(Measured::read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Which framework a text is for.
+
+use super::Framework;
+use super::arguments::CommandLine;
+
+/// Sections that only torchtitan has.
+const TORCHTITANS_SECTIONS: [&str; 6] = [
+    "compile",
+    "quantize",
+    "fault_tolerance",
+    "experimental",
+    "memory_estimation",
+    "float8",
+];
+
+/// Keys that only torchtitan has, of sections that both have.
+const TORCHTITANS_KEYS: [(&str, &str); 9] = [
+    ("training", "enable_cpu_offload"),
+    ("training", "gc_freq"),
+    ("parallelism", "pipeline_parallel_microbatch_size"),
+    ("parallelism", "pipeline_parallel_layers_per_stage"),
+    ("parallelism", "disable_loss_parallel"),
+    ("parallelism", "context_parallel_rotate_method"),
+    ("parallelism", "context_parallel_load_balancer"),
+    ("parallelism", "expert_tensor_parallel_degree"),
+    ("model", "converters"),
+];
+
+/// Keys of which DeepSpeed's JSON has at least one.
+const DEEPSPEEDS_KEYS: [&str; 6] = [
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "bf16",
+    "fp16",
+];
+
+impl Framework {
+    /// The framework a text is for, where it can be told. TOML that both would take is ours.
+    pub fn detect(text: &str) -> Option<Framework> {
+        if text.trim_start().starts_with('{') {
+            let json: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(text).ok()?;
+            let is_known = DEEPSPEEDS_KEYS.iter().any(|&key| json.contains_key(key));
+            return is_known.then_some(Framework::DeepSpeed);
+        }
+        match text.parse::<toml::Table>() {
+            Ok(table) if !table.is_empty() => Some(detect_toml(&table)),
+            _ => detect_command_line(text),
+        }
+    }
+}
+
+fn detect_toml(table: &toml::Table) -> Framework {
+    let get = |section: &str, key: &str| table.get(section)?.get(key);
+    let is_sections = TORCHTITANS_SECTIONS
+        .iter()
+        .any(|&section| table.contains_key(section));
+    let is_keys = TORCHTITANS_KEYS
+        .iter()
+        .any(|&(section, key)| get(section, key).is_some());
+    let name = get("model", "name").and_then(toml::Value::as_str);
+    let is_name = name.is_some_and(|name| !matches!(name, "llama" | "cnn"));
+    match is_sections || is_keys || is_name {
+        true => Framework::Torchtitan,
+        false => Framework::Trainyard,
+    }
+}
+
+fn detect_command_line(text: &str) -> Option<Framework> {
+    let framework = Framework::Megatron;
+    let line = CommandLine::parse(framework, text).ok()?;
+    let begins = |start: &str| line.arguments.iter().any(|word| word.starts_with(start));
+    if begins("--module") && begins("--config") {
+        return Some(Framework::TorchtitanCommandLine);
+    }
+    let megatrons = [
+        "--micro-batch-size",
+        "--tensor-model-parallel-size",
+        "--num-layers",
+    ];
+    megatrons
+        .iter()
+        .any(|flag| begins(flag))
+        .then_some(Framework::Megatron)
+}

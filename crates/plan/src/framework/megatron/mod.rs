@@ -1,0 +1,133 @@
+//! Megatron-LM's flags.
+//!
+//! Its distributed optimiser is ZeRO-1 with 6 + 12/N bytes of a parameter: two for the weight, four for
+//! the gradient, and twelve for the optimiser's states on one rank of N. Stages 2 and 3 are its FSDP.
+
+mod fit;
+mod flags;
+mod model;
+mod read;
+
+use super::arguments::torchrun;
+use super::fit::Fit;
+use super::{Framework, FrameworkError, Written};
+use crate::{Precision, Recompute, Shape, Strategy};
+pub(super) use read::read;
+
+const FRAMEWORK: Framework = Framework::Megatron;
+
+/// With `--bf16`.
+const BF16: Precision = Precision {
+    compute: 2,
+    parameter: 2,
+    gradient: 4,
+    optimizer: 12,
+};
+
+/// With `--grad-reduce-in-bf16` too: gradients are widened for the optimiser.
+const BF16_GRADIENTS: Precision = Precision {
+    gradient: 2,
+    optimizer: 16,
+    ..BF16
+};
+
+/// With neither.
+const FP32: Precision = Precision {
+    compute: 4,
+    parameter: 4,
+    gradient: 4,
+    optimizer: 8,
+};
+
+pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
+    let fit = fit::fit(shape, strategy)?;
+    Ok(Written {
+        text: text(&fit),
+        losses: fit.losses,
+    })
+}
+
+fn text(fit: &Fit) -> String {
+    let s = &fit.strategy;
+    let mut lines = vec![format!(
+        "{} pretrain_gpt.py",
+        torchrun(s.degrees.world_size())
+    )];
+    // Megatron's overlap of matrices and messages counts on one queue, its FSDP on several.
+    if s.zero_stage < 2 && s.degrees.tp * s.degrees.cp > 1 {
+        lines[0].insert_str(0, "CUDA_DEVICE_MAX_CONNECTIONS=1 ");
+    }
+    lines.extend(model::write(&fit.shape));
+    lines.extend(degree_flags(fit));
+    lines.extend(step_flags(s));
+    lines.push("--mock-data --train-iters 10000 --lr 3e-4".to_owned());
+    lines.join(" \\\n  ") + "\n"
+}
+
+fn degree_flags(fit: &Fit) -> Vec<String> {
+    let s = &fit.strategy;
+    let d = &s.degrees;
+    let mut flags = vec![
+        format!("--tensor-model-parallel-size {}", d.tp),
+        format!("--pipeline-model-parallel-size {}", d.pp),
+        format!("--context-parallel-size {}", d.cp),
+        format!("--expert-model-parallel-size {}", d.ep),
+    ];
+    if s.sequence_parallel {
+        flags.push("--sequence-parallel".to_owned());
+    }
+    if s.layers.stages_per_rank > 1 {
+        let stages = s.layers.stages_per_rank;
+        flags.push(format!("--num-virtual-stages-per-pipeline-rank {stages}"));
+    }
+    if d.pp > 1 && fit::counts_ends(&fit.shape, s) {
+        flags.push(
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+                .to_owned(),
+        );
+    }
+    let fsdp = |strategy: &str| {
+        format!(
+            "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy {strategy} \
+             --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion"
+        )
+    };
+    match s.zero_stage {
+        0 => {}
+        1 => flags.push("--use-distributed-optimizer".to_owned()),
+        2 => flags.push(fsdp("optim_grads")),
+        _ => flags.push(fsdp("optim_grads_params")),
+    }
+    if s.zero_stage > 0 && d.dp_replicate > 1 {
+        flags.push(format!(
+            "--num-distributed-optimizer-instances {}",
+            d.dp_replicate
+        ));
+    }
+    flags
+}
+
+fn step_flags(s: &Strategy) -> Vec<String> {
+    let mut flags = vec![
+        format!("--micro-batch-size {}", s.micro_batch),
+        format!("--global-batch-size {}", s.global_batch),
+        format!("--seq-length {}", s.seq_len),
+    ];
+    let recompute = match s.recompute {
+        Recompute::None => "",
+        Recompute::Selective => "--recompute-granularity selective",
+        Recompute::Full => {
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        }
+    };
+    let types = match s.precision {
+        BF16 => "--bf16",
+        BF16_GRADIENTS => "--bf16 --grad-reduce-in-bf16",
+        _ => "",
+    };
+    let given = [recompute, types]
+        .into_iter()
+        .filter(|text| !text.is_empty());
+    flags.extend(given.map(str::to_owned));
+    flags
+}

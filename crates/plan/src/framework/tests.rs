@@ -1,0 +1,496 @@
+//! What holds for every framework: nothing is lost silently, and what is written is read back.
+
+use proptest::prelude::{
+    ProptestConfig, Strategy as Generator, any, prop, prop_assert, prop_assert_eq, proptest,
+};
+use proptest::test_runner::TestCaseError;
+use trainyard_config::{Flavor, LlamaConfig};
+use trainyard_schedule::Kind;
+
+use super::*;
+use crate::{Degrees, Experts, Layers, Offload, Precision, Recompute};
+
+fn llama() -> Shape {
+    Shape::from(&LlamaConfig::of(Flavor::Llama3_8b))
+}
+
+/// Qwen 3's mixture of 30 billion.
+fn mixture() -> Shape {
+    Shape {
+        vocab_size: 151_936,
+        hidden_size: 2048,
+        intermediate_size: 6144,
+        num_hidden_layers: 48,
+        num_attention_heads: 32,
+        num_key_value_heads: 4,
+        head_dim: 128,
+        qk_norm: true,
+        max_position_embeddings: 32_768,
+        experts: Some(Experts::plain(128, 8, 768)),
+        ..llama()
+    }
+}
+
+fn shared_mixture() -> Shape {
+    Shape {
+        experts: Some(Experts {
+            num_shared_experts: 2,
+            shared_intermediate_size: 768,
+            num_dense_layers: 3,
+            has_router_bias: true,
+            ..Experts::plain(64, 6, 768)
+        }),
+        ..mixture()
+    }
+}
+
+fn shapes() -> impl Generator<Value = Shape> {
+    let llamas = [
+        Flavor::Llama3_8b,
+        Flavor::Llama3_70b,
+        Flavor::Llama3_405b,
+        Flavor::Small,
+    ];
+    let mut all: Vec<Shape> = llamas
+        .iter()
+        .map(|&f| Shape::from(&LlamaConfig::of(f)))
+        .collect();
+    for shape in &mut all {
+        shape.max_position_embeddings = 8192;
+    }
+    all.extend([
+        mixture(),
+        shared_mixture(),
+        Shape::gpt(96, 12_288, 96, 51_200, 8192),
+    ]);
+    prop::sample::select(all)
+}
+
+fn precisions() -> impl Generator<Value = Precision> {
+    let of = |(compute, parameter, gradient, optimizer)| Precision {
+        compute,
+        parameter,
+        gradient,
+        optimizer,
+    };
+    let all = [
+        (2, 0, 4, 12),
+        (2, 2, 4, 12),
+        (2, 2, 2, 16),
+        (4, 4, 4, 8),
+        (4, 4, 4, 12),
+        (4, 0, 4, 12),
+        (2, 0, 2, 6),
+        (8, 0, 8, 24),
+        (2, 2, 2, 12),
+    ];
+    prop::sample::select(all.map(of).to_vec())
+}
+
+fn degrees(has_experts: bool) -> impl Generator<Value = Degrees> {
+    let power = |most: u32| (0..=most).prop_map(|exponent| 1usize << exponent);
+    (power(3), power(2), power(3), power(2), power(3), power(3)).prop_map(
+        move |(pp, dp_replicate, dp_shard, cp, tp, ep)| Degrees {
+            pp,
+            dp_replicate,
+            dp_shard,
+            cp,
+            tp,
+            ep: if has_experts {
+                ep.min(dp_shard * cp * tp)
+            } else {
+                1
+            },
+        },
+    )
+}
+
+fn layers() -> impl Generator<Value = Layers> {
+    (prop::sample::select(Kind::ALL.to_vec()), 1usize..4).prop_map(|(schedule, stages)| Layers {
+        schedule,
+        stages_per_rank: schedule.num_chunks().unwrap_or(stages),
+    })
+}
+
+fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
+    shapes().prop_flat_map(|shape| {
+        let sizes = (
+            1usize..5,
+            1usize..20,
+            prop::sample::select(vec![4096, 8192]),
+        );
+        let recompute =
+            prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+        let offload = prop::sample::select(vec![
+            Offload::None,
+            Offload::None,
+            Offload::Cpu,
+            Offload::Nvme,
+        ]);
+        let switches = (0usize..4, any::<bool>(), recompute, offload);
+        (
+            degrees(shape.experts.is_some()),
+            layers(),
+            sizes,
+            switches,
+            precisions(),
+        )
+            .prop_map(
+                move |(degrees, layers, (micro_batch, steps, seq_len), switches, precision)| {
+                    let (zero_stage, sequence_parallel, recompute, offload) = switches;
+                    let strategy = Strategy {
+                        degrees,
+                        zero_stage,
+                        sequence_parallel,
+                        layers,
+                        global_batch: micro_batch * steps * degrees.data_parallel(),
+                        micro_batch,
+                        seq_len,
+                        recompute,
+                        offload,
+                        precision,
+                    };
+                    (shape.clone(), strategy)
+                },
+            )
+    })
+}
+
+/// Losses that changed what is written, as opposed to what must be said elsewhere.
+fn changes(losses: &[Loss]) -> Vec<&Loss> {
+    let is_change = |loss: &&Loss| matches!(loss.instead, Instead::Written(_));
+    losses.iter().filter(is_change).collect()
+}
+
+fn check_round_trip(
+    framework: Framework,
+    shape: &Shape,
+    strategy: &Strategy,
+) -> Result<bool, TestCaseError> {
+    let world = strategy.degrees.world_size();
+    let written = match framework.write(shape, strategy, world) {
+        Ok(written) => written,
+        // A shape that so many ranks cannot share is refused, not lost.
+        Err(FrameworkError::Refused { .. } | FrameworkError::Config(_)) => return Ok(false),
+        Err(error) => return Err(TestCaseError::fail(error.to_string())),
+    };
+    let context = format!("{framework}:\n{}\n{:?}", written.text, written.losses);
+    let read = framework.read(&written.text);
+    let read = read.map_err(|error| TestCaseError::fail(format!("{error}\n{context}")))?;
+    let is_whole = changes(&written.losses).is_empty();
+    if is_whole {
+        prop_assert_eq!(&read.strategy, &canonical(strategy), "{}", context);
+    } else {
+        let model_alone = written.losses.iter().all(|loss| loss.what == Choice::Model);
+        prop_assert!(
+            model_alone || read.strategy != canonical(strategy),
+            "{}",
+            context
+        );
+    }
+    if let Some(found) = &read.shape {
+        let lost = written.losses.iter().any(|loss| loss.what == Choice::Model);
+        prop_assert_eq!(!lost, is_same_model(found, shape), "{}", context);
+    }
+    // What has been through a framework once goes through it again unchanged.
+    let shape = read.shape.as_ref().unwrap_or(shape);
+    let world = read.strategy.degrees.world_size();
+    let again = framework.write(shape, &read.strategy, world);
+    let again = again.map_err(|error| TestCaseError::fail(format!("{error}\n{context}")))?;
+    prop_assert!(
+        changes(&again.losses).is_empty(),
+        "{:?}\n{}",
+        again.losses,
+        context
+    );
+    prop_assert_eq!(
+        &framework.read(&again.text).unwrap().strategy,
+        &read.strategy
+    );
+    prop_assert_eq!(
+        Framework::detect(&written.text),
+        Some(framework),
+        "{}",
+        context
+    );
+    Ok(is_whole)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn what_is_written_is_read_back((shape, strategy) in jobs()) {
+        for framework in Framework::ALL {
+            check_round_trip(framework, &shape, &strategy)?;
+        }
+    }
+
+    #[test]
+    fn hostile_text_never_panics(text in "\\PC{0,200}", at in 0usize..4000, (shape, strategy) in jobs()) {
+        for framework in Framework::ALL {
+            let _ = framework.read(&text);
+            let world = strategy.degrees.world_size();
+            let Ok(written) = framework.write(&shape, &strategy, world) else { continue };
+            let cut = written.text.char_indices().map(|(i, _)| i).nth(at).unwrap_or(0);
+            let told = Told { world: Some(at), seq_len: Some(at) };
+            let _ = framework.read_with(&format!("{}{text}{}", &written.text[..cut], &written.text[cut..]), &told);
+            let huge = written.text.replace(" 1", " 18446744073709551615");
+            let _ = framework.read_with(&huge, &told);
+            let none = written.text.replace(" 1", " 0");
+            let _ = framework.read_with(&none, &told);
+        }
+        let _ = Framework::detect(&text);
+    }
+}
+
+fn plain() -> Strategy {
+    Strategy {
+        degrees: Degrees {
+            dp_shard: 8,
+            ..Degrees::ONE
+        },
+        zero_stage: 3,
+        sequence_parallel: false,
+        layers: Layers {
+            schedule: Kind::OneForwardOneBackward,
+            stages_per_rank: 1,
+        },
+        global_batch: 64,
+        micro_batch: 1,
+        seq_len: 8192,
+        recompute: Recompute::Full,
+        offload: Offload::None,
+        precision: Precision {
+            compute: 2,
+            parameter: 0,
+            gradient: 4,
+            optimizer: 12,
+        },
+    }
+}
+
+fn lost(framework: Framework, shape: &Shape, strategy: &Strategy) -> Vec<Choice> {
+    let written = framework
+        .write(shape, strategy, strategy.degrees.world_size())
+        .unwrap();
+    changes(&written.losses)
+        .iter()
+        .map(|loss| loss.what)
+        .collect()
+}
+
+/// The strategies a user has most often go into each framework without loss.
+#[test]
+fn common_strategies_lose_nothing() {
+    let three = Strategy {
+        degrees: Degrees {
+            pp: 4,
+            dp_shard: 4,
+            tp: 4,
+            ..Degrees::ONE
+        },
+        sequence_parallel: true,
+        layers: Layers {
+            schedule: Kind::Interleaved,
+            stages_per_rank: 2,
+        },
+        ..plain()
+    };
+    for framework in [
+        Framework::Trainyard,
+        Framework::Torchtitan,
+        Framework::TorchtitanCommandLine,
+    ] {
+        assert_eq!(lost(framework, &llama(), &plain()), [], "{framework}");
+        assert_eq!(lost(framework, &llama(), &three), [], "{framework}");
+    }
+    let precision = Precision {
+        parameter: 2,
+        ..plain().precision
+    };
+    let megatron = Strategy { precision, ..three };
+    for zero_stage in 0..4 {
+        let megatron = Strategy {
+            zero_stage,
+            ..megatron.clone()
+        };
+        assert_eq!(lost(Framework::Megatron, &llama(), &megatron), []);
+        let deepspeed = Strategy {
+            zero_stage,
+            precision,
+            ..plain()
+        };
+        assert_eq!(lost(Framework::DeepSpeed, &llama(), &deepspeed), []);
+    }
+    let experts = Strategy {
+        degrees: Degrees {
+            ep: 8,
+            ..plain().degrees
+        },
+        ..plain()
+    };
+    assert_eq!(lost(Framework::Torchtitan, &mixture(), &experts), []);
+    assert_eq!(
+        lost(Framework::TorchtitanCommandLine, &mixture(), &experts),
+        []
+    );
+    let experts = Strategy {
+        precision,
+        ..experts
+    };
+    assert_eq!(lost(Framework::Megatron, &shared_mixture(), &experts), []);
+}
+
+#[test]
+fn what_a_framework_lacks_is_told() {
+    let offloaded = Strategy {
+        offload: Offload::Nvme,
+        recompute: Recompute::Selective,
+        ..plain()
+    };
+    assert_eq!(lost(Framework::Trainyard, &llama(), &offloaded), []);
+    assert_eq!(
+        lost(Framework::Torchtitan, &llama(), &offloaded),
+        [Choice::Offload, Choice::Recompute]
+    );
+    assert_eq!(
+        lost(Framework::Megatron, &llama(), &offloaded),
+        [Choice::Offload, Choice::Precision]
+    );
+    let gpt = Shape::gpt(24, 1024, 16, 50_304, 8192);
+    assert_eq!(lost(Framework::Trainyard, &gpt, &plain()), [Choice::Model]);
+    assert_eq!(lost(Framework::Torchtitan, &gpt, &plain()), [Choice::Model]);
+}
+
+fn refusal(framework: Framework, text: &str) -> String {
+    framework.read(text).unwrap_err().to_string()
+}
+
+#[test]
+fn other_meanings_are_refused_with_what_works() {
+    let megatron = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \
+                    --num-attention-heads 32 --max-position-embeddings 4096 --padded-vocab-size 32000 \
+                    --micro-batch-size 1 --seq-length 4096 ";
+    for (flags, why, nearest) in [
+        (
+            "--global-batch-size 12 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2",
+            "divisible by the 4 ranks",
+            "8 micro-batches",
+        ),
+        ("--fp16", "scaled", "--bf16"),
+        ("--optimizer-cpu-offload", "states alone", "remove"),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            "every block",
+            "uniform",
+        ),
+        (
+            "--num-experts 8 --moe-ffn-hidden-size 64 --tensor-model-parallel-size 2",
+            "whole experts",
+            "--expert-tensor-parallel-size 1",
+        ),
+        ("--context-parallel-size 3", "do not divide", "multiple"),
+        (
+            "--tensor-model-parallel-sise 2",
+            "does not know",
+            "--tensor-model-parallel-size",
+        ),
+        ("--micro-batch-size $MBS", "shell", "value itself"),
+        ("--seq-length 8192", "accepts 4096", "use 4096"),
+    ] {
+        let message = refusal(Framework::Megatron, &format!("{megatron}{flags}"));
+        assert!(
+            message.contains(why) && message.contains(nearest),
+            "{flags}: {message}"
+        );
+    }
+    for (toml, why, nearest) in [
+        (
+            "[parallelism]\ndata_parallel_shard_degree = 2\n[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"",
+            "keeps attention",
+            "full",
+        ),
+        (
+            "[activation_checkpoint]\nmode = \"none\"",
+            "how many ranks",
+            "tell the number",
+        ),
+        (
+            "[parallelism]\ntensor_paralel_degree = 2",
+            "does not know",
+            "tensor_parallel_degree",
+        ),
+        (
+            "[parallelism]\ndata_parallel_shard_degree = 2\npipeline_parallel_degree = 2\n[training]\nglobal_batch_size = 64",
+            "drain several times",
+            "local_batch_size = 32",
+        ),
+        (
+            "[parallelism]\ndata_parallel_shard_degree = 2\npipeline_parallel_schedule = \"InterleavedZeroBubble\"",
+            "no such schedule",
+            "ZBVZeroBubble",
+        ),
+    ] {
+        let message = refusal(Framework::Torchtitan, toml);
+        assert!(
+            message.contains(why) && message.contains(nearest),
+            "{toml}: {message}"
+        );
+    }
+    for (json, why, nearest) in [
+        (r#"{"train_batch_size": "auto"}"#, "auto", "number"),
+        (
+            r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 1}"#,
+            "no multiple of 3",
+            "micro x",
+        ),
+        (
+            r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}"#,
+            "length of sequences",
+            "beside",
+        ),
+        (
+            r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "trainyard": {"seq_len": 8}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#,
+            "both",
+            "same device",
+        ),
+    ] {
+        let message = refusal(Framework::DeepSpeed, json);
+        assert!(
+            message.contains(why) && message.contains(nearest),
+            "{json}: {message}"
+        );
+    }
+}
+
+#[test]
+fn what_a_text_leaves_open_can_be_told() {
+    let toml = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[activation_checkpoint]\nmode = \"none\"\n\
+                [parallelism]\ntensor_parallel_degree = 2";
+    let told = Told {
+        world: Some(16),
+        seq_len: None,
+    };
+    let read = Framework::Torchtitan.read_with(toml, &told).unwrap();
+    assert_eq!((read.strategy.degrees.dp_shard, read.world), (8, None));
+    assert_eq!(read.shape.unwrap().num_hidden_layers, 32);
+    let json = r#"{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}"#;
+    let told = Told {
+        seq_len: Some(1024),
+        ..told
+    };
+    let read = Framework::DeepSpeed.read_with(json, &told).unwrap();
+    assert_eq!(
+        (read.strategy.global_batch, read.strategy.degrees.dp_shard),
+        (32, 16)
+    );
+}
+
+#[test]
+fn the_ranks_must_be_those_of_the_degrees() {
+    let error = Framework::Megatron
+        .write(&llama(), &plain(), 9)
+        .unwrap_err();
+    assert!(error.to_string().contains("multiply to 8"), "{error}");
+}

@@ -1,0 +1,312 @@
+//! What one block computes, operator by operator, and how long each takes.
+//!
+//! Matrix products are bound by arithmetic and reach less of the peak the smaller they are; everything else
+//! passes over memory and is bound by that.
+
+use crate::activations::tokens;
+use crate::{
+    Accelerator, AttentionKernel, Constants, FeedForward, LatentAttention, Shape, Software,
+    Strategy,
+};
+
+/// One operator of a block's forward, on one rank.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub enum Operator {
+    /// `copies` products of `rows x depth` and `depth x columns`.
+    Matmul {
+        /// What it is for.
+        name: &'static str,
+        /// How many such products there are.
+        copies: f64,
+        /// Tokens.
+        rows: f64,
+        /// Width that comes out.
+        columns: f64,
+        /// Width that goes in.
+        depth: f64,
+    },
+    /// Attention's two products and what is between them.
+    Attention {
+        /// Operations of both products, forward.
+        flops: f64,
+        /// Bytes of scores that are written down and read again, forward.
+        bytes: f64,
+        /// How much longer the products take for the width of a head.
+        slowed: f64,
+    },
+    /// Everything that passes over memory.
+    Stream {
+        /// Bytes, forward.
+        forward: f64,
+        /// Bytes, backward.
+        backward: f64,
+    },
+}
+
+/// Seconds of an operator.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Seconds {
+    /// Forward.
+    pub forward: f64,
+    /// Backward for what came in.
+    pub backward_input: f64,
+    /// Backward for weights.
+    pub backward_weight: f64,
+}
+
+impl std::ops::AddAssign for Seconds {
+    fn add_assign(&mut self, other: Seconds) {
+        self.forward += other.forward;
+        self.backward_input += other.backward_input;
+        self.backward_weight += other.backward_weight;
+    }
+}
+
+/// What prices operators: an accelerator and how far it stays behind its data sheet.
+#[derive(Copy, Clone, Debug)]
+pub struct Rates<'a> {
+    /// The accelerator.
+    pub accelerator: &'a Accelerator,
+    /// How far it stays behind.
+    pub constants: &'a Constants,
+}
+
+/// Products fill an accelerator the later the more it does at once; the constant is said for this one.
+pub(crate) const REFERENCE_PEAK: f64 = 312e12;
+
+impl Rates<'_> {
+    /// Seconds of products of one size.
+    pub fn matmul(&self, copies: f64, rows: f64, columns: f64, depth: f64) -> f64 {
+        let peak = self.accelerator.peak.value;
+        let area = self.constants.matmul_area * peak / REFERENCE_PEAK;
+        let idle = 1.0 + area / (copies * rows * columns);
+        let shallow = 1.0 + self.constants.matmul_depth / depth;
+        let flops = 2.0 * copies * rows * columns * depth;
+        flops / (peak * self.constants.matmul) * idle * shallow
+    }
+
+    /// Seconds to move bytes to or from memory.
+    pub fn stream(&self, bytes: f64) -> f64 {
+        bytes / (self.accelerator.memory_bandwidth.value * self.constants.memory)
+    }
+
+    /// Seconds of an operator, forward and backward.
+    pub fn price(&self, operator: &Operator, kernel: AttentionKernel) -> Seconds {
+        match *operator {
+            Operator::Matmul {
+                copies,
+                rows,
+                columns,
+                depth,
+                ..
+            } => Seconds {
+                forward: self.matmul(copies, rows, columns, depth),
+                backward_input: self.matmul(copies, rows, depth, columns),
+                backward_weight: self.matmul(copies, depth, columns, rows),
+            },
+            Operator::Attention {
+                flops,
+                bytes,
+                slowed,
+            } => {
+                let (share, again) = match kernel {
+                    AttentionKernel::Materialised => (self.constants.attention, 2.0),
+                    // Backward makes the scores once more.
+                    AttentionKernel::Flash => (self.constants.flash, 2.5),
+                };
+                let products = flops / (self.accelerator.peak.value * share) * slowed;
+                let passes = self.stream(bytes * self.constants.softmax);
+                Seconds {
+                    forward: products + passes,
+                    backward_input: again * products + 5.0 / 3.0 * passes,
+                    backward_weight: 0.0,
+                }
+            }
+            Operator::Stream { forward, backward } => Seconds {
+                forward: self.stream(forward),
+                backward_input: self.stream(backward),
+                backward_weight: 0.0,
+            },
+        }
+    }
+}
+
+/// Bytes that passes over one score move forward: two products, the softmax and dropout around it.
+const SCORE_BYTES: f64 = 6.0;
+
+/// The operators of a block's forward on one rank.
+pub fn block_operators(
+    shape: &Shape,
+    strategy: &Strategy,
+    software: &Software,
+    sparse: bool,
+) -> Vec<Operator> {
+    let tokens = tokens(strategy);
+    let tp = strategy.degrees.tp as f64;
+    let mut operators = Vec::with_capacity(10);
+    attention_matmuls(shape, tokens, tp, &mut operators);
+    operators.push(attention(shape, strategy, software));
+    match (&shape.experts, sparse) {
+        (Some(_), true) => expert_matmuls(shape, strategy, &mut operators),
+        _ => feed_forward(
+            shape,
+            "feed-forward",
+            1.0,
+            tokens,
+            shape.intermediate_size as f64 / tp,
+            &mut operators,
+        ),
+    }
+    operators.push(streams(shape, strategy, software, sparse));
+    operators
+}
+
+fn attention_matmuls(shape: &Shape, tokens: f64, tp: f64, operators: &mut Vec<Operator>) {
+    let hidden = shape.hidden_size as f64;
+    let mut add = |name, columns: f64, depth: f64| {
+        operators.push(Operator::Matmul {
+            name,
+            copies: 1.0,
+            rows: tokens,
+            columns,
+            depth,
+        });
+    };
+    let heads = shape.num_attention_heads as f64;
+    match &shape.latent {
+        Some(latent) => {
+            let head = (latent.qk_nope_head_dim + latent.qk_rope_head_dim) as f64;
+            let kv_rank = latent.kv_lora_rank as f64;
+            match latent.q_lora_rank {
+                Some(rank) => {
+                    add("query, down", rank as f64, hidden);
+                    add("query, up", heads * head / tp, rank as f64);
+                }
+                None => add("query", heads * head / tp, hidden),
+            }
+            let inner = (latent.qk_nope_head_dim + latent.v_head_dim) as f64;
+            add(
+                "key and value, down",
+                kv_rank + latent.qk_rope_head_dim as f64,
+                hidden,
+            );
+            add("key and value, up", heads * inner / tp, kv_rank);
+            add("output", hidden, heads * latent.v_head_dim as f64 / tp);
+        }
+        None => {
+            let query = heads * shape.head_dim as f64;
+            let pair = 2.0 * (shape.num_key_value_heads * shape.head_dim) as f64;
+            add("query, key, value", (query + pair) / tp, hidden);
+            add("output", hidden, query / tp);
+        }
+    }
+}
+
+fn attention(shape: &Shape, strategy: &Strategy, software: &Software) -> Operator {
+    let tp = strategy.degrees.tp as f64;
+    let (key, value) = match &shape.latent {
+        Some(LatentAttention {
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            ..
+        }) => (qk_nope_head_dim + qk_rope_head_dim, *v_head_dim),
+        None => (shape.head_dim, shape.head_dim),
+    };
+    let heads = shape.num_attention_heads as f64 / tp;
+    let scores = heads * tokens(strategy) * strategy.seq_len as f64;
+    let flops = 2.0 * scores * (key + value) as f64;
+    match software.attention {
+        AttentionKernel::Materialised => Operator::Attention {
+            flops,
+            bytes: scores * SCORE_BYTES * strategy.precision.compute as f64,
+            slowed: alignment(key.max(value)),
+        },
+        // Half of the tiles are masked and skipped.
+        AttentionKernel::Flash => Operator::Attention {
+            flops: flops / 2.0,
+            bytes: 0.0,
+            slowed: alignment(key.max(value)),
+        },
+    }
+}
+
+/// Matrix units take eight 16-bit numbers at a time; heads of another width take slower kernels. How much
+/// slower is an assumption.
+const fn alignment(head_dim: usize) -> f64 {
+    if head_dim.is_multiple_of(8) { 1.0 } else { 4.0 }
+}
+
+fn feed_forward(
+    shape: &Shape,
+    name: &'static str,
+    copies: f64,
+    rows: f64,
+    width: f64,
+    operators: &mut Vec<Operator>,
+) {
+    let hidden = shape.hidden_size as f64;
+    let inner = match shape.feed_forward {
+        FeedForward::Gated => 2.0 * width,
+        FeedForward::Plain => width,
+    };
+    for (columns, depth) in [(inner, hidden), (hidden, width)] {
+        operators.push(Operator::Matmul {
+            name,
+            copies,
+            rows,
+            columns,
+            depth,
+        });
+    }
+}
+
+/// Tokens are taken to be spread evenly over experts; `tp` ranks share the tokens, not the experts.
+fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operator>) {
+    let Some(experts) = &shape.experts else {
+        return;
+    };
+    let tp = strategy.degrees.tp as f64;
+    let here = (experts.num_experts as f64 / strategy.degrees.ep as f64).max(1.0);
+    let routed = tokens(strategy) / tp * experts.num_experts_per_tok as f64;
+    let width = experts.moe_intermediate_size as f64;
+    feed_forward(shape, "experts", here, routed / here, width, operators);
+    let shared = (experts.num_shared_experts * experts.shared_intermediate_size) as f64;
+    if shared > 0.0 {
+        let rows = tokens(strategy);
+        feed_forward(shape, "shared experts", 1.0, rows, shared / tp, operators);
+    }
+}
+
+/// Norms, residuals and dropout see the stream; activations, biases and rotations see what ranks share.
+fn streams(shape: &Shape, strategy: &Strategy, software: &Software, sparse: bool) -> Operator {
+    let tokens = tokens(strategy);
+    let tp = strategy.degrees.tp as f64;
+    let between = if strategy.sequence_parallel { tp } else { 1.0 };
+    let scale = strategy.precision.compute as f64 / 2.0;
+    let hidden = shape.hidden_size as f64;
+    let width = match (&shape.experts, sparse) {
+        (Some(experts), true) => {
+            let routed = experts.num_experts_per_tok * experts.moe_intermediate_size;
+            let shared = experts.num_shared_experts * experts.shared_intermediate_size;
+            // Routed tokens are permuted there and back.
+            (routed + shared + 4 * experts.num_experts_per_tok * shape.hidden_size) as f64
+        }
+        _ => shape.intermediate_size as f64,
+    };
+    let gates = match shape.feed_forward {
+        FeedForward::Gated => 1.5,
+        FeedForward::Plain => 1.0,
+    };
+    let query = (shape.num_attention_heads * shape.head_dim) as f64;
+    let (stream, again) = if software.dropout {
+        (22.0, 30.0)
+    } else {
+        (16.0, 24.0)
+    };
+    let inside = 4.0 * gates * width + 6.0 * query;
+    Operator::Stream {
+        forward: scale * tokens * (stream * hidden / between + inside / tp),
+        backward: scale * tokens * (again * hidden / between + 1.6 * inside / tp),
+    }
+}

@@ -1,0 +1,171 @@
+//! One way to split a step over ranks.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use trainyard_schedule::Kind;
+
+/// One way to split a step over ranks: the choices that a planner makes and a framework's config states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strategy {
+    /// How many ranks share what.
+    pub degrees: Degrees,
+    /// What `dp_shard` ranks shard: 0 nothing, 1 optimiser states, 2 gradients too, 3 parameters too.
+    pub zero_stage: usize,
+    /// Whether tensor-parallel ranks share the positions between matrices.
+    pub sequence_parallel: bool,
+    /// How the layers lie on a pipeline's ranks; none without a pipeline.
+    pub layers: Layers,
+    /// Samples in a step, over all ranks.
+    pub global_batch: usize,
+    /// Samples a rank computes with at a time.
+    pub micro_batch: usize,
+    /// Tokens of a sample.
+    pub seq_len: usize,
+    /// What backward computes again.
+    pub recompute: Recompute,
+    /// Where states lie while nobody computes with them.
+    pub offload: Offload,
+    /// In which types things are held and computed.
+    pub precision: Precision,
+}
+
+/// The sizes of the mesh's axes, outermost first; `ep` is laid over `dp_shard x cp x tp`.
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Degrees {
+    /// Ranks that share the layers.
+    pub pp: usize,
+    /// Copies of the model that see different data.
+    pub dp_replicate: usize,
+    /// Ranks that see different data and share one copy's states.
+    pub dp_shard: usize,
+    /// Ranks that share a sequence.
+    pub cp: usize,
+    /// Ranks that share every matrix.
+    pub tp: usize,
+    /// Ranks that share the experts.
+    pub ep: usize,
+}
+
+impl Degrees {
+    /// One rank.
+    pub const ONE: Degrees = Degrees {
+        pp: 1,
+        dp_replicate: 1,
+        dp_shard: 1,
+        cp: 1,
+        tp: 1,
+        ep: 1,
+    };
+
+    /// The axes by name, outermost first.
+    pub const fn axes(&self) -> [(&'static str, usize); 6] {
+        [
+            ("pp", self.pp),
+            ("dp_replicate", self.dp_replicate),
+            ("dp_shard", self.dp_shard),
+            ("cp", self.cp),
+            ("tp", self.tp),
+            ("ep", self.ep),
+        ]
+    }
+
+    /// How many ranks there are.
+    pub const fn world_size(&self) -> usize {
+        self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+    }
+
+    /// How many batches are computed side by side.
+    pub const fn data_parallel(&self) -> usize {
+        self.dp_replicate * self.dp_shard
+    }
+
+    /// How many ranks share what is left of an expert's states after `ep`.
+    pub const fn expert_shard(&self) -> usize {
+        self.dp_shard * self.cp * self.tp / self.ep
+    }
+}
+
+/// How the layers lie on a pipeline's ranks.
+#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Layers {
+    /// The order of the ranks' work.
+    pub schedule: Kind,
+    /// Stages each rank has.
+    pub stages_per_rank: usize,
+}
+
+/// What backward computes again instead of keeping it.
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// The attention of every block.
+    Selective,
+    /// Every block.
+    Full,
+}
+
+/// Where parameters and optimiser states lie while nobody computes with them.
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// With the layers.
+    None,
+    /// In the machine's main memory.
+    Cpu,
+    /// On its disks.
+    Nvme,
+}
+
+/// The bytes of an element of each thing there is.
+#[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+pub struct Precision {
+    /// What layers compute with.
+    pub compute: usize,
+    /// A parameter's own copy beside the optimiser's; 0 where layers use the optimiser's, cast when needed.
+    pub parameter: usize,
+    /// A gradient.
+    pub gradient: usize,
+    /// The optimiser's states of a parameter together: with its master copy, if it has one.
+    pub optimizer: usize,
+}
+
+impl Strategy {
+    /// Micro-batches a rank computes in a step.
+    pub const fn num_microbatches(&self) -> usize {
+        self.global_batch / (self.degrees.data_parallel() * self.micro_batch)
+    }
+}
+
+/// The axes that more than one rank shares, as in `pp16 dp_shard128 tp8`.
+impl fmt::Display for Degrees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = self.axes().into_iter().filter(|(_, size)| *size > 1);
+        let words: Vec<String> = shared.map(|(axis, size)| format!("{axis}{size}")).collect();
+        match words.is_empty() {
+            true => f.pad("one rank"),
+            false => f.pad(&words.join(" ")),
+        }
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        })
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stages_per_rank {
+            1 => f.pad(self.schedule.name()),
+            stages => f.pad(&format!("{} x{stages}", self.schedule.name())),
+        }
+    }
+}

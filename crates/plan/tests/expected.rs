@@ -1,0 +1,138 @@
+//! The recommendation changes as people who train expect: the rules of docs/src/which-strategy.md, each held
+//! to the files and numbers that its command there uses.
+
+use std::path::{Path, PathBuf};
+
+use trainyard_plan::report::Report;
+use trainyard_plan::{
+    Calibration, Cluster, Degrees, Overheads, Plan, Precision, Question, Shape, Software, search,
+};
+
+fn config(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("../../configs").join(name)
+}
+
+fn question(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> Question {
+    let cluster = match cluster.ends_with(".toml") {
+        true => Cluster::named(config(cluster).to_str().unwrap()).unwrap(),
+        false => cluster.parse().unwrap(),
+    };
+    Question {
+        shape: Shape::load(&config(model)).unwrap(),
+        calibration: Calibration::of_cluster(&cluster, Software::MODERN),
+        cluster,
+        overheads: Overheads::default(),
+        global_batch,
+        seq_len,
+        precision: Precision {
+            compute: 2,
+            parameter: 2,
+            gradient: 4,
+            optimizer: 12,
+        },
+        fewer_machines: false,
+    }
+}
+
+/// The first plans.
+fn plans(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> Vec<Plan> {
+    let mut found = search(&question(model, cluster, global_batch, seq_len)).plans;
+    found.truncate(4);
+    for plan in &found {
+        println!(
+            "{model} on {cluster}: {} ZeRO {} {:.2} s",
+            plan.strategy.degrees, plan.strategy.zero_stage, plan.time.likely
+        );
+    }
+    found
+}
+
+fn best(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> (Degrees, usize) {
+    let best = plans(model, cluster, global_batch, seq_len).remove(0);
+    (best.strategy.degrees, best.strategy.zero_stage)
+}
+
+#[test]
+fn a_small_model_with_much_data_is_data_parallel() {
+    let (degrees, zero_stage) = best("llama3-8b.toml", "64xH100", 512, 8192);
+    assert_eq!(
+        (degrees.data_parallel(), degrees.pp, degrees.tp),
+        (64, 1, 1)
+    );
+    assert!(zero_stage < 3, "its parameters need not be sharded");
+}
+
+#[test]
+fn layers_too_wide_for_a_gpu_are_tensor_parallel() {
+    let first = plans("plan/wide.json", "8xH100", 64, 2048);
+    assert!(first.iter().all(|plan| plan.strategy.degrees.tp > 1));
+}
+
+#[test]
+fn a_deep_model_becomes_a_pipeline_where_the_network_is_slow() {
+    let (fast, zero_stage) = best("plan/deep.json", "64xH100", 512, 2048);
+    assert_eq!((fast.pp, zero_stage), (1, 3));
+    let first = plans("plan/deep.json", "plan/slow-network.toml", 512, 2048);
+    assert!(first.iter().all(|plan| plan.strategy.degrees.pp > 1));
+}
+
+#[test]
+fn a_mixture_is_expert_parallel() {
+    let first = plans("plan/mixtral-8x7b.json", "64xH100", 512, 4096);
+    assert!(first.iter().all(|plan| plan.strategy.degrees.ep > 1));
+}
+
+#[test]
+fn a_slow_network_keeps_what_talks_inside_the_machine() {
+    let (fast, zero_stage) = best("llama3-70b.toml", "64xH100", 512, 8192);
+    assert!(zero_stage == 3 && fast.dp_shard * fast.cp * fast.tp > 8);
+    let (slow, _) = best("llama3-70b.toml", "plan/slow-network.toml", 512, 8192);
+    assert!(slow.pp > 1);
+    assert!(
+        slow.dp_shard * slow.cp * slow.tp <= 8,
+        "only the pipeline leaves the machine"
+    );
+    let (fast, _) = best("plan/mixtral-8x7b.json", "64xH100", 512, 4096);
+    let (slow, _) = best(
+        "plan/mixtral-8x7b.json",
+        "plan/slow-network.toml",
+        512,
+        4096,
+    );
+    assert!(slow.ep < fast.ep && slow.pp > fast.pp);
+}
+
+#[test]
+fn long_sequences_are_context_parallel() {
+    let (short, _) = best("llama3-8b.toml", "64xH100", 512, 8192);
+    let (long, _) = best("llama3-8b.toml", "64xH100", 64, 131_072);
+    assert!(short.cp == 1 && long.cp > 1);
+}
+
+#[test]
+fn more_ranks_than_samples_share_layers() {
+    let (degrees, _) = best("llama3-8b.toml", "512xH100", 64, 8192);
+    assert!(degrees.data_parallel() <= 64 && degrees.cp * degrees.tp * degrees.pp >= 8);
+}
+
+/// Meta's mesh, beside what is found: where it stands, and which terms put it there.
+#[test]
+fn the_published_mesh_of_llama_3_is_explained() {
+    let mut report = Report::of(question("llama3-405b.toml", "16384xH100", 2048, 8192));
+    report.compare_mesh(Degrees {
+        pp: 16,
+        dp_shard: 128,
+        tp: 8,
+        ..Degrees::ONE
+    });
+    let compared = report.compared.clone().unwrap();
+    println!("{}", report.sentences().last().unwrap());
+    let place = compared.place.unwrap();
+    let sum: f64 = compared.lost.terms.iter().map(|(_, seconds)| seconds).sum();
+    assert!(place <= 3 || (sum - compared.lost.slower).abs() < 0.01 * compared.lost.slower);
+    assert!(
+        compared.lost.slower / report.best().unwrap().time.likely
+            < report.question.calibration.spread
+    );
+}
