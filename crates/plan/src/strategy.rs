@@ -124,7 +124,7 @@ pub enum Offload {
 pub struct Precision {
     /// What layers compute with.
     pub compute: usize,
-    /// A parameter's own copy beside the optimiser's; 0 where layers use the optimiser's, cast when needed.
+    /// A parameter, as layers find it: cast when needed, or a copy beside the optimiser's.
     pub parameter: usize,
     /// A gradient.
     pub gradient: usize,

@@ -263,9 +263,9 @@ fn plain() -> Strategy {
         offload: Offload::None,
         precision: Precision {
             compute: 2,
-            parameter: 0,
+            parameter: 4,
             gradient: 4,
-            optimizer: 12,
+            optimizer: 8,
         },
     }
 }
@@ -307,6 +307,7 @@ fn common_strategies_lose_nothing() {
     }
     let precision = Precision {
         parameter: 2,
+        optimizer: 12,
         ..plain().precision
     };
     let megatron = Strategy { precision, ..three };

@@ -210,6 +210,10 @@ fn write_parallelism(out: &mut String, shape: &Shape, s: &Strategy) {
         let _ = writeln!(out, "zero_stage = {}", s.zero_stage);
     }
     let _ = writeln!(out, "enable_sequence_parallel = {}", s.sequence_parallel);
+    if s.sequence_parallel && d.tp > 1 {
+        // What blocks keep is counted as divided by the ranks that share them.
+        out.push_str("sequence_parallel_regather = true\n");
+    }
     if d.pp > 1 {
         let schedule = s.layers.schedule;
         let _ = writeln!(out, "pipeline_parallel_schedule = \"{schedule}\"");

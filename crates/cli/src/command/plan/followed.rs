@@ -1,9 +1,8 @@
 //! The best plan, followed by the code that would run it: one step of one rank of every kind, on tensors
 //! without memory.
 //!
-//! The planner counts bytes by formula. The dry run counts what the real code allocates. What a rank holds
-//! between steps must be the same in both, to the byte; what it holds at its peak need not be, and both are
-//! shown.
+//! The planner counts bytes by formula. The dry run counts what the real code allocates. Parameters and the
+//! optimiser's states must be the same in both, to the byte; the peak need not be, and both are shown.
 
 use std::io::Write;
 use std::process::Command;
@@ -24,7 +23,6 @@ struct Followed {
 #[derive(Deserialize)]
 struct States {
     parameters: u64,
-    gradients: u64,
     optimizer: u64,
 }
 
@@ -43,7 +41,7 @@ pub(super) fn follow(shape: &Shape, strategy: &Strategy) -> Result<String, Failu
     file.write_all(written.text.as_bytes())
         .map_err(Failure::new)?;
     let mut lines = format!(
-        "\nThe best plan in our own words, {}, by formula and by a dry run of the code:\n\
+        "\nThe best plan in our own words, {}, by formula and by a dry run of the code (states: parameters and optimiser):\n\
          {:14} {:>17} {:>17} {:>14} {:>14}\n",
         strategy.degrees, "", "states, formula", "states, code", "peak, formula", "peak, code"
     );
@@ -51,9 +49,8 @@ pub(super) fn follow(shape: &Shape, strategy: &Strategy) -> Result<String, Failu
         let rank = place(&shape, &strategy, &kind) * (world / strategy.degrees.pp);
         let followed = run(file.path(), world, rank)?;
         let held = &followed.states;
-        let held = held.parameters + held.gradients + held.optimizer;
-        let formula = &kind.states;
-        let formula = formula.parameters + formula.gradients + formula.optimizer;
+        let held = held.parameters + held.optimizer;
+        let formula = kind.states.parameters + kind.states.optimizer;
         lines.push_str(&format!(
             "{:14} {formula:>17.0} {held:>17} {:>10.2} GiB {:>10.2} GiB\n",
             kind.class.name(),

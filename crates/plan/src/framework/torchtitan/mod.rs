@@ -23,9 +23,9 @@ const PRECISIONS: [(Precision, &str, &str); 3] = [
 const fn precision(compute: usize, held: usize) -> Precision {
     Precision {
         compute,
-        parameter: 0,
+        parameter: held,
         gradient: held,
-        optimizer: 3 * held,
+        optimizer: 2 * held,
     }
 }
 
