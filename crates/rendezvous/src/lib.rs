@@ -14,6 +14,8 @@
 
 mod advert;
 mod attendance;
+mod call;
+mod desk;
 mod policy;
 mod record;
 mod refusal;
@@ -22,6 +24,8 @@ mod world;
 
 pub use advert::{Address, Advert, Epoch};
 pub use attendance::Attendance;
+pub use call::{Answer, Call, Letter, Say};
+pub use desk::{Desk, Reply};
 pub use policy::Policy;
 pub use record::{Cause, Close, Decision, Phase, Place, Record};
 pub use refusal::Refusal;

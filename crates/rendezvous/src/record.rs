@@ -92,7 +92,8 @@ pub enum Close {
 /// What an agent is to do now.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Decision {
-    /// Have no workers: stop those of `epoch`, say so, and wait.
+    /// Have no workers: stop those of `epoch` if there are any, report [`Stopped`](crate::Report::Stopped) for it
+    /// in any case, and wait. No world is formed before.
     Wait {
         /// The last world.
         epoch: Epoch,
@@ -105,6 +106,13 @@ pub enum Decision {
     /// becomes free.
     Park {
         /// The world that runs.
+        epoch: Epoch,
+    },
+    /// Kill the workers of `epoch` at once, and report [`Stopped`](crate::Report::Stopped): whoever decides cannot
+    /// be reached, and may give this node's place away as soon as its lease ends. Only an agent itself comes to
+    /// this; nobody tells it.
+    Lapsed {
+        /// The world.
         epoch: Epoch,
     },
     /// Stop, and end.

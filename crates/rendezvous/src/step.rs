@@ -157,6 +157,9 @@ struct Agent {
     advert: Advert,
     expires: Duration,
     arrived: u64,
+    /// It is believed to be there because a record says so, and has not said so itself. Until it does, what
+    /// it said before is not known here.
+    is_presumed: bool,
     /// Whether it is in the newest world.
     is_member: bool,
     /// The newest epoch of which it has no workers any more.
@@ -207,7 +210,7 @@ pub fn step(mut state: State, event: Event, now: Duration) -> Step {
 
 impl State {
     /// The state from which a decider starts, given the newest record. The members of its world are believed
-    /// to be there for one lease.
+    /// to be there for one lease, in which they have to join again.
     pub fn resume(record: Record, leases: Leases, now: Duration) -> State {
         let world = record.world.clone();
         let over = matches!(record.phase, Phase::Closed(_));
@@ -224,6 +227,9 @@ impl State {
         };
         for advert in world.into_iter().filter(|_| !over) {
             state.admit(advert, now);
+        }
+        for agent in state.agents.values_mut() {
+            agent.is_presumed = true;
         }
         state
     }
@@ -243,6 +249,11 @@ impl State {
         self.agents.values().map(|agent| &agent.advert)
     }
 
+    /// The agent of a node, if it is there.
+    pub fn agent(&self, node: &str) -> Option<&Advert> {
+        self.agents.get(node).map(|agent| &agent.advert)
+    }
+
     /// When something may have to be decided though nothing happens.
     pub fn wake_at(&self) -> Option<Duration> {
         let policy = self.record.policy.as_ref()?;
@@ -253,11 +264,7 @@ impl State {
         };
         let later = |wait: Duration| gathering.then(|| self.since.saturating_add(wait));
         let leases = self.agents.values().map(|agent| agent.expires);
-        let timers = [
-            self.last_call,
-            later(policy.stop_within),
-            later(policy.join_timeout),
-        ];
+        let timers = [self.last_call, later(policy.join_timeout)];
         // A timer that has passed has had its effect, or waits for something else.
         let still = |time: &Duration| *time > self.at;
         leases
@@ -297,11 +304,12 @@ impl State {
                 epoch,
                 report,
             } => {
-                self.renew(&node, instance, now)?;
-                self.report(&node, epoch, report, now)
+                self.holder(&node, instance)?;
+                self.report(&node, epoch, report, now)?;
+                self.renew(&node, instance, now)
             }
             Event::Leave { node, instance } => {
-                self.renew(&node, instance, now)?;
+                self.holder(&node, instance)?;
                 self.lose(&node, Cause::Left { node: node.clone() }, now);
                 Ok(())
             }
@@ -328,25 +336,22 @@ impl State {
         }
         self.floor = self.floor.max(seen);
         let node = advert.node.clone();
-        match self.agents.get_mut(&node) {
-            Some(known) => known.advert = advert.clone(),
-            None => self.admit(advert.clone(), now),
+        let is_new = !self.agents.contains_key(&node);
+        if let Some(known) = self.agents.get_mut(&node) {
+            (known.advert, known.is_presumed) = (advert.clone(), false);
+        } else {
+            self.admit(advert.clone(), now);
         }
-        self.renew(&node, advert.instance, now)?;
-        let Some(agent) = self.agents.get_mut(&node) else {
-            return Ok(());
-        };
         match said {
-            Some((epoch, report)) if epoch == self.record.epoch && agent.is_member => {
-                // The world may have been broken since: then there is nothing to say any more.
-                self.report(&node, epoch, report, now).or(Ok(()))
-            }
-            Some((epoch, _)) => {
-                agent.stopped = agent.stopped.max(Some(epoch));
-                Ok(())
-            }
-            None => Ok(()),
+            // The world may have been broken since: then there is nothing to say any more.
+            Some((epoch, report)) => self.report(&node, epoch, report, now).unwrap_or(()),
+            None => {}
         }
+        let renewed = self.renew(&node, advert.instance, now);
+        if renewed.is_err() && is_new {
+            self.agents.remove(&node);
+        }
+        renewed
     }
 
     fn check_join(&self, join: &Join) -> Result<(), Refusal> {
@@ -415,6 +420,7 @@ impl State {
         let agent = Agent {
             expires: self.lease_from(now),
             arrived: self.arrivals,
+            is_presumed: false,
             is_member: self.record.rank_of(&advert).is_some(),
             stopped: None,
             advert,
@@ -430,16 +436,37 @@ impl State {
     }
 
     /// Only the agent that holds the lease is listened to.
+    fn holder(&mut self, node: &str, instance: u64) -> Result<&mut Agent, Refusal> {
+        let holds = |agent: &&mut Agent| agent.advert.instance == instance && !agent.is_presumed;
+        let agent = self.agents.get_mut(node).filter(holds);
+        agent.ok_or_else(|| Refusal::NoLease {
+            node: node.to_owned(),
+        })
+    }
+
+    /// Who does not stop its workers in time is not renewed any more. The others wait until its lease is over: by
+    /// then it knows that too, and has killed them.
     fn renew(&mut self, node: &str, instance: u64, now: Duration) -> Result<(), Refusal> {
         let expires = self.lease_from(now);
-        match self.agents.get_mut(node) {
-            Some(agent) if agent.advert.instance == instance => {
-                agent.expires = expires;
-                Ok(())
-            }
-            _ => Err(Refusal::NoLease {
+        let epoch = self.record.epoch;
+        let is_late = self.is_late(now);
+        let agent = self.holder(node, instance)?;
+        if is_late && !agent.is_ready(epoch) {
+            return Err(Refusal::NoLease {
                 node: node.to_owned(),
-            }),
+            });
+        }
+        agent.expires = expires;
+        Ok(())
+    }
+
+    /// Whether all workers of the broken world should have been stopped by now.
+    fn is_late(&self, now: Duration) -> bool {
+        match (&self.record.phase, &self.record.policy) {
+            (Phase::Gathering(_), Some(policy)) => {
+                now >= self.since.saturating_add(policy.stop_within)
+            }
+            _ => false,
         }
     }
 
@@ -571,7 +598,7 @@ impl State {
             _ => policy.regather,
         };
         let ends = *self.last_call.get_or_insert(now.saturating_add(window));
-        if stopping > 0 && now < self.since.saturating_add(policy.stop_within) {
+        if stopping > 0 {
             return Reason::Stopping { left: stopping };
         }
         if have < policy.min_nodes as usize {
@@ -616,7 +643,7 @@ impl State {
         let mut ready: Vec<&Agent> = self
             .agents
             .values()
-            .filter(|agent| self.is_ready(agent))
+            .filter(|agent| agent.is_ready(self.record.epoch))
             .collect();
         ready.sort_by_key(|agent| agent.arrived);
         let candidates: Vec<&Advert> = ready.iter().map(|agent| &agent.advert).collect();
@@ -658,14 +685,16 @@ impl State {
         let ready = self
             .agents
             .values()
-            .filter(|agent| self.is_ready(agent))
+            .filter(|agent| agent.is_ready(self.record.epoch))
             .count();
         (ready, self.agents.len() - ready)
     }
+}
 
+impl Agent {
     /// An agent is ready when it has no workers: it said so, or was not in the last world.
-    fn is_ready(&self, agent: &Agent) -> bool {
-        !agent.is_member || agent.stopped == Some(self.record.epoch)
+    fn is_ready(&self, last: Epoch) -> bool {
+        !self.is_member || self.stopped == Some(last)
     }
 }
 

@@ -213,7 +213,7 @@ fn no_world_forms_while_a_survivor_still_has_workers() {
 }
 
 #[test]
-fn a_node_that_never_stops_is_left_behind() {
+fn split_brain_a_node_that_never_stops_loses_its_lease_before_others_go_on() {
     let mut policy = Policy::new(2, 3);
     policy.max_restarts = 1;
     let mut run = Run::new(policy);
@@ -223,7 +223,11 @@ fn a_node_that_never_stops_is_left_behind() {
     run.report("a", 1, failed()).unwrap();
     run.report("a", 1, Report::Stopped).unwrap();
     run.report("b", 1, Report::Stopped).unwrap();
-    run.pass(31 * SECOND, &["a", "b", "c"]);
+    run.pass(29 * SECOND, &["a", "b", "c"]);
+    run.pass(3 * SECOND, &["a", "b"]);
+    let (node, instance) = ("c".to_owned(), 1);
+    let said = run.event(Event::Heartbeat { node, instance });
+    assert!(matches!(said, Err(Refusal::NoLease { .. })));
     assert_eq!(run.world(), ["a", "b"]);
 }
 
@@ -467,6 +471,13 @@ fn a_decider_that_restarts_disturbs_nobody() {
     ));
     run.now = SECOND;
     run.join("a").unwrap();
+    let (node, instance) = ("b".to_owned(), 1);
+    let said = run.event(Event::Heartbeat { node, instance });
+    assert!(
+        matches!(said, Err(Refusal::NoLease { .. })),
+        "what b said before is to be said again"
+    );
+    run.join("b").unwrap();
     run.pass(SECOND, &["a", "b"]);
     assert_eq!(run.record(), &record);
     run.pass(3 * SECOND, &["a"]);
