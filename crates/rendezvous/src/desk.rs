@@ -19,7 +19,9 @@ pub struct Reply {
     /// The record changed: make it durable, then tell everybody who attends.
     pub publish: bool,
     /// To whoever wrote, after that.
-    pub answers: Vec<Answer>,
+    pub answer: Option<Answer>,
+    /// Whoever wrote does not know the newest decision: [`Desk::tell`] it, too.
+    pub tell: Option<Advert>,
     /// Why things are as they are.
     pub reason: Reason,
 }
@@ -43,14 +45,12 @@ impl Desk {
         let node = letter.node.clone();
         let mut reply = self.step(letter.into_event(), number, now);
         // An agent without a lease is told too: it may be in a world it never heard of.
-        let refused = reply.answers.iter().any(|answer| match answer {
-            Answer::Refused { refusal, .. } => !matches!(refusal, Refusal::NoLease { .. }),
+        let refused = match &reply.answer {
+            Some(Answer::Refused { refusal, .. }) => !matches!(refusal, Refusal::NoLease { .. }),
             _ => false,
-        });
+        };
         let advert = joins.or_else(|| self.state().agent(&node).cloned());
-        if let Some(advert) = advert.filter(|_| !refused && known < Some(self.record().version)) {
-            reply.answers.push(self.tell(&advert));
-        }
+        reply.tell = advert.filter(|_| !refused && known < Some(self.record().version));
         reply
     }
 
@@ -78,6 +78,13 @@ impl Desk {
         self.state().record()
     }
 
+    /// Whether an agent is there.
+    pub fn attends(&self, agent: &Advert) -> bool {
+        self.state()
+            .agent(&agent.node)
+            .is_some_and(|known| known.is(agent))
+    }
+
     /// Who is there.
     pub fn attending(&self) -> impl Iterator<Item = &Advert> {
         self.state().attending()
@@ -86,7 +93,8 @@ impl Desk {
     fn step(&mut self, event: Event, number: u64, now: Duration) -> Reply {
         let mut reply = Reply {
             publish: false,
-            answers: Vec::new(),
+            answer: None,
+            tell: None,
             reason: Reason::TooFew { have: 0, need: 0 },
         };
         let Some(state) = self.state.take() else {
@@ -98,8 +106,8 @@ impl Desk {
         for action in step.actions {
             match action {
                 Action::Publish => reply.publish = true,
-                Action::Accept => reply.answers.push(Answer::Heard { number, version }),
-                Action::Refuse(refusal) => reply.answers.push(Answer::Refused { number, refusal }),
+                Action::Accept => reply.answer = Some(Answer::Heard { number, version }),
+                Action::Refuse(refusal) => reply.answer = Some(Answer::Refused { number, refusal }),
             }
         }
         reply

@@ -403,14 +403,12 @@ impl Simulation {
         if let Some(record) = told {
             self.publish(&record);
         }
-        if self.server.is_none() {
+        let (Some(desk), Some(letter)) = (&self.server, letter) else {
             return;
-        }
-        for (letter, answer) in letter
-            .iter()
-            .flat_map(|letter| reply.answers.iter().map(move |answer| (letter, answer)))
-        {
-            self.tell(&letter.node, letter.instance, answer.clone());
+        };
+        let told = reply.tell.map(|agent| desk.tell(&agent));
+        for answer in reply.answer.into_iter().chain(told) {
+            self.tell(&letter.node, letter.instance, answer);
         }
     }
 

@@ -1,0 +1,6 @@
+//! Every backend passes the same suite; each has tests of its own besides.
+
+mod agent;
+mod hostile;
+mod server;
+mod suite;
