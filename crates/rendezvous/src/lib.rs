@@ -9,7 +9,7 @@
 //! the new state, what is to be done, and why. Time is monotonic; clocks of different machines are never
 //! compared. What must outlive whoever decides is one [`Record`], made durable before anybody is told.
 //!
-//! Two backends carry it, behind one trait: a server of its own ([`server`]), and etcd, for runs
+//! Two backends carry it, behind one trait: a server of its own ([`server`]), and [`etcd`], for runs
 //! that must outlive any one machine.
 
 mod advert;
@@ -17,9 +17,11 @@ mod attendance;
 mod backend;
 mod call;
 mod desk;
+pub mod etcd;
 mod policy;
 mod record;
 mod refusal;
+mod seat;
 mod secret;
 pub mod server;
 mod step;

@@ -355,42 +355,17 @@ impl State {
     }
 
     fn check_join(&self, join: &Join) -> Result<(), Refusal> {
-        let Join {
-            run,
-            policy,
-            advert,
-            said,
-            seen,
-        } = join;
-        check_name("run", run)?;
-        if *run != self.record.run {
-            return Err(Refusal::OtherRun {
-                expected: self.record.run.clone(),
-                given: run.clone(),
+        join.check(&self.record)?;
+        let advert = &join.advert;
+        let same_rank =
+            |other: &&Advert| other.node_rank == advert.node_rank && other.node != advert.node;
+        if let Some(rank) = advert.node_rank
+            && let Some(other) = self.attending().find(same_rank)
+        {
+            return Err(Refusal::RankTaken {
+                rank,
+                by: other.node.clone(),
             });
-        }
-        policy.check()?;
-        advert.check()?;
-        if let Some((_, report)) = said {
-            report.check()?;
-        }
-        if *seen > LAST_EPOCH {
-            return Err(Refusal::malformed(format!("{seen} is out of reason")));
-        }
-        if let Some(first) = self.record.policy.as_ref().filter(|first| *first != policy) {
-            return Err(Refusal::OtherPolicy {
-                node: advert.node.clone(),
-                differs: difference(first, policy),
-            });
-        }
-        if let Some(lacking) = policy.requires.difference(&advert.capabilities).next() {
-            return Err(Refusal::Lacks {
-                node: advert.node.clone(),
-                capability: lacking.clone(),
-            });
-        }
-        if let Some(rank) = advert.node_rank {
-            self.check_rank(rank, policy.max_nodes, &advert.node)?;
         }
         match self.agents.get(&advert.node) {
             Some(known) if !known.advert.is(advert) => Err(Refusal::NameTaken {
@@ -398,20 +373,6 @@ impl State {
             }),
             None if self.agents.len() >= MOST_AGENTS => Err(Refusal::TooMany { most: MOST_AGENTS }),
             _ => Ok(()),
-        }
-    }
-
-    fn check_rank(&self, rank: u32, max_nodes: u32, node: &str) -> Result<(), Refusal> {
-        if rank >= max_nodes {
-            return Err(Refusal::RankTooHigh { rank, max_nodes });
-        }
-        let same = |agent: &&Advert| agent.node_rank == Some(rank) && agent.node != node;
-        match self.attending().find(same) {
-            Some(other) => Err(Refusal::RankTaken {
-                rank,
-                by: other.node.clone(),
-            }),
-            None => Ok(()),
         }
     }
 
@@ -695,6 +656,55 @@ impl Agent {
     /// An agent is ready when it has no workers: it said so, or was not in the last world.
     fn is_ready(&self, last: Epoch) -> bool {
         !self.is_member || self.stopped == Some(last)
+    }
+}
+
+impl Join {
+    /// Whether an agent may be part of the run of this record, as far as that does not depend on the others.
+    pub fn check(&self, record: &Record) -> Result<(), Refusal> {
+        let Join {
+            run,
+            policy,
+            advert,
+            ..
+        } = self;
+        check_name("run", run)?;
+        if *run != record.run {
+            return Err(Refusal::OtherRun {
+                expected: record.run.clone(),
+                given: run.clone(),
+            });
+        }
+        policy.check()?;
+        advert.check()?;
+        if let Some((_, report)) = &self.said {
+            report.check()?;
+        }
+        if self.seen > LAST_EPOCH {
+            return Err(Refusal::malformed(format!(
+                "{} is out of reason",
+                self.seen
+            )));
+        }
+        if let Some(first) = record.policy.as_ref().filter(|first| *first != policy) {
+            return Err(Refusal::OtherPolicy {
+                node: advert.node.clone(),
+                differs: difference(first, policy),
+            });
+        }
+        if let Some(lacking) = policy.requires.difference(&advert.capabilities).next() {
+            return Err(Refusal::Lacks {
+                node: advert.node.clone(),
+                capability: lacking.clone(),
+            });
+        }
+        match advert.node_rank {
+            Some(rank) if rank >= policy.max_nodes => Err(Refusal::RankTooHigh {
+                rank,
+                max_nodes: policy.max_nodes,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 

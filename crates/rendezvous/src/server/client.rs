@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
@@ -19,6 +19,7 @@ use tonic::{Request, Streaming};
 
 use super::identity::client_config;
 use super::wire::{ATTEND, Json, LONGEST_FRAME};
+use crate::seat::{self, Command, Window};
 use crate::{
     Address, Answer, Backend, Call, Decision, Epoch, Join, Letter, RendezvousError, Report, Seat,
     Secret,
@@ -59,93 +60,23 @@ impl Client {
 impl Backend for Client {
     async fn join(&self, join: Join) -> Result<Arc<dyn Seat>, RendezvousError> {
         let deadline = Instant::now() + join.policy.join_timeout;
-        let (commands, inbox) = mpsc::channel(16);
-        let (shown, decision) = watch::channel(Ok(None));
-        let correspondent = Correspondent {
-            way: Arc::clone(&self.way),
-            heartbeat: join.policy.heartbeat(),
-            call: Call::new(join),
-            started: Instant::now(),
-            line: None,
-            opening: None,
-            pause: FIRST_PAUSE,
-            retry_at: Instant::now(),
-            trouble: "no answer yet".into(),
-            was_in: false,
-            shown,
+        let attend = |inbox, window| {
+            let correspondent = Correspondent {
+                way: Arc::clone(&self.way),
+                heartbeat: join.policy.heartbeat(),
+                call: Call::new(join),
+                started: Instant::now(),
+                line: None,
+                opening: None,
+                pause: FIRST_PAUSE,
+                retry_at: Instant::now(),
+                trouble: "no answer yet".into(),
+                was_in: false,
+                window,
+            };
+            tokio::spawn(correspondent.run(inbox, deadline)).abort_handle()
         };
-        let task = tokio::spawn(correspondent.run(inbox, deadline));
-        let seat = ClientSeat {
-            commands,
-            decision: decision.clone(),
-            next: tokio::sync::Mutex::new(decision.clone()),
-            task: task.abort_handle(),
-        };
-        let mut joined = decision;
-        let end = joined.wait_for(|shown| !matches!(shown, Ok(None))).await;
-        match end.map(|shown| shown.clone()) {
-            Ok(Ok(_)) => Ok(Arc::new(seat)),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(RendezvousError::Left),
-        }
-    }
-}
-
-/// What the agent sees: nothing before it is in, then decisions, at last perhaps an error.
-type Shown = Result<Option<Decision>, RendezvousError>;
-
-struct ClientSeat {
-    commands: mpsc::Sender<Command>,
-    decision: watch::Receiver<Shown>,
-    next: tokio::sync::Mutex<watch::Receiver<Shown>>,
-    task: tokio::task::AbortHandle,
-}
-
-enum Command {
-    Heartbeat,
-    Report(Epoch, Report),
-    Leave,
-}
-
-impl Drop for ClientSeat {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-#[async_trait]
-impl Seat for ClientSeat {
-    fn decision(&self) -> Decision {
-        match &*self.decision.borrow() {
-            Ok(Some(decision)) => decision.clone(),
-            Ok(None) | Err(_) => Decision::Wait {
-                epoch: Epoch(0),
-                reason: "not in the run".into(),
-            },
-        }
-    }
-
-    async fn next(&self) -> Result<Decision, RendezvousError> {
-        let mut next = self.next.lock().await;
-        loop {
-            next.changed().await.map_err(|_| RendezvousError::Left)?;
-            if let Some(decision) = next.borrow_and_update().clone()? {
-                return Ok(decision);
-            }
-        }
-    }
-
-    async fn heartbeat(&self) {
-        let _ = self.commands.send(Command::Heartbeat).await;
-    }
-
-    async fn report(&self, epoch: Epoch, report: Report) {
-        let _ = self.commands.send(Command::Report(epoch, report)).await;
-    }
-
-    async fn leave(&self) {
-        let _ = self.commands.send(Command::Leave).await;
-        self.commands.closed().await;
+        seat::take(attend).await
     }
 }
 
@@ -163,7 +94,7 @@ struct Correspondent {
     /// What went wrong last.
     trouble: String,
     was_in: bool,
-    shown: watch::Sender<Shown>,
+    window: Window,
 }
 
 /// An open stream.
@@ -176,7 +107,7 @@ impl Correspondent {
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>, deadline: Instant) {
         let ended = self.correspond(&mut inbox, deadline).await;
         if let Err(error) = ended {
-            let _ = self.shown.send_replace(Err(error));
+            self.window.fail(error);
         }
     }
 
@@ -341,13 +272,7 @@ impl Correspondent {
         if !self.was_in && !matches!(decision, Decision::Close(_)) {
             return;
         }
-        self.shown.send_if_modified(|shown| {
-            let is_new = !matches!(shown, Ok(Some(old)) if *old == decision);
-            if is_new {
-                *shown = Ok(Some(decision.clone()));
-            }
-            is_new
-        });
+        self.window.show(decision);
     }
 }
 
