@@ -18,6 +18,7 @@ mod backend;
 mod call;
 mod desk;
 pub mod etcd;
+mod jitter;
 mod policy;
 mod record;
 mod refusal;

@@ -266,7 +266,7 @@ impl State {
         let leases = self.agents.values().map(|agent| agent.expires);
         let timers = [self.last_call, later(policy.join_timeout)];
         // A timer that has passed has had its effect, or waits for something else.
-        let still = |time: &Duration| *time > self.at;
+        let still = |time: &Duration| *time > self.at && *time < Duration::MAX;
         leases
             .chain(timers.into_iter().flatten())
             .filter(still)

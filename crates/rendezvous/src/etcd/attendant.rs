@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::kv::{Change, Compare, Entry, Kv, KvError, Lease, Put, Range};
 use super::seal::Seal;
 use super::steward::{self, Keys, Store};
+use crate::jitter::Jitter;
 use crate::seat::{self, Command, Window};
 use crate::{
     Attendance, Backend, Decision, Epoch, Join, Phase, Record, Refusal, RendezvousError, Report,
@@ -50,6 +51,7 @@ impl Backend for Etcd {
         join.check(&Record::new(&self.store.run))?;
         let now = Instant::now();
         let deadline = now + join.policy.join_timeout;
+        let instance = join.advert.instance;
         let attend = |inbox, window| {
             let attendant = Attendant {
                 store: self.store.clone(),
@@ -63,6 +65,7 @@ impl Backend for Etcd {
                 has_more_to_say: false,
                 stewardship: None,
                 try_stewardship_at: now,
+                jitter: Jitter::new(instance),
                 pause: FIRST_PAUSE,
                 retry_at: now,
                 trouble: "no answer yet".into(),
@@ -86,14 +89,13 @@ impl<T> Drop for Task<T> {
 
 /// What a task that may be there comes to; never, where none is.
 async fn ended<T>(task: &mut Option<Task<T>>) -> T {
-    loop {
-        match task {
-            Some(running) => match (&mut running.0).await {
-                Ok(value) => return value,
-                Err(_) => *task = None, // it panicked: as if there were none
-            },
-            None => return std::future::pending().await,
-        }
+    match task {
+        Some(running) => match (&mut running.0).await {
+            Ok(value) => value,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => std::future::pending().await, // the runtime ends
+        },
+        None => std::future::pending().await,
     }
 }
 
@@ -110,6 +112,7 @@ struct Attendant {
     has_more_to_say: bool,
     stewardship: Option<Task<Result<(), KvError>>>,
     try_stewardship_at: Instant,
+    jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
     /// What went wrong last.
@@ -256,7 +259,7 @@ impl Attendant {
         tracing::warn!(store = self.store.kv.describe(), cause, "rendezvous");
         (self.session, self.stewardship, self.saying, self.beat) = (None, None, None, None);
         self.trouble = cause;
-        self.retry_at = Instant::now() + jittered(self.pause);
+        self.retry_at = Instant::now() + self.jitter.around(self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
@@ -275,7 +278,8 @@ impl Attendant {
                 Change::Put(entry) if entry.key == record => self.see_record(&entry),
                 Change::Put(entry) if entry.key == refusal => self.see_refusal(&entry)?,
                 Change::Gone { key } if key == steward => {
-                    self.try_stewardship_at = Instant::now() + jittered(Duration::from_millis(20));
+                    self.try_stewardship_at =
+                        Instant::now() + self.jitter.around(Duration::from_millis(20));
                 }
                 _ => {}
             }
@@ -411,7 +415,7 @@ impl Attendant {
                 Duration::from_millis(300)
             }
         };
-        self.try_stewardship_at = Instant::now() + jittered(pause);
+        self.try_stewardship_at = Instant::now() + self.jitter.around(pause);
     }
 
     async fn leave(&mut self) -> Result<(), RendezvousError> {
@@ -501,10 +505,4 @@ async fn next_changes(session: &mut Option<Session>) -> Result<Vec<Change>, KvEr
         },
         None => std::future::pending().await,
     }
-}
-
-/// Between half and one and a half times as long.
-fn jittered(pause: Duration) -> Duration {
-    let chance = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-    pause.mul_f64(0.5 + chance)
 }

@@ -19,10 +19,10 @@ use tonic::{Request, Streaming};
 
 use super::identity::client_config;
 use super::wire::{ATTEND, Json, LONGEST_FRAME};
+use crate::jitter::Jitter;
 use crate::seat::{self, Command, Window};
 use crate::{
-    Address, Answer, Backend, Call, Decision, Epoch, Join, Letter, RendezvousError, Report, Seat,
-    Secret,
+    Address, Answer, Backend, Call, Decision, Join, Letter, RendezvousError, Seat, Secret,
 };
 
 /// Letters that wait for the network.
@@ -64,15 +64,16 @@ impl Backend for Client {
             let correspondent = Correspondent {
                 way: Arc::clone(&self.way),
                 heartbeat: join.policy.heartbeat(),
-                call: Call::new(join),
                 started: Instant::now(),
                 line: None,
                 opening: None,
+                jitter: Jitter::new(join.advert.instance),
                 pause: FIRST_PAUSE,
                 retry_at: Instant::now(),
                 trouble: "no answer yet".into(),
                 was_in: false,
                 window,
+                call: Call::new(join),
             };
             tokio::spawn(correspondent.run(inbox, deadline)).abort_handle()
         };
@@ -89,6 +90,7 @@ struct Correspondent {
     /// A line on its way. Apart, because a lease lapses meanwhile, too.
     opening: Option<JoinHandle<Result<Line, String>>>,
     heartbeat: Duration,
+    jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
     /// What went wrong last.
@@ -181,8 +183,7 @@ impl Correspondent {
         tracing::warn!(endpoint = %self.way.address, cause, "connection to the rendezvous");
         (self.line, self.trouble) = (None, cause);
         self.call.interrupted();
-        let jitter = 0.5 + f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-        self.retry_at = Instant::now() + self.pause.mul_f64(jitter);
+        self.retry_at = Instant::now() + self.jitter.around(self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 

@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::disk::Disk;
 use super::identity::server_config;
-use super::office::{MOST_WAITING, Mail, Office};
+use super::office::{MOST_WAITING, Mail, Office, Traffic};
 use super::wire::{ATTEND, Json, LONGEST_FRAME};
 use crate::{Answer, Letter, RendezvousError, Secret};
 
@@ -57,6 +57,7 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
+    traffic: Arc<Traffic>,
     office: JoinHandle<Result<(), RendezvousError>>,
     door: JoinHandle<()>,
 }
@@ -83,6 +84,7 @@ pub async fn serve(
         .local_addr()
         .map_err(|error| refuse(error.to_string()))?;
     let (post, mail) = channel(4096);
+    let traffic = Arc::new(Traffic::default());
     let door = Door {
         tls: TlsAcceptor::from(tls),
         places: Arc::new(Semaphore::new(limits.connections)),
@@ -93,8 +95,32 @@ pub async fn serve(
     };
     Ok(Server {
         address,
-        office: tokio::spawn(Office::new(record, disk).run(mail)),
+        office: tokio::spawn(Office::new(record, disk, Arc::clone(&traffic)).run(mail)),
+        traffic,
         door: tokio::spawn(door.attend(listener)),
+    })
+}
+
+/// Serves until it cannot go on, for programs that do nothing else. `ready` is told where it listens.
+pub fn serve_forever(
+    address: SocketAddr,
+    run: &str,
+    secret: &Secret,
+    record: &Path,
+    limits: Limits,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), RendezvousError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| RendezvousError::Serve {
+        address: address.to_string(),
+        cause: error.to_string(),
+    })?;
+    runtime.block_on(async {
+        let mut server = serve(address, run, secret, record, limits).await?;
+        ready(server.address());
+        server.run().await
     })
 }
 
@@ -102,6 +128,11 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How many letters came so far, and how many answers went.
+    pub fn traffic(&self) -> (u64, u64) {
+        self.traffic.count()
     }
 
     /// Waits until it cannot go on.

@@ -15,4 +15,4 @@ mod office;
 mod wire;
 
 pub use client::Client;
-pub use door::{Limits, Server, serve};
+pub use door::{Limits, Server, serve, serve_forever};

@@ -1,6 +1,8 @@
 //! Where letters are decided: one task, which owns the state, so that nothing has to be locked.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -14,6 +16,20 @@ const BATCH: usize = 512;
 /// Answers that wait for one agent. Who lets more pile up misses some.
 pub const MOST_WAITING: usize = 64;
 
+/// How much was said.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    letters: AtomicU64,
+    answers: AtomicU64,
+}
+
+impl Traffic {
+    /// Letters that came, and answers that went.
+    pub fn count(&self) -> (u64, u64) {
+        (self.letters.load(Relaxed), self.answers.load(Relaxed))
+    }
+}
+
 /// A letter, and where its answer goes.
 pub struct Mail {
     pub letter: Letter,
@@ -25,15 +41,17 @@ pub struct Office {
     desk: Desk,
     disk: Disk,
     started: Instant,
+    traffic: Arc<Traffic>,
     /// Where each agent, by node, is reached.
     doors: HashMap<String, (u64, Sender<Answer>)>,
 }
 
 impl Office {
-    pub fn new(record: Record, disk: Disk) -> Office {
+    pub fn new(record: Record, disk: Disk, traffic: Arc<Traffic>) -> Office {
         Office {
             desk: Desk::resume(record, Duration::ZERO),
             disk,
+            traffic,
             started: Instant::now(),
             doors: HashMap::new(),
         }
@@ -66,6 +84,7 @@ impl Office {
     async fn decide(&mut self, batch: &mut Vec<Mail>) -> Result<(), RendezvousError> {
         let now = self.started.elapsed();
         let mut publish = self.desk.tick(now).publish;
+        self.traffic.letters.fetch_add(batch.len() as u64, Relaxed);
         let mut replies = Vec::with_capacity(batch.len());
         for Mail { letter, reply_to } in batch.drain(..) {
             let (node, instance) = (letter.node.clone(), letter.instance);
@@ -112,6 +131,7 @@ impl Office {
         for answer in reply.answer.into_iter().chain(told) {
             // Full or closed: what is missed here comes with the answer to the next heartbeat.
             let _ = to.try_send(answer);
+            self.traffic.answers.fetch_add(1, Relaxed);
         }
     }
 
@@ -122,6 +142,7 @@ impl Office {
                 && instance == agent.instance
                 && door.try_send(self.desk.tell(agent)).is_ok()
             {
+                self.traffic.answers.fetch_add(1, Relaxed);
                 reached.insert(agent.node.clone(), (instance, door));
             }
         }

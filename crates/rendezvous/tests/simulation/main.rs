@@ -2,6 +2,7 @@
 //! virtual time and from a seed: what a seed does it does again.
 
 mod chaos;
+mod etcd;
 mod judge;
 mod server;
 
@@ -20,4 +21,13 @@ fn split_brain_never_over_a_server_whatever_the_network_does() {
         totals.add(server::simulate(seed));
     }
     eprintln!("over a server: {totals}");
+}
+
+#[test]
+fn split_brain_never_over_etcd_whatever_the_network_does() {
+    let mut totals = judge::Totals::default();
+    for seed in 0..num_seeds(1000) {
+        totals.add(etcd::simulate(seed));
+    }
+    eprintln!("over etcd: {totals}");
 }

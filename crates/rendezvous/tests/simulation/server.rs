@@ -78,7 +78,7 @@ struct Simulation {
     frozen: BTreeMap<usize, u32>,
 }
 
-fn join(agent: usize, instance: u64, policy: &Policy) -> Join {
+pub fn join(agent: usize, instance: u64, policy: &Policy) -> Join {
     let node = format!("n{agent}");
     let store = Address {
         host: node.clone(),
