@@ -342,10 +342,9 @@ impl State {
         } else {
             self.admit(advert.clone(), now);
         }
-        match said {
-            // The world may have been broken since: then there is nothing to say any more.
-            Some((epoch, report)) => self.report(&node, epoch, report, now).unwrap_or(()),
-            None => {}
+        if let Some((epoch, report)) = said {
+            // If it is refused its world is long over: then there is nothing to say any more.
+            let _ = self.report(&node, epoch, report, now);
         }
         let renewed = self.renew(&node, advert.instance, now);
         if renewed.is_err() && is_new {

@@ -4,6 +4,7 @@ mod bench;
 mod ckpt;
 mod data;
 mod dry_run;
+mod rendezvous;
 mod run;
 mod schedule;
 mod torchrun;
@@ -23,6 +24,7 @@ use crate::failure::Failure;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::Run>),
+    Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
     DryRun(dry_run::DryRun),
     Verify(verify::Verify),
@@ -38,6 +40,7 @@ impl Command {
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         match self {
             Command::Run(run) => run.execute(),
+            Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Verify(verify) => Err(verify.execute(overrides)),

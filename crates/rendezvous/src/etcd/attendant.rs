@@ -65,6 +65,7 @@ impl Backend for Etcd {
                 has_more_to_say: false,
                 stewardship: None,
                 try_stewardship_at: now,
+                has_steward_gone: false,
                 jitter: Jitter::new(instance),
                 pause: FIRST_PAUSE,
                 retry_at: now,
@@ -112,6 +113,8 @@ struct Attendant {
     has_more_to_say: bool,
     stewardship: Option<Task<Result<(), KvError>>>,
     try_stewardship_at: Instant,
+    /// The steward's key went since that was last tried: what comes of the attempt may be out of date.
+    has_steward_gone: bool,
     jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
@@ -195,6 +198,7 @@ impl Attendant {
             && now >= self.try_stewardship_at
             && !matches!(session.record.phase, Phase::Closed(_))
         {
+            self.has_steward_gone = false;
             let stewardship = steward::decide(self.store.clone(), session.lease);
             self.stewardship = Some(Task(tokio::spawn(stewardship)));
         }
@@ -278,6 +282,7 @@ impl Attendant {
                 Change::Put(entry) if entry.key == record => self.see_record(&entry),
                 Change::Put(entry) if entry.key == refusal => self.see_refusal(&entry)?,
                 Change::Gone { key } if key == steward => {
+                    self.has_steward_gone = true;
                     self.try_stewardship_at =
                         Instant::now() + self.jitter.around(Duration::from_millis(20));
                 }
@@ -409,6 +414,7 @@ impl Attendant {
     fn decided(&mut self, decided: Result<(), KvError>) {
         self.stewardship = None;
         let pause = match decided {
+            Ok(()) if self.has_steward_gone => Duration::ZERO,
             Ok(()) => Duration::from_secs(30), // or when the steward's key is gone
             Err(error) => {
                 tracing::warn!(%error, "stewardship");

@@ -43,6 +43,8 @@ struct World {
     cut: BTreeMap<(usize, usize), i32>,
     /// What each agent's workers are of.
     runs: Vec<Option<Epoch>>,
+    /// What each was told last.
+    told: Vec<Option<Decision>>,
 }
 
 type Shared = Arc<Mutex<World>>;
@@ -347,6 +349,7 @@ async fn run(seed: u64) -> Totals {
         is_down: false,
         cut: BTreeMap::new(),
         runs: vec![None; num_agents],
+        told: vec![None; num_agents],
     }));
     let secret = Secret::random().unwrap();
     let mut play = Play {
@@ -465,13 +468,14 @@ impl Play {
             }
             assert!(
                 now < BOUND + 5 * SECOND,
-                "seed {seed}: not whole {now:?} after the last fault, {} agents for {}:{}: {:?} {:?}, they run {:?}",
+                "seed {seed}: not whole {now:?} after the last fault, {} agents for {}:{}: {:?} {:?}, they run {:?} and were told {:?}",
                 self.agents.len(),
                 self.policy.min_nodes,
                 self.policy.max_nodes,
                 newest.epoch,
                 newest.phase,
                 world.runs,
+                world.told,
             );
         }
     }
@@ -528,6 +532,7 @@ impl Life {
 
     fn follow(&mut self, decision: Decision) {
         let mut world = lock(&self.world);
+        world.told[self.agent] = Some(decision.clone());
         match (decision, world.runs[self.agent]) {
             (Decision::Run(place), None) if self.stopping.is_none() => {
                 world.judge.started(&format!("n{}", self.agent), &place);

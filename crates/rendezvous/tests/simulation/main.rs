@@ -6,18 +6,22 @@ mod etcd;
 mod judge;
 mod server;
 
-/// How many seeds; `TRAINYARD_SEEDS` for more.
-fn num_seeds(usual: u64) -> u64 {
-    match std::env::var("TRAINYARD_SEEDS") {
-        Ok(text) => text.parse().expect("TRAINYARD_SEEDS is a number"),
-        Err(_) => usual,
+/// The usual seeds; as many as `TRAINYARD_SEEDS` says, or only `TRAINYARD_SEED`.
+fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().expect("a number of seeds"))
+    };
+    match number("TRAINYARD_SEED") {
+        Some(one) => one..one + 1,
+        None => 0..number("TRAINYARD_SEEDS").unwrap_or(usual),
     }
 }
 
 #[test]
 fn split_brain_never_over_a_server_whatever_the_network_does() {
     let mut totals = judge::Totals::default();
-    for seed in 0..num_seeds(3000) {
+    for seed in seeds(3000) {
         totals.add(server::simulate(seed));
     }
     eprintln!("over a server: {totals}");
@@ -26,7 +30,7 @@ fn split_brain_never_over_a_server_whatever_the_network_does() {
 #[test]
 fn split_brain_never_over_etcd_whatever_the_network_does() {
     let mut totals = judge::Totals::default();
-    for seed in 0..num_seeds(1000) {
+    for seed in seeds(2000) {
         totals.add(etcd::simulate(seed));
     }
     eprintln!("over etcd: {totals}");
