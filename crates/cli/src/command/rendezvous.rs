@@ -36,11 +36,21 @@ pub struct Rendezvous {
 impl Rendezvous {
     /// Serves until it cannot go on.
     pub fn execute(self) -> Result<ExitCode, Failure> {
-        tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+        tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .init();
         let secret = Secret::read_or_create(&self.secret_file).map_err(Failure::new)?;
         let ready = |address| println!("rendezvous of run {} at {address}", self.rdzv_id);
         let limits = Limits::default();
-        serve_forever(self.bind, &self.rdzv_id, &secret, &self.record, limits, ready).map_err(Failure::new)?;
+        serve_forever(
+            self.bind,
+            &self.rdzv_id,
+            &secret,
+            &self.record,
+            limits,
+            ready,
+        )
+        .map_err(Failure::new)?;
         Ok(ExitCode::SUCCESS)
     }
 }
