@@ -8,6 +8,7 @@ mod dry_run;
 mod holder;
 mod holding;
 mod plan;
+mod rendezvous;
 mod run;
 mod schedule;
 mod torchrun;
@@ -28,6 +29,7 @@ use crate::failure::Failure;
 pub enum Command {
     Run(Box<run::Run>),
     Holder(holder::Holder),
+    Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
     DryRun(dry_run::DryRun),
     Verify(verify::Verify),
@@ -45,6 +47,7 @@ impl Command {
         match self {
             Command::Run(run) => run.execute(),
             Command::Holder(holder) => holder.execute(),
+            Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Verify(verify) => Err(verify.execute(overrides)),

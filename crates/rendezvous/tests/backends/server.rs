@@ -1,0 +1,127 @@
+//! The built-in server.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use trainyard_rendezvous::server::{Client, Limits, Server, serve};
+use trainyard_rendezvous::{Address, Backend, Decision, Epoch, Secret};
+
+use crate::agent::{Agent, join, policy};
+use crate::suite::{Venue, every_backend};
+
+pub const LOOPBACK: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+pub fn address(server: &Server) -> Address {
+    Address {
+        host: server.address().ip().to_string(),
+        port: server.address().port(),
+    }
+}
+
+struct Servers {
+    folder: PathBuf,
+    running: Mutex<Vec<Server>>,
+}
+
+#[async_trait]
+impl Venue for Servers {
+    async fn open(&self, run: &str) -> Arc<dyn Backend> {
+        let secret = Secret::random().unwrap();
+        let server = serve(
+            LOOPBACK,
+            run,
+            &secret,
+            &self.folder.join(run),
+            Limits::default(),
+        )
+        .await
+        .unwrap();
+        let client = Client::new(address(&server), run, &secret).unwrap();
+        self.running.lock().unwrap().push(server);
+        Arc::new(client)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_does_what_every_backend_must() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = Servers {
+        folder: folder.path().to_owned(),
+        running: Mutex::default(),
+    };
+    every_backend(&servers).await;
+}
+
+async fn start_again(address: SocketAddr, secret: &Secret, record: &Path) -> Server {
+    loop {
+        match serve(address, "job", secret, record, Limits::default()).await {
+            Ok(server) => return server,
+            Err(error) if error.to_string().contains("in use") => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_disturbs_nobody_and_reuses_no_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record");
+    let secret = Secret::random().unwrap();
+    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
+        .await
+        .unwrap();
+    let client = Client::new(address(&server), "job", &secret).unwrap();
+    let policy = policy(1, 2);
+    let a = Agent::start(&client, join("job", "a", &policy))
+        .await
+        .unwrap();
+    let b = Agent::start(&client, join("job", "b", &policy))
+        .await
+        .unwrap();
+    let epoch = a.place_after(Epoch(0)).await.epoch;
+    b.place_after(Epoch(0)).await;
+
+    let at = server.address();
+    drop(server);
+    let _server = start_again(at, &secret, &record).await;
+    // Two leases later everybody is where they were.
+    tokio::time::sleep(2 * policy.lease).await;
+    for agent in [&a, &b] {
+        assert!(matches!(agent.now(), Decision::Run(place) if place.epoch == epoch));
+    }
+    b.kill();
+    assert_eq!(a.place_after(epoch).await.epoch, epoch.next());
+}
+
+#[tokio::test]
+async fn split_brain_an_agent_that_reaches_nobody_stops_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = Secret::random().unwrap();
+    let record = folder.path().join("record");
+    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
+        .await
+        .unwrap();
+    let client = Client::new(address(&server), "job", &secret).unwrap();
+    let policy = policy(1, 1);
+    let agent = Agent::start(&client, join("job", "a", &policy))
+        .await
+        .unwrap();
+    let epoch = agent.place_after(Epoch(0)).await.epoch;
+    let began = std::time::Instant::now();
+    let at = server.address();
+    drop(server);
+    let lapsed = |decision: &Decision| *decision == Decision::Lapsed { epoch };
+    agent.wait_for("its lease to lapse", lapsed).await;
+    assert!(
+        began.elapsed() < policy.lease,
+        "before anybody else can have its place"
+    );
+    let _server = start_again(at, &secret, &record).await;
+    assert!(
+        agent.place_after(epoch).await.epoch > epoch,
+        "it never goes back to that epoch"
+    );
+}
