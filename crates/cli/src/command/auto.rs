@@ -3,20 +3,18 @@
 //! Every rank asks for itself. The answer follows from the config and the number of ranks alone, so all get
 //! the same one.
 
-use std::path::Path;
-
-use trainyard_config::Config;
+use trainyard_config::{Config, ModelSpec};
 use trainyard_plan::{Framework, Shape};
 
 use super::plan::question::{cluster, question};
 use crate::failure::Failure;
 
 /// The arguments that say what the planner chose; none unless the config leaves it to the planner.
-pub(super) fn choice(config: &Config, path: &Path, world: usize) -> Result<Vec<String>, Failure> {
+pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failure> {
     if !config.parallelism.auto {
         return Ok(Vec::new());
     }
-    let planned = planned(config, path, world)?;
+    let planned = planned(config, world)?;
     let chosen = Config::parse(&planned, &[]).map_err(Failure::new)?;
     let p = &chosen.parallelism;
     let mut arguments = Vec::new();
@@ -69,7 +67,7 @@ pub(super) fn choice(config: &Config, path: &Path, world: usize) -> Result<Vec<S
 }
 
 /// The best plan as a config of ours.
-fn planned(config: &Config, path: &Path, world: usize) -> Result<String, Failure> {
+fn planned(config: &Config, world: usize) -> Result<String, Failure> {
     let Some(name) = &config.job.cluster else {
         return Err(
             Failure::new("parallelism = \"auto\" does not say for which machines")
@@ -84,7 +82,13 @@ fn planned(config: &Config, path: &Path, world: usize) -> Result<String, Failure
         ))
         .hint("name the machines that the job runs on, or start as many ranks"));
     }
-    let shape = Shape::load(path).map_err(Failure::new)?;
+    let ModelSpec::Llama(model) = config.model.resolve().map_err(Failure::new)? else {
+        return Err(
+            Failure::new("parallelism = \"auto\" plans for Llamas alone")
+                .hint("use model.name = \"llama\", or give the degrees"),
+        );
+    };
+    let shape = Shape::from(&model);
     let training = &config.training;
     let global = training.global_batch_size;
     let global = global.unwrap_or(training.local_batch_size * world);
@@ -115,16 +119,11 @@ pub(super) fn world_size() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     fn choice_of(text: &str, world: usize) -> Result<Vec<String>, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("job.toml");
-        fs::write(&path, text).unwrap();
-        let config = Config::load(&path, &[]).unwrap();
-        choice(&config, &path, world).map_err(|failure| failure.to_string())
+        let config = Config::parse(text, &[]).unwrap();
+        choice(&config, world).map_err(|failure| failure.to_string())
     }
 
     const JOB: &str = "parallelism = \"auto\"\n[job]\ncluster = \"16xH100\"\n[model]\n\

@@ -81,6 +81,6 @@ impl ConfigFile {
 
     /// The same, and the arguments in which the planner says what the config leaves to it.
     fn planned(&self, overrides: &[String], world: usize) -> Result<Vec<String>, Failure> {
-        auto::choice(&self.load(overrides)?, &self.config, world)
+        auto::choice(&self.load(overrides)?, world)
     }
 }
