@@ -158,12 +158,7 @@ mod tests {
                 seq_len: 32 * batch.2,
                 recompute: Recompute::None,
                 offload: Offload::None,
-                precision: Precision {
-                    compute: 2,
-                    parameter: 2,
-                    gradient: 4,
-                    optimizer: 12,
-                },
+                precision: Precision::BF16,
             }
         })
     }
@@ -207,12 +202,7 @@ mod tests {
             seq_len: 64,
             recompute: Recompute::None,
             offload: Offload::None,
-            precision: Precision {
-                compute: 2,
-                parameter: 2,
-                gradient: 4,
-                optimizer: 12,
-            },
+            precision: Precision::BF16,
         };
         assert_eq!(fine.check(&shape), Ok(()));
         let refusal = |change: fn(&mut Strategy)| {

@@ -236,12 +236,7 @@ mod tests {
                         seq_len: 1024,
                         recompute: Recompute::None,
                         offload: Offload::None,
-                        precision: Precision {
-                            compute: 2,
-                            parameter: 2,
-                            gradient: 4,
-                            optimizer: 12,
-                        },
+                        precision: Precision::BF16,
                     },
                     cluster,
                     software: Software::MEGATRON_2021,

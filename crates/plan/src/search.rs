@@ -492,12 +492,7 @@ mod tests {
             overheads: Overheads::default(),
             global_batch: 256,
             seq_len: 8192,
-            precision: Precision {
-                compute: 2,
-                parameter: 2,
-                gradient: 4,
-                optimizer: 12,
-            },
+            precision: Precision::BF16,
             fewer_machines: true,
         };
         let found = search(&question);

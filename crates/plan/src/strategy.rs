@@ -132,6 +132,16 @@ pub struct Precision {
     pub optimizer: usize,
 }
 
+impl Precision {
+    /// Weights in bfloat16 beside the optimiser's in single precision, as most frameworks hold them.
+    pub const BF16: Precision = Precision {
+        compute: 2,
+        parameter: 2,
+        gradient: 4,
+        optimizer: 12,
+    };
+}
+
 impl Strategy {
     /// Micro-batches a rank computes in a step.
     pub const fn num_microbatches(&self) -> usize {

@@ -25,12 +25,7 @@ fn question(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> 
         overheads: Overheads::default(),
         global_batch,
         seq_len,
-        precision: Precision {
-            compute: 2,
-            parameter: 2,
-            gradient: 4,
-            optimizer: 12,
-        },
+        precision: Precision::BF16,
         fewer_machines: false,
     }
 }

@@ -137,12 +137,7 @@ impl Case {
             seq_len: 2048,
             recompute,
             offload: Offload::None,
-            precision: Precision {
-                compute: 2,
-                parameter: 2,
-                gradient: 4,
-                optimizer: 12,
-            },
+            precision: Precision::BF16,
         }
     }
 

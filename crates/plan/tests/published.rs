@@ -16,12 +16,7 @@ use trainyard_schedule::Kind;
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 /// Megatron's and Meta's way: 32-bit gradients, 12 bytes of the optimiser.
-const MIXED: Precision = Precision {
-    compute: 2,
-    parameter: 2,
-    gradient: 4,
-    optimizer: 12,
-};
+const MIXED: Precision = Precision::BF16;
 
 fn of<'a>(rows: &'a [Row], source: &'a str) -> impl Iterator<Item = &'a Row> {
     rows.iter()

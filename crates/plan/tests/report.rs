@@ -19,12 +19,7 @@ fn report(flavor: Flavor, cluster: &str, global_batch: usize) -> Report {
         overheads: Overheads::default(),
         global_batch,
         seq_len: 8192,
-        precision: Precision {
-            compute: 2,
-            parameter: 2,
-            gradient: 4,
-            optimizer: 12,
-        },
+        precision: Precision::BF16,
         fewer_machines: false,
     })
 }

@@ -26,12 +26,7 @@ fn split(degrees: Degrees, kind: Kind, stages_per_rank: usize, micro_batch: usiz
         seq_len: 2048,
         recompute: Recompute::None,
         offload: Offload::None,
-        precision: Precision {
-            compute: 2,
-            parameter: 2,
-            gradient: 4,
-            optimizer: 12,
-        },
+        precision: Precision::BF16,
     }
 }
 

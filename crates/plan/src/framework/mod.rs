@@ -16,6 +16,7 @@
 //! flavor = "llama3-8b"
 //! [training]
 //! seq_len = 8192
+//! mixed_precision_param = "bfloat16"
 //! [parallelism]
 //! data_parallel_replicate_degree = 1
 //! data_parallel_shard_degree = 8

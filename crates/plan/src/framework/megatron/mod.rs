@@ -17,12 +17,7 @@ pub(super) use read::read;
 const FRAMEWORK: Framework = Framework::Megatron;
 
 /// With `--bf16`.
-const BF16: Precision = Precision {
-    compute: 2,
-    parameter: 2,
-    gradient: 4,
-    optimizer: 12,
-};
+const BF16: Precision = Precision::BF16;
 
 /// With `--grad-reduce-in-bf16` too: gradients are widened for the optimiser.
 const BF16_GRADIENTS: Precision = Precision {
