@@ -45,7 +45,7 @@ fn train(stage: Stage, world: &World) -> Result<()> {
     let held: u64 = (0..3).map(|kind| after[kind] - before[kind]).sum();
     // The optimiser counts its steps in one small number per parameter.
     let counters = 4 * model.parameters().len() as u64;
-    let expected = model.formulas().states(2).total() + counters;
+    let expected = model.states(2).total() + counters;
     if world.rank() == 0 {
         println!("{stage:?}: {held} bytes of states; by formula {expected}");
     }

@@ -90,10 +90,11 @@ def _splitmix64_mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniform_weight(name: str, shape, bound: float, seed: int) -> torch.Tensor:
+def uniform_weight(name: str, shape, bound: float, seed: int, start: int = 0) -> torch.Tensor:
+    """Of a parameter of which a rank has a part, `start` elements are before it."""
     count = math.prod(shape)
     key = np.uint64(_fnv1a64(name) ^ ((seed * int(GOLDEN)) & (2**64 - 1)))
-    z = _splitmix64_mix(key + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+    z = _splitmix64_mix(key + np.arange(start + 1, start + count + 1, dtype=np.uint64) * GOLDEN)
     w = ((z >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1.0) * bound
     return torch.from_numpy(w.astype(np.float32)).view(*shape)
 
@@ -101,7 +102,7 @@ def uniform_weight(name: str, shape, bound: float, seed: int) -> torch.Tensor:
 @torch.no_grad()
 def init_parameters(model: torch.nn.Module, seed: int) -> None:
     """Fill every parameter by the formula above.  Works on a full model or on any part of it
-    (a pipeline stage, one rank's experts), because the formula depends on the name only."""
+    (a pipeline stage, one rank's experts), because the formula depends on names and places only."""
     modules = dict(model.named_modules())
     for name, p in model.named_parameters():
         owner_name, _, leaf = name.rpartition(".")
@@ -112,7 +113,8 @@ def init_parameters(model: torch.nn.Module, seed: int) -> None:
             bound = 1.0 / math.sqrt(owner.weight[0].numel())
             p.copy_(uniform_weight(name, p.shape, bound, seed))
         else:
-            p.copy_(uniform_weight(name, p.shape, LM_BOUND, seed))
+            before = getattr(owner, "first", 0) * p[0].numel()  # of experts on other ranks
+            p.copy_(uniform_weight(name, p.shape, LM_BOUND, seed, before))
 
 
 def _checksum(values) -> str:

@@ -54,6 +54,7 @@ def parse_args():
     p.add_argument("--no-reshard", action="store_true", help="fsdp: keep parameters after forward")
     p.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks in the 2-D strategies")
     p.add_argument("--ep", type=int, default=0, help="expert-parallel ranks (default: all)")
+    p.add_argument("--expert-loop", action="store_true", help="experts one after the other, not by grouped_mm")
     p.add_argument("--stages-per-rank", type=int, default=2, help="for pp_interleaved")
     p.add_argument("--bare-kind", choices=["dp", "tp", "pp"], default="dp")
     p.add_argument("--bare-world", type=int, help="ranks that share the work (default: the world size)")
@@ -81,6 +82,8 @@ class Job:
             if "dim" in given or "heads" in given:
                 given.setdefault("head_dim", 0)
             self.cfg = replace(PRESETS[args.preset], **given)
+            if args.expert_loop:
+                self.cfg = replace(self.cfg, moe=replace(self.cfg.moe, loop=True))
             self.batch, self.samples = self.cfg.batch, self.cfg.batch * self.cfg.seq
             self.loss_fn = lm_loss
         mixed = args.dtype == "bf16"
@@ -94,8 +97,11 @@ class Job:
             from safetensors import safe_open
 
             with safe_open(self.args.init_safetensors, "pt") as f, torch.no_grad():
+                modules = dict(model.named_modules())
                 for name, p in model.named_parameters():
-                    p.copy_(f.get_tensor(name))
+                    first = getattr(modules[name.rpartition(".")[0]], "first", None)
+                    saved = f.get_tensor(name)
+                    p.copy_(saved if first is None else saved[first : first + len(p)])
         else:
             init_parameters(model, self.args.seed)
         if self.args.dump_init:

@@ -11,11 +11,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use trainyard_mesh::Slice;
 
 use crate::foreign::manifest_of;
-use crate::load::Checkpoint;
+use crate::load::{Checkpoint, Want};
 use crate::manifest::{Manifest, TensorEntry};
 use crate::neighbours::neighbours;
 use crate::shard::{Elements, Part, write_shard};
-use crate::{CheckpointError, MODEL, Result, Store, model_name};
+use crate::{CheckpointError, MODEL, Result, Store, experts, model_name};
 
 const ONE_FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -79,13 +79,14 @@ pub(crate) fn manifest(store: &dyn Store, folder: &str) -> Result<Option<Manifes
         return Ok(None);
     };
     let mut manifest = manifest_of(store, folder, &files, |_, name| {
-        model_name(&full_name(name))
+        model_name(&experts::in_models(&full_name(name)))
     })?;
     let is_derived = |name: &str| DERIVED.iter().any(|end| name.ends_with(end));
     manifest.tensors.retain(|name, _| !is_derived(name));
     for (name, tensor) in &mut manifest.tensors {
         unfuse(name, tensor);
     }
+    experts::join(&mut manifest, &store.describe(folder))?;
     Ok(Some(manifest))
 }
 
@@ -152,13 +153,13 @@ pub fn export(
     config_json: &str,
     max_bytes: u64,
 ) -> Result<()> {
-    let tensors: Vec<(&str, &TensorEntry)> = checkpoint
-        .manifest()
-        .tensors
-        .iter()
+    let is_mixtral = is_mixtral(config_json)?;
+    let tensors = checkpoint.manifest().tensors.iter();
+    let tensors: Vec<Written> = tensors
         .filter_map(|(name, tensor)| Some((name.strip_prefix(MODEL)?, tensor)))
+        .flat_map(|(name, tensor)| written(name, tensor, is_mixtral))
         .collect();
-    let size = |(_, tensor): &(&str, &TensorEntry)| tensor.num_bytes().unwrap_or(0);
+    let size = |tensor: &Written| tensor.part.num_bytes().unwrap_or(0);
     let groups = neighbours(&tensors, max_bytes, size);
     remove_old(&**to)?;
     let mut weight_map = BTreeMap::new();
@@ -168,12 +169,9 @@ pub fn export(
             1 => ONE_FILE.to_owned(),
             all => format!("model-{:05}-of-{all:05}.safetensors", number + 1),
         };
-        let parts: Vec<Part> = group
-            .iter()
-            .map(|(name, tensor)| part(name, tensor))
-            .collect();
+        let parts: Vec<Part> = group.iter().map(|tensor| tensor.part.clone()).collect();
         total += parts.iter().filter_map(Part::num_bytes).sum::<u64>();
-        let elements = FromCheckpoint::new(checkpoint, &parts);
+        let elements = FromCheckpoint::new(checkpoint, group);
         write_shard(&**to, ".", &file, &parts, &elements)?;
         weight_map.extend(parts.into_iter().map(|part| (part.name, file.clone())));
     }
@@ -201,29 +199,53 @@ fn remove_old(store: &dyn Store) -> Result<()> {
     Ok(())
 }
 
-fn part(name: &str, tensor: &TensorEntry) -> Part {
-    let shape = fused(name, &tensor.shape);
-    Part {
-        name: name.to_owned(),
-        dtype: tensor.dtype,
-        slice: Slice::whole(&shape),
-        shape,
-    }
+/// Whether the family is the one with names of its own for experts.
+fn is_mixtral(config_json: &str) -> Result<bool> {
+    let config: serde_json::Value =
+        serde_json::from_str(config_json).map_err(|e| CheckpointError::format("config.json", e))?;
+    Ok(config["model_type"] == "mixtral")
+}
+
+/// A tensor as it is written, and where its elements are.
+struct Written {
+    part: Part,
+    from: Want,
+}
+
+/// What is written of a tensor: all of it at once, or a matrix of an expert at a time.
+fn written(name: &str, tensor: &TensorEntry, is_mixtral: bool) -> Vec<Written> {
+    let parts = experts::parted(name, &tensor.shape, is_mixtral).into_iter();
+    let written = parts.map(|(in_file, shape, slice)| {
+        let shape = fused(name, &shape);
+        Written {
+            part: Part {
+                name: in_file,
+                dtype: tensor.dtype,
+                slice: Slice::whole(&shape),
+                shape,
+            },
+            from: Want {
+                name: model_name(name),
+                slice,
+            },
+        }
+    });
+    written.collect()
 }
 
 /// Whole tensors of a checkpoint, one at a time in memory.
 struct FromCheckpoint<'a> {
     checkpoint: &'a Checkpoint,
-    parts: &'a [Part],
+    tensors: &'a [Written],
     /// The one that was asked for last.
     current: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
 impl<'a> FromCheckpoint<'a> {
-    fn new(checkpoint: &'a Checkpoint, parts: &'a [Part]) -> FromCheckpoint<'a> {
+    fn new(checkpoint: &'a Checkpoint, tensors: &'a [Written]) -> FromCheckpoint<'a> {
         FromCheckpoint {
             checkpoint,
-            parts,
+            tensors,
             current: Mutex::new(None),
         }
     }
@@ -233,7 +255,7 @@ impl Elements for FromCheckpoint<'_> {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
         let mut current = self.current.lock().unwrap_or_else(|e| e.into_inner());
         if current.as_ref().is_none_or(|(held, _)| *held != index) {
-            let whole = self.checkpoint.whole(&model_name(&self.parts[index].name));
+            let whole = self.checkpoint.part(&self.tensors[index].from);
             *current = Some((index, whole.map_err(io::Error::other)?));
         }
         if let Some((_, bytes)) = &*current {

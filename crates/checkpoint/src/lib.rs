@@ -21,6 +21,7 @@
 
 mod digest;
 mod error;
+mod experts;
 mod folder;
 mod foreign;
 mod hugging_face;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use trainyard_mesh::{Slice, overlaps};
 
 use crate::digest::{BLOCK, Digest};
-use crate::manifest::{FileEntry, MANIFEST, Manifest, TensorEntry};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, TensorEntry, bytes_of};
 use crate::{CheckpointError, Result, Store, TrainState, hugging_face, version_1};
 
 /// A checkpoint whose manifest has been read; its tensors are read when asked for.
@@ -152,12 +152,18 @@ impl Checkpoint {
     /// All bytes of a tensor.
     pub fn whole(&self, name: &str) -> Result<Vec<u8>> {
         let tensor = self.tensor(name)?;
-        let mut bytes = vec![0; tensor.num_bytes().unwrap_or(0) as usize];
-        let want = Want {
+        self.part(&Want {
             name: name.to_owned(),
             slice: Slice::whole(&tensor.shape),
-        };
-        self.read(&[want], |_, start, piece| {
+        })
+    }
+
+    /// The bytes of a part of a tensor.
+    pub fn part(&self, want: &Want) -> Result<Vec<u8>> {
+        let dtype = self.tensor(&want.name)?.dtype;
+        let mut bytes = vec![0; bytes_of(&want.slice.shape(), dtype).unwrap_or(0) as usize];
+        let wants = std::slice::from_ref(want);
+        self.read(wants, |_, start, piece| {
             bytes[start..start + piece.len()].copy_from_slice(piece);
             Ok(())
         })?;

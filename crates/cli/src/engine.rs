@@ -32,6 +32,18 @@ pub fn hand_over_with(more: &[String]) -> Failure {
     ))
 }
 
+/// What the engine prints when it is asked this, or else what it says is wrong. Fails where there is no engine.
+pub fn ask(
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Result<Result<Vec<u8>, String>, Failure> {
+    let output = Command::new(program()?).args(arguments).output();
+    let output = output.map_err(Failure::new)?;
+    Ok(match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    })
+}
+
 /// The engine.
 pub fn program() -> Result<PathBuf, Failure> {
     let named = std::env::var_os(VARIABLE);

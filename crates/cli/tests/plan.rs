@@ -1,8 +1,11 @@
 //! `trainyard plan` as a user starts it: real files in, words and files out.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use trainyard_trace::{Collective, CollectiveKind, Purpose, Span, SpanKind};
 
 fn plan(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_trainyard"))
@@ -81,6 +84,130 @@ fn a_plan_is_set_beside_its_run() {
     );
     let output = plan(&ask(&model, &cluster));
     assert!(output.status.success(), "{}", said(&output));
+}
+
+/// Traces as a rank writes them: steps of which a fifth waits for gradients.
+fn write_trace(folder: &Path, rank: usize) {
+    let ledger = trainyard_trace::Ledger::recording(rank);
+    for step in 0..4u64 {
+        let at = |seconds: f64| ((1.0 + 10.0 * step as f64 + seconds) * 1e9) as u64;
+        let spans = [
+            (SpanKind::Forward, 0.0, 1.0),
+            (SpanKind::Backward, 1.0, 4.0),
+            (SpanKind::Optimizer, 4.0, 4.5),
+            (SpanKind::Step, 0.0, 5.0),
+        ];
+        for (kind, start, end) in spans {
+            ledger.span(Span {
+                name: kind.name().to_owned(),
+                kind,
+                started_ns: at(start),
+                ended_ns: at(end),
+                thread: 0,
+            });
+        }
+        ledger.collective(Collective {
+            kind: CollectiveKind::ReduceScatter,
+            group: "dp_shard".to_owned(),
+            group_size: 16,
+            sequence: step,
+            purpose: Purpose::Gradient,
+            element: "float32".to_owned(),
+            payload_bytes: 8_000_000_000,
+            sent_bytes: 7_500_000_000,
+            issued_ns: at(2.0),
+            started_ns: at(2.0),
+            ended_ns: at(4.0),
+            waited: Some((at(3.0), at(4.0))),
+        });
+    }
+    let name = trainyard_trace::chrome_file_name(rank);
+    ledger.write_chrome(folder.join(name)).unwrap();
+}
+
+#[test]
+fn a_profiled_run_is_compared_term_by_term() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (file, job, model) = (at("plan.json"), at("job"), config("llama3-8b.toml"));
+    let mut args = ask(&model, "16xH100");
+    args.push("--json");
+    fs::write(&file, plan(&args).stdout).unwrap();
+    let traces = Path::new(&job).join("profile_traces");
+    fs::create_dir_all(&traces).unwrap();
+    for rank in [0, 1] {
+        write_trace(&traces, rank);
+    }
+    let metrics = Path::new(&job).join("metrics.jsonl");
+    fs::write(metrics, "{\"step\":1,\"seconds\":5.1}\n").unwrap();
+    let output = plan(&["compare", &file, &job]);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    for words in [
+        "computing, recomputing and launching",
+        "dp_shard reduce_scatter",
+        "not measured",
+        "constants that moved",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let output = plan(&["compare", &file, &job, "--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let term = |index: usize| &found["terms"][index];
+    assert_eq!(term(0)["measured"], 3.0);
+    assert!(term(0)["predicted"].as_f64().unwrap() > 0.0);
+    assert_eq!(found["whole"][0]["measured"], 5.1);
+    let nothing = plan(&["compare", &file, folder.path().to_str().unwrap()]);
+    assert!(
+        said(&nothing).contains("no run in it"),
+        "{}",
+        said(&nothing)
+    );
+}
+
+/// An engine that counts the same for every rank, and refuses pipelines.
+fn engine(folder: &Path) -> PathBuf {
+    let path = folder.join("engine");
+    let script = "#!/bin/sh\n\
+        if grep -q 'pipeline_parallel_degree = [^1]' \"$2\"; then echo 'no pipeline here' >&2; exit 3; fi\n\
+        echo '{\"peak_bytes\": 42949672960, \"states\": {\"parameters\": 1073741824, \"optimizer\": 2147483648}}'\n";
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn finalists_are_followed_by_the_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("plan.html");
+    let model = config("llama3-8b.toml");
+    let followed = |more: &[&str]| {
+        let mut args = ask(&model, "16xH100");
+        args.extend(more);
+        let output = Command::new(env!("CARGO_BIN_EXE_trainyard"))
+            .arg("plan")
+            .args(args)
+            .env("TRAINYARD_ENGINE", engine(folder.path()))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = followed(&["--dry-run", "--html", page.to_str().unwrap()]);
+    assert!(text.contains("needs 44.0 GiB and fits"), "{text}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("Formulas beside the code") && page.contains("by dry run"));
+    let json: serde_json::Value =
+        serde_json::from_str(&followed(&["--json", "--dry-run=2", "--top", "4"])).unwrap();
+    let run = |place: usize| &json["plans"][place]["dry_run"];
+    assert_eq!(run(0)["ranks"][0]["states"]["dry_run"], 3221225472.0);
+    assert!(run(0)["ranks"][0]["peak"]["formula"].as_f64().unwrap() > 1e9);
+    assert!(!run(1).is_null() && run(2).is_null());
+    let all = followed(&["--dry-run=20", "--top", "20"]);
+    assert!(
+        all.contains("not followed: the dry run of rank 0 failed: no pipeline here"),
+        "{all}"
+    );
 }
 
 #[test]

@@ -142,15 +142,15 @@ fn mistakes_are_explained() {
     assert!(message.contains("\nhint: "));
 
     for (nnodes, reason) in [
-        ("1:4", "is not supported yet\nhint: "),
-        ("2", "needs a port that all machines know\nhint: "),
+        ("1:4", ": machines must find each other\nhint: "),
+        ("2", " needs a port that all machines know\nhint: "),
     ] {
         let output = trainyard(&["run", "--nnodes", nnodes, "--", "true"])
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(2));
         let message = text(&output.stderr);
-        assert!(message.starts_with(&format!("error: --nnodes {nnodes} {reason}")));
+        assert!(message.starts_with(&format!("error: --nnodes {nnodes}{reason}")));
     }
 
     let output = trainyard(&["run", "--nproc-per-nod", "2", "true"])
@@ -238,4 +238,68 @@ fn a_holder_needs_a_secret_that_nobody_else_reads() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("chmod 600"), "{output:?}");
+}
+
+/// One machine's agent of a run of two on loopback.
+fn agent(folder: &TempDir, endpoint: &str, script: &str) -> std::process::Child {
+    trainyard(&["run", "--nnodes=2", "--nproc_per_node=1", "--rdzv_id=pair"])
+        .args([
+            "--rdzv_backend=c10d",
+            "--rdzv_conf",
+            "lease=10",
+            "--log_dir",
+        ])
+        .arg(folder.path().join("logs"))
+        .args(["--rdzv_endpoint", endpoint, "--", "sh", "-c", script])
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn free_endpoint() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+#[test]
+fn machines_find_each_other_and_end_with_the_same_words() {
+    let folder = TempDir::new().unwrap();
+    let script = "echo $RANK of $WORLD_SIZE at $TORCHELASTIC_USE_AGENT_STORE; \
+                  if [ $RANK = 1 ]; then echo no data >&2; exit 3; fi; exec sleep 1000";
+    let endpoint = free_endpoint();
+    let agents = [0, 1].map(|_| agent(&folder, &endpoint, script));
+    let outputs = agents.map(|agent| agent.wait_with_output().unwrap());
+    let mut codes = outputs.each_ref().map(|output| output.status.code());
+    codes.sort_unstable();
+    assert_eq!(codes, [Some(1), Some(3)], "{outputs:?}");
+    for output in &outputs {
+        let report = text(&output.stderr);
+        let last = report
+            .split("error: the run is over: ")
+            .nth(1)
+            .expect(report);
+        assert!(last.contains("after 0 restarts: rank 1 (pid "), "{report}");
+        assert!(last.contains("exited with code 3"), "{report}");
+        assert!(last.contains("| no data"), "{report}");
+    }
+    let log = folder.path().join("logs/pair/epoch_1/node_1/0/stdout.log");
+    assert_eq!(fs::read_to_string(log).unwrap(), "1 of 2 at True\n");
+}
+
+#[test]
+fn a_run_beyond_this_machine_needs_a_secret() {
+    let output = trainyard(&["run", "--nnodes=2", "--rdzv-backend=c10d"])
+        .args([
+            "--rdzv-endpoint=127.0.0.1:9",
+            "--local-addr=10.9.8.7",
+            "true",
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = text(&output.stderr);
+    assert!(message.contains("needs a secret"), "{message}");
+    assert!(message.contains("--run-secret-file"), "{message}");
 }

@@ -1,5 +1,6 @@
 //! Settings that contradict each other across sections.
 
+use crate::section::within;
 use crate::{
     AttentionMask, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
     ModelSpec, Offload, OptimizerName,
@@ -36,6 +37,8 @@ impl Config {
             self.check_length(sizes.max_position_embeddings)?;
         }
         self.check_sharing(&model)?;
+        self.check_experts(&model)?;
+        within("debug.routing_skew", self.debug.routing_skew, 0.0, 1e6)?;
         self.check_documents()?;
         self.check_datasets(&model)?;
         self.check_batch()?;
@@ -60,7 +63,7 @@ impl Config {
             ));
         }
         let degree = parallelism.data_parallel_shard_degree;
-        if degree == 1 {
+        if degree == 1 || parallelism.zero_stage == 0 {
             return Ok(());
         }
         let sharded = format!("parallelism.data_parallel_shard_degree = {degree}");

@@ -3,7 +3,15 @@
 use std::ffi::OsString;
 
 /// The commands that take a config, and so its keys.
-const COMMANDS: [&str; 3] = ["train", "dry-run", "verify"];
+const COMMANDS: [&str; 7] = [
+    "train",
+    "dry-run",
+    "mesh",
+    "verify",
+    "plan",
+    "bench",
+    "bench-operators-rank",
+];
 
 /// The arguments of the command itself, and those that change the config.
 pub fn split_overrides(args: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<String>) {

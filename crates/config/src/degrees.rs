@@ -10,20 +10,13 @@ use crate::{Config, ConfigError, ParallelismSection};
 /// The value that means "all ranks that the other degrees leave".
 const REST: i64 = -1;
 
-/// The axes that can have more than one rank.
-const BUILT: [Axis; 5] = Axis::ALL;
-
 impl Config {
     /// The mesh of `world_size` ranks that the degrees describe.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, ConfigError> {
         self.parallelism.check_degrees()?;
         let sizes = self.parallelism.sizes(world_size)?;
-        for &(axis, size) in &sizes {
-            if !BUILT.contains(&axis) && size > 1 {
-                return Err(not_built(key_of(axis), size as i64));
-            }
-        }
-        Ok(Mesh::new(&sizes)?)
+        let ep = usize::try_from(self.parallelism.expert_parallel_degree).unwrap_or(1);
+        Ok(Mesh::new(&sizes)?.with_ep(ep)?)
     }
 
     /// The same job on one rank: the reference of every strategy.
@@ -59,7 +52,7 @@ impl ParallelismSection {
         ]
     }
 
-    /// Refuses degrees that fit no number of ranks, and those this version cannot do.
+    /// Refuses degrees that fit no number of ranks.
     pub(crate) fn check_degrees(&self) -> Result<(), ConfigError> {
         let expert = ("expert_parallel_degree", self.expert_parallel_degree);
         let keys = self.degrees().map(|(axis, degree)| (key_of(axis), degree));
@@ -73,9 +66,6 @@ impl ParallelismSection {
                         false => "use 1 or more",
                     },
                 ));
-            }
-            if degree > 1 && !BUILT.map(key_of).contains(&key) {
-                return Err(not_built(key, degree));
             }
         }
         Ok(())
@@ -113,14 +103,8 @@ fn key_of(axis: Axis) -> &'static str {
         Axis::DpShard => "data_parallel_shard_degree",
         Axis::Cp => "context_parallel_degree",
         Axis::Tp => "tensor_parallel_degree",
+        Axis::Efsdp | Axis::Ep => "expert_parallel_degree",
     }
-}
-
-fn not_built(key: &str, degree: i64) -> ConfigError {
-    ConfigError::not_built(
-        format!("parallelism.{key} = {degree}"),
-        "data_parallel_replicate_degree or data_parallel_shard_degree",
-    )
 }
 
 fn misfit(fixed: Option<usize>, takes_rest: bool, world_size: usize) -> ConfigError {
@@ -177,16 +161,6 @@ mod tests {
             "{message}"
         );
         assert!(message.contains("start 4 ranks"), "{message}");
-    }
-
-    #[test]
-    fn what_is_not_built_says_so() {
-        let text = "[parallelism]\nexpert_parallel_degree = 2";
-        assert_eq!(
-            Config::parse(text, &[]).unwrap_err().to_string(),
-            "parallelism.expert_parallel_degree = 2: not built yet in this version; \
-             use data_parallel_replicate_degree or data_parallel_shard_degree"
-        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Gpt2Config, LlamaConfig, ModelSpec, RopeScaling};
+use crate::{Gpt2Config, LlamaConfig, ModelSpec, MoeConfig, RopeScaling, ScoringFunc};
 
 /// What is read of a `config.json`; models have many more keys, which change nothing here.
 #[derive(Deserialize)]
@@ -30,6 +30,16 @@ struct ConfigJson {
     mlp_bias: bool,
     #[serde(default)]
     use_sliding_window: bool,
+    sliding_window: Option<usize>,
+    /// Mixtral's word for experts.
+    num_local_experts: Option<usize>,
+    num_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    router_jitter_noise: Option<f64>,
+    decoder_sparse_step: Option<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
 }
 
 /// How positions are turned.
@@ -116,7 +126,7 @@ impl ModelSpec {
     /// A `config.json` that describes it; none where Hugging Face has no such model.
     pub fn to_hugging_face(&self) -> Option<Value> {
         match self {
-            ModelSpec::Llama(shape) => Some(shape.to_hugging_face()),
+            ModelSpec::Llama(shape) => shape.has_known_experts().then(|| shape.to_hugging_face()),
             ModelSpec::Gpt2(shape) => Some(shape.to_hugging_face()),
             ModelSpec::Cnn => None,
         }
@@ -205,7 +215,8 @@ impl LlamaConfig {
             rms_norm_eps: found.rms_norm_eps.unwrap_or(1e-6),
             tie_word_embeddings: found.tie_word_embeddings,
             attention_bias: found.model_type == "qwen2",
-            qk_norm: found.model_type == "qwen3",
+            qk_norm: ["qwen3", "qwen3_moe"].contains(&found.model_type.as_str()),
+            moe: found.experts()?,
             max_position_embeddings: found.max_position_embeddings.unwrap_or(2048),
             resid_pdrop: 0.0,
             hidden_size,
@@ -214,9 +225,11 @@ impl LlamaConfig {
     }
 
     fn to_hugging_face(&self) -> Value {
-        let (architecture, model_type) = match (self.attention_bias, self.qk_norm) {
-            (true, _) => ("Qwen2ForCausalLM", "qwen2"),
-            (_, true) => ("Qwen3ForCausalLM", "qwen3"),
+        let (architecture, model_type) = match (self.attention_bias, self.qk_norm, &self.moe) {
+            (false, false, Some(_)) => ("MixtralForCausalLM", "mixtral"),
+            (_, _, Some(_)) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
+            (true, _, None) => ("Qwen2ForCausalLM", "qwen2"),
+            (_, true, None) => ("Qwen3ForCausalLM", "qwen3"),
             _ => ("LlamaForCausalLM", "llama"),
         };
         let rope_scaling = self.rope_scaling.map(|scaling| {
@@ -228,7 +241,7 @@ impl LlamaConfig {
                 "original_max_position_embeddings": scaling.original_max_position_embeddings,
             })
         });
-        json!({
+        let mut config = json!({
             "architectures": [architecture],
             "model_type": model_type,
             "rope_scaling": rope_scaling,
@@ -244,11 +257,76 @@ impl LlamaConfig {
             "tie_word_embeddings": self.tie_word_embeddings,
             "max_position_embeddings": self.max_position_embeddings,
             "hidden_act": "silu",
-        })
+        });
+        if let Some(moe) = &self.moe {
+            config["num_experts_per_tok"] = json!(moe.num_experts_per_tok);
+            match model_type {
+                "mixtral" => {
+                    config["num_local_experts"] = json!(moe.num_experts);
+                    config["intermediate_size"] = json!(moe.moe_intermediate_size);
+                    config["sliding_window"] = Value::Null;
+                }
+                _ => {
+                    config["num_experts"] = json!(moe.num_experts);
+                    config["moe_intermediate_size"] = json!(moe.moe_intermediate_size);
+                    config["norm_topk_prob"] = json!(moe.norm_topk_prob);
+                    config["decoder_sparse_step"] = json!(1);
+                    let dense: Vec<usize> = (0..self.num_dense_layers()).collect();
+                    config["mlp_only_layers"] = json!(dense);
+                }
+            }
+        }
+        config
+    }
+
+    /// Whether Hugging Face has a model that computes with such experts.
+    fn has_known_experts(&self) -> bool {
+        let Some(moe) = &self.moe else {
+            return true;
+        };
+        let is_plain = moe.scoring_func == ScoringFunc::Softmax
+            && moe.n_shared_experts == 0
+            && moe.routed_scaling_factor == 1.0
+            && moe.bias_update_rate.is_none()
+            && moe.capacity_factor.is_none();
+        let is_mixtral = !self.qk_norm && moe.norm_topk_prob && moe.first_k_dense_replace == 0;
+        is_plain && !self.attention_bias && (self.qk_norm || is_mixtral)
     }
 }
 
 impl ConfigJson {
+    /// The experts of a mixture. The weights of losses are not taken: they are a choice of the training,
+    /// and Hugging Face's are of another loss.
+    fn experts(&self) -> Result<Option<MoeConfig>, String> {
+        let need = |value: Option<usize>, key: &str| value.ok_or(format!("it has no {key}"));
+        let chosen = || need(self.num_experts_per_tok, "num_experts_per_tok");
+        match self.model_type.as_str() {
+            "mixtral" => Ok(Some(MoeConfig::plain(
+                need(self.num_local_experts, "num_local_experts")?,
+                chosen()?,
+                need(self.intermediate_size, "intermediate_size")?,
+            ))),
+            "qwen3_moe" => {
+                let dense = self.mlp_only_layers.clone().unwrap_or_default();
+                if dense
+                    .iter()
+                    .enumerate()
+                    .any(|(index, &layer)| index != layer)
+                {
+                    return Err(format!("mlp_only_layers {dense:?} are not the first ones"));
+                }
+                let number = need(self.num_experts.or(self.num_local_experts), "num_experts")?;
+                let width = need(self.moe_intermediate_size, "moe_intermediate_size")?;
+                Ok(Some(MoeConfig {
+                    norm_topk_prob: self.norm_topk_prob.unwrap_or(false),
+                    first_k_dense_replace: dense.len(),
+                    ..MoeConfig::plain(number, chosen()?, width)
+                }))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// How rotations are stretched; newer files have it beside the base.
     fn scaling(&self) -> Result<Option<RopeScaling>, String> {
         let found = [&self.rope_parameters, &self.rope_scaling].into_iter();
@@ -262,7 +340,7 @@ impl ConfigJson {
 
     /// Refuses what would be computed otherwise here.
     fn check(&self) -> Result<(), String> {
-        let known = ["llama", "qwen2", "qwen3", "gpt2"];
+        let known = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2"];
         if !known.contains(&self.model_type.as_str()) {
             let known = known.join(", ");
             return Err(format!(
@@ -277,6 +355,15 @@ impl ConfigJson {
         ];
         if let Some((_, key)) = refusals.into_iter().find(|(is_set, _)| *is_set) {
             return Err(format!("{key} = true is not built"));
+        }
+        if let (Some(window), "mixtral") = (self.sliding_window, self.model_type.as_str()) {
+            return Err(format!("sliding_window = {window} is not built"));
+        }
+        if let Some(noise) = self.router_jitter_noise.filter(|&noise| noise != 0.0) {
+            return Err(format!("router_jitter_noise = {noise} is not built"));
+        }
+        if let Some(step) = self.decoder_sparse_step.filter(|&step| step != 1) {
+            return Err(format!("decoder_sparse_step = {step} is not built"));
         }
         match self.hidden_act.as_deref() {
             None | Some("silu") => Ok(()),
@@ -303,6 +390,24 @@ mod tests {
             let text = shape.to_hugging_face().to_string();
             let found = ModelSpec::from_hugging_face(&text);
             assert_eq!(found, Ok(ModelSpec::Llama(shape)));
+        }
+        let mixtral = LlamaConfig {
+            moe: Some(MoeConfig::plain(8, 2, 14_336)),
+            ..LlamaConfig::of(Flavor::Llama3_8b)
+        };
+        let qwen = LlamaConfig {
+            qk_norm: true,
+            moe: Some(MoeConfig {
+                norm_topk_prob: false,
+                first_k_dense_replace: 2,
+                ..MoeConfig::plain(128, 8, 768)
+            }),
+            ..LlamaConfig::of(Flavor::Llama3_8b)
+        };
+        for shape in [mixtral, qwen] {
+            let spec = ModelSpec::Llama(shape);
+            let text = spec.to_hugging_face().unwrap().to_string();
+            assert_eq!(ModelSpec::from_hugging_face(&text), Ok(spec));
         }
         let shape = LlamaConfig {
             rope_scaling: Some(RopeScaling {

@@ -21,12 +21,15 @@ mod check;
 mod command_line;
 mod degrees;
 mod error;
+mod experts;
 mod gpt2;
 mod hugging_face;
 mod llama;
 mod load;
 mod mixture;
+mod moe;
 mod overrides;
+mod refit;
 mod schema;
 mod section;
 mod sharing;
@@ -42,13 +45,15 @@ pub use error::{ConfigError, Place};
 pub use gpt2::Gpt2Config;
 pub use llama::{LlamaConfig, RopeScaling};
 pub use mixture::{Ingredient, is_mixture, read_mixture};
+pub use moe::MoeConfig;
+pub use refit::Refit;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
     CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
     GradientCompression, JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection,
-    Offload, OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection,
-    PipelineReduce, ProfilingSection, ReshardAfterForward, SelectiveOption, TrainingSection,
-    ValidationSection,
+    MoeSection, Offload, OptimizerImplementation, OptimizerName, OptimizerSection,
+    ParallelismSection, PipelineReduce, ProfilingSection, ReshardAfterForward, ScoringFunc,
+    SelectiveOption, TrainingSection, ValidationSection,
 };
 pub use spec::{DecoderSizes, ModelSpec};
 

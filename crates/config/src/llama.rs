@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::section::within;
-use crate::{ConfigError, Flavor};
+use crate::{ConfigError, Flavor, MoeConfig};
 
 /// How Llama 3.1 stretches rotations over longer sequences than it was first trained on: slow ones turn
 /// `factor` times slower, fast ones as before, and those between in between.
@@ -53,6 +53,8 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// Share of what is added to the residual stream that training leaves out.
     pub resid_pdrop: f64,
+    /// The experts of blocks that have them; none if absent.
+    pub moe: Option<MoeConfig>,
 }
 
 impl LlamaConfig {
@@ -82,6 +84,7 @@ impl LlamaConfig {
             qk_norm: false,
             max_position_embeddings: longest,
             resid_pdrop: 0.0,
+            moe: None,
         }
     }
 
@@ -95,8 +98,26 @@ impl LlamaConfig {
         self.num_key_value_heads * self.head_dim
     }
 
+    /// Blocks with a dense feed-forward part.
+    pub fn num_dense_layers(&self) -> usize {
+        match &self.moe {
+            Some(moe) => moe.first_k_dense_replace.min(self.num_hidden_layers),
+            None => self.num_hidden_layers,
+        }
+    }
+
     /// The number of parameters, in closed form.
     pub fn num_parameters(&self) -> u64 {
+        self.with_experts(self.moe.as_ref().map_or(0, |moe| moe.num_experts))
+    }
+
+    /// The number of those that a token meets, in closed form.
+    pub fn num_active_parameters(&self) -> u64 {
+        self.with_experts(self.moe.as_ref().map_or(0, |moe| moe.num_experts_per_tok))
+    }
+
+    /// The number of parameters where so many experts of a block are counted.
+    fn with_experts(&self, num_experts: usize) -> u64 {
         let hidden = self.hidden_size as u64;
         let embedding = self.vocab_size as u64 * hidden;
         let attention = 2 * hidden * (self.query_width() + self.key_value_width()) as u64;
@@ -116,9 +137,14 @@ impl LlamaConfig {
         } else {
             0
         };
-        let block = attention + mlp + norms + biases + head_norms;
+        let block = attention + norms + biases + head_norms;
         let blocks = self.num_hidden_layers as u64 * block;
-        embedding + blocks + hidden + head
+        let num_dense = self.num_dense_layers();
+        let mixtures = (self.num_hidden_layers - num_dense) as u64;
+        let mixture = self.moe.as_ref();
+        let mixture = mixture.map_or(0, |moe| moe.num_parameters(self.hidden_size, num_experts));
+        let feed_forward = num_dense as u64 * mlp + mixtures * mixture;
+        embedding + blocks + feed_forward + hidden + head
     }
 
     /// Refuses shapes that no decoder can have.
@@ -242,6 +268,24 @@ mod tests {
         assert_eq!(size(Flavor::Llama3_8b), 8_030_261_248);
         assert_eq!(size(Flavor::Llama3_70b), 70_553_706_496);
         assert_eq!(size(Flavor::Llama3_405b), 405_853_388_800);
+    }
+
+    #[test]
+    fn a_token_meets_some_experts_of_many() {
+        // Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9.
+        let shape = LlamaConfig {
+            vocab_size: 32_000,
+            hidden_size: 4096,
+            intermediate_size: 14_336,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            head_dim: 128,
+            moe: Some(MoeConfig::plain(8, 2, 14_336)),
+            ..LlamaConfig::of(Flavor::Tiny)
+        };
+        assert_eq!(shape.num_parameters(), 46_702_792_704);
+        assert_eq!(shape.num_active_parameters(), 12_879_925_248);
     }
 
     #[test]

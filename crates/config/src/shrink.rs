@@ -5,7 +5,7 @@
 
 use crate::{
     Backend, CheckpointSection, Config, ContextMethod, Dataset, Flavor, Gpt2Config, LlamaConfig,
-    ModelName, ModelSection, ModelSpec, ProfilingSection, ValidationSection,
+    ModelName, ModelSection, ModelSpec, MoeConfig, MoeSection, ProfilingSection, ValidationSection,
 };
 
 /// The most micro-batches a step keeps; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
@@ -98,6 +98,34 @@ impl Config {
         }
     }
 
+    /// So many that every stage of a pipeline has a unit, and not less than four.
+    fn fewest_layers(&self) -> usize {
+        let section = &self.parallelism;
+        let ranks = usize::try_from(section.pipeline_parallel_degree).unwrap_or(1);
+        let kind = section.schedule_kind().ok();
+        let chunks = kind.and_then(|kind| kind.num_chunks());
+        let chunks = chunks.unwrap_or(section.pipeline_parallel_stages_per_rank);
+        // The embedding and the head are units too.
+        ranks.saturating_mul(chunks).saturating_sub(2).max(4)
+    }
+
+    /// As many experts as their ranks can share, each narrow; and not more dense blocks than leave one
+    /// with experts.
+    fn shrunk_experts(&self, moe: &MoeConfig) -> MoeConfig {
+        let ranks = usize::try_from(self.parallelism.expert_parallel_degree).unwrap_or(1);
+        let few = moe
+            .num_experts_per_tok
+            .max(8)
+            .next_multiple_of(ranks.max(1));
+        let tp = self.num_tensor_ranks().clamp(1, MOST_RANKS);
+        MoeConfig {
+            num_experts: moe.num_experts.min(few),
+            moe_intermediate_size: HEAD_DIM / 2 * tp,
+            first_k_dense_replace: moe.first_k_dense_replace.min(1),
+            ..moe.clone()
+        }
+    }
+
     /// As few heads of keys as the ranks that share them allow; the shape itself where that is many.
     fn shrunk_llama(&self, shape: &LlamaConfig) -> LlamaConfig {
         let tp = self.num_tensor_ranks();
@@ -106,9 +134,15 @@ impl Config {
             let model = ModelSpec::Llama(small.clone());
             tp <= MOST_RANKS && self.check_sharing(&model).is_ok()
         };
-        few.map(|kv_heads| shrink_llama(shape, kv_heads, tp.min(MOST_RANKS)))
-            .find(fits)
-            .unwrap_or_else(|| shape.clone())
+        let moe = shape.moe.as_ref().map(|moe| self.shrunk_experts(moe));
+        let num_hidden_layers = shape.num_hidden_layers.min(self.fewest_layers());
+        few.map(|kv_heads| LlamaConfig {
+            moe: moe.clone(),
+            num_hidden_layers,
+            ..shrink_llama(shape, kv_heads, tp.min(MOST_RANKS))
+        })
+        .find(fits)
+        .unwrap_or_else(|| shape.clone())
     }
 }
 
@@ -154,6 +188,7 @@ fn section_of(shape: &LlamaConfig) -> ModelSection {
         qk_norm: Some(shape.qk_norm),
         resid_pdrop: Some(shape.resid_pdrop),
         max_position_embeddings: Some(shape.max_position_embeddings),
+        moe: shape.moe.as_ref().map(MoeSection::from),
         ..ModelSection::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::llama::nearest_divisor;
-use crate::{ConfigError, Gpt2Config, LlamaConfig, ModelName, ModelSection};
+use crate::{ConfigError, Gpt2Config, LlamaConfig, ModelName, ModelSection, MoeConfig, MoeSection};
 
 /// A model with nothing left open.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +50,22 @@ impl ModelSpec {
                 let linear = |from: u64, to: u64| from * to + to;
                 conv(1, 32) + conv(32, 64) + linear(64 * 28 * 28, 128) + linear(128, 10)
             }
+        }
+    }
+
+    /// The number of parameters that a token meets, in closed form.
+    pub fn num_active_parameters(&self) -> u64 {
+        match self {
+            ModelSpec::Llama(shape) => shape.num_active_parameters(),
+            ModelSpec::Gpt2(_) | ModelSpec::Cnn => self.num_parameters(),
+        }
+    }
+
+    /// Its experts, if it has any.
+    pub fn experts(&self) -> Option<&MoeConfig> {
+        match self {
+            ModelSpec::Llama(shape) => shape.moe.as_ref(),
+            ModelSpec::Gpt2(_) | ModelSpec::Cnn => None,
         }
     }
 
@@ -122,10 +138,15 @@ impl ModelSection {
             None => divide(hidden_size, num_attention_heads)?,
         };
         let or = |given: Option<usize>, base| given.unwrap_or(base);
+        let intermediate_size = or(self.intermediate_size, base.intermediate_size);
         let shape = LlamaConfig {
+            moe: match (&self.moe, base.moe) {
+                (None, base) => base,
+                (Some(keys), base) => Some(MoeSection::resolve(keys, base, intermediate_size)?),
+            },
             vocab_size: or(self.vocab_size, base.vocab_size),
             hidden_size,
-            intermediate_size: or(self.intermediate_size, base.intermediate_size),
+            intermediate_size,
             num_hidden_layers: or(self.num_hidden_layers, base.num_hidden_layers),
             num_attention_heads,
             num_key_value_heads: or(self.num_key_value_heads, base.num_key_value_heads),
@@ -155,6 +176,7 @@ impl ModelSection {
                 ("rms_norm_eps", self.rms_norm_eps.is_some()),
                 ("attention_bias", self.attention_bias.is_some()),
                 ("qk_norm", self.qk_norm.is_some()),
+                ("moe", self.moe.is_some()),
             ],
         )?;
         let or = |given: Option<usize>, base| given.unwrap_or(base);
@@ -207,7 +229,10 @@ fn read_shape(folder: &Path) -> Result<ModelSpec, ConfigError> {
     let path = folder.join("config.json");
     let refused = |reason: String| {
         let what = format!("model.hf_assets_path: {}: {reason}", path.display());
-        ConfigError::contradiction(what, "use a Llama, Qwen 2, Qwen 3 or GPT-2")
+        ConfigError::contradiction(
+            what,
+            "use a Llama, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or GPT-2",
+        )
     };
     let text = std::fs::read_to_string(&path).map_err(|e| refused(e.to_string()))?;
     ModelSpec::from_hugging_face(&text).map_err(refused)

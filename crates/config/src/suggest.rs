@@ -78,7 +78,7 @@ mod tests {
         let hint = hint_for_key(Schema::get(), "debug.qqqqqqqqqqqqqqqqqqqq");
         assert_eq!(
             hint,
-            "[debug] has the keys seed, deterministic, sample_log_folder"
+            "[debug] has the keys seed, deterministic, sample_log_folder, routing_skew"
         );
         let hint = hint_for_section(Schema::get(), "zzzz");
         assert!(hint.starts_with("the sections are job, model,"), "{hint}");

@@ -57,6 +57,7 @@ fn the_sizes_are_the_published_ones() {
         ("llama-tiny.toml", 1_049_728),
         ("llama-small.toml", 27_795_968),
         ("cnn.toml", 6_442_762),
+        ("small_moe.toml", 137_667_072),
         ("llama3-8b.toml", 8_030_261_248),
         ("llama3-70b.toml", 70_553_706_496),
         ("llama3-405b.toml", 405_853_388_800),

@@ -1,8 +1,10 @@
 //! The built programs, and what they print.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
 /// Where a program was built: beside the folder of the running test.
@@ -73,6 +75,23 @@ pub fn json<T: DeserializeOwned>(output: &Output) -> Result<T, String> {
         .ok()
         .or(last)
         .ok_or_else(|| format!("no JSON in what it printed: {}", told(output)))
+}
+
+/// Kills the processes of a rank, among those with this variable in their environment.
+pub fn kill_rank(mark: &str, rank: usize) -> Result<(), Box<dyn Error>> {
+    signal_rank(mark, rank, Signal::KILL)
+}
+
+/// Sends the processes of a rank a signal, among those with this variable in their environment.
+pub fn signal_rank(mark: &str, rank: usize, signal: Signal) -> Result<(), Box<dyn Error>> {
+    let pids = processes(&[mark, &format!("RANK={rank}")]);
+    if pids.is_empty() {
+        return Err(format!("rank {rank} does not run").into());
+    }
+    for pid in pids {
+        kill_process(Pid::from_raw(pid).ok_or("pid 0")?, signal)?;
+    }
+    Ok(())
 }
 
 /// The processes with these variables in their environment, as `NAME=value`, zombies aside.

@@ -34,6 +34,7 @@ pub struct Rank {
     meeting: Cell<u64>,
     case: Cell<usize>,
     worlds: RefCell<Vec<Rc<World>>>,
+    told: RefCell<Vec<String>>,
 }
 
 impl Rank {
@@ -52,6 +53,7 @@ impl Rank {
             meeting: Cell::new(0),
             case: Cell::new(0),
             worlds: RefCell::default(),
+            told: RefCell::default(),
         })
     }
 
@@ -92,6 +94,7 @@ impl Rank {
             world_size: self.size,
             master_addr: self.address.clone(),
             master_port: port,
+            agent_store: None,
             timeout,
         };
         // The store is reached at once or never; only the case's own waiting is to be short.
@@ -111,6 +114,7 @@ impl Rank {
             world_size: mesh.world_size(),
             master_addr: self.address.clone(),
             master_port: port,
+            agent_store: None,
             timeout: TIMEOUT,
         };
         let world = Rc::new(World::join(
@@ -121,6 +125,16 @@ impl Rank {
         )?);
         self.worlds.borrow_mut().push(Rc::clone(&world));
         Ok(Some(world))
+    }
+
+    /// Something a case has measured: the first rank's words stand below the case in the test's output.
+    pub fn tell(&self, words: impl Into<String>) {
+        self.told.borrow_mut().push(words.into());
+    }
+
+    /// What was told since the last time.
+    pub(crate) fn told(&self) -> Vec<String> {
+        self.told.take()
     }
 
     /// Returns when every rank has come here.

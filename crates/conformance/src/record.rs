@@ -19,6 +19,8 @@ pub(crate) struct Line {
     pub seconds: f64,
     /// Why it failed, if it did.
     pub failure: Option<String>,
+    /// What it measured, in words.
+    pub told: Vec<String>,
 }
 
 /// A rank's file, while the rank writes it.
@@ -63,7 +65,7 @@ pub(crate) fn failures(folder: &Path, cases: &[&str], ends: &[String]) -> Option
     (!failed.is_empty()).then_some(text)
 }
 
-/// Every case with the time it took on the slowest rank.
+/// Every case with the time it took on the slowest rank, and what the first rank tells of it.
 pub(crate) fn times(folder: &Path, num_ranks: usize) -> String {
     let ranks: Vec<Vec<Line>> = (0..num_ranks).map(|rank| read(folder, rank)).collect();
     let mut text = String::new();
@@ -71,6 +73,9 @@ pub(crate) fn times(folder: &Path, num_ranks: usize) -> String {
         let of_rank = |lines: &Vec<Line>| lines.get(index).map_or(0.0, |line| line.seconds);
         let slowest = ranks.iter().map(of_rank).fold(0.0, f64::max);
         let _ = writeln!(text, "  {slowest:7.3} s  {}", line.case);
+        for told in &line.told {
+            let _ = writeln!(text, "             {told}");
+        }
     }
     text
 }
@@ -96,6 +101,7 @@ mod tests {
             ended_ms,
             seconds: 0.5,
             failure: failure.map(str::to_owned),
+            told: vec![format!("{case} was seen")],
         }
     }
 
@@ -118,7 +124,7 @@ mod tests {
                 "b: rank 1 did not finish: was killed",
             ]
         );
-        assert!(times(folder.path(), 2).contains("0.500 s  b"));
+        assert!(times(folder.path(), 2).contains("0.500 s  b\n             b was seen\n"));
     }
 
     #[test]

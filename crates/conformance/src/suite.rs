@@ -128,6 +128,7 @@ fn run_rank(suites: &[Suite], name: &str) -> Outcome {
             ended_ms: SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64,
             seconds: started.elapsed().as_secs_f64(),
             failure: failure.clone(),
+            told: rank.told(),
         })?;
         rank.end_case(failure.is_some())?;
     }

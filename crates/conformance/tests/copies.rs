@@ -16,10 +16,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use trainyard_checkpoint::Store;
-use trainyard_conformance::programs::{Running, find, processes, repository};
+use trainyard_conformance::programs::{Running, find, kill_rank, repository};
 use trainyard_copies::{Neighbourhood, PeerStore, Secret};
 
 const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
@@ -209,13 +208,7 @@ impl Cluster {
     }
 
     fn kill_worker(&self, rank: usize) -> Outcome {
-        let mark = format!("{MARK}={}", self.folder.path().display());
-        let pids = processes(&[&mark, &format!("RANK={rank}")]);
-        assert!(!pids.is_empty(), "rank {rank} does not run");
-        for pid in pids {
-            kill_process(Pid::from_raw(pid).ok_or("pid 0")?, Signal::KILL)?;
-        }
-        Ok(())
+        kill_rank(&format!("{MARK}={}", self.folder.path().display()), rank)
     }
 }
 

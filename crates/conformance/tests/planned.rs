@@ -5,7 +5,7 @@ use std::error::Error;
 use trainyard_config::Config;
 use trainyard_config::{Flavor, LlamaConfig};
 use trainyard_plan::{
-    Degrees, Framework, Layers, Offload, Precision, Recompute, Shape, States, Strategy,
+    Degrees, Framework, Held, Layers, Offload, Recompute, Shape, States, Strategy,
 };
 use trainyard_schedule::Kind;
 use trainyard_train::dry_run::dry_run;
@@ -24,33 +24,44 @@ fn strategy(degrees: Degrees, zero_stage: usize) -> Strategy {
         seq_len: 2048,
         recompute: Recompute::None,
         offload: Offload::None,
-        precision: Precision {
-            compute: 2,
-            parameter: 4,
-            gradient: 4,
-            optimizer: 8,
-        },
+        precision: Held::ours(2, 4).at(zero_stage),
     }
 }
 
-/// Copies, shared matrices and pipelines, alone and together, on up to 16,384 ranks. States that ranks shard
-/// are not here yet: the code keeps a second copy in the layers' type then, which the formula does not know.
+/// Copies, shared matrices and pipelines, alone and together, on up to 16,384 ranks; and states that ranks
+/// shard, also where a unit's parameters do not divide and are padded.
 fn cases() -> Vec<(Flavor, Strategy)> {
-    let degrees = |pp, dp_replicate, tp| Degrees {
+    let whole = |pp, dp_replicate, tp| Degrees {
         pp,
         dp_replicate,
         tp,
         ..Degrees::ONE
     };
+    let sharded = |pp, dp_replicate, dp_shard, cp, tp| Degrees {
+        dp_shard,
+        cp,
+        ..whole(pp, dp_replicate, tp)
+    };
     [
-        (Flavor::Llama3_8b, degrees(1, 8, 1)),
-        (Flavor::Llama3_8b, degrees(1, 1, 8)),
-        (Flavor::Llama3_8b, degrees(4, 1, 2)),
-        (Flavor::Llama3_70b, degrees(1, 16, 8)),
-        (Flavor::Llama3_70b, degrees(8, 4, 4)),
-        (Flavor::Llama3_405b, degrees(16, 128, 8)),
+        (Flavor::Llama3_8b, whole(1, 8, 1), 0),
+        (Flavor::Llama3_8b, whole(1, 1, 8), 0),
+        (Flavor::Llama3_8b, whole(4, 1, 2), 0),
+        (Flavor::Llama3_70b, whole(1, 16, 8), 0),
+        (Flavor::Llama3_70b, whole(8, 4, 4), 0),
+        (Flavor::Llama3_405b, whole(16, 128, 8), 0),
+        (Flavor::Llama3_8b, sharded(1, 1, 64, 1, 1), 1),
+        (Flavor::Llama3_8b, sharded(1, 1, 64, 1, 1), 2),
+        (Flavor::Llama3_8b, sharded(1, 1, 64, 1, 1), 3),
+        (Flavor::Llama3_8b, sharded(1, 2, 12, 1, 2), 1),
+        (Flavor::Llama3_8b, sharded(1, 2, 12, 1, 2), 3),
+        (Flavor::Llama3_8b, sharded(1, 1, 6, 2, 1), 2),
+        (Flavor::Llama3_70b, sharded(8, 1, 14, 1, 4), 1),
+        (Flavor::Llama3_70b, sharded(8, 1, 14, 1, 4), 3),
+        (Flavor::Llama3_405b, sharded(16, 1, 128, 1, 8), 1),
+        (Flavor::Llama3_405b, sharded(16, 1, 64, 2, 8), 2),
+        (Flavor::Llama3_405b, sharded(1, 16, 128, 1, 8), 3),
     ]
-    .map(|(flavor, degrees)| (flavor, strategy(degrees, 0)))
+    .map(|(flavor, degrees, zero_stage)| (flavor, strategy(degrees, zero_stage)))
     .to_vec()
 }
 

@@ -27,7 +27,9 @@ mod secret;
 mod shelf;
 mod wire;
 
-pub use environment::{EnvironmentError, HOLDER_INDEX, HOLDERS, SECRET_FILE, from_environment};
+pub use environment::{
+    EnvironmentError, HOLDER, HOLDER_INDEX, HOLDERS, OwnHolder, SECRET_FILE, from_environment,
+};
 pub use holder::{Holder, HolderError};
 pub use neighbourhood::{Neighbourhood, NeighbourhoodError, partner};
 pub use newest::{Choice, Place, newest};

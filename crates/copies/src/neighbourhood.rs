@@ -55,6 +55,11 @@ impl Neighbourhood {
         }
     }
 
+    /// The same of a list that is one already.
+    pub fn of(holders: &[String], own: usize) -> Result<Neighbourhood, NeighbourhoodError> {
+        Neighbourhood::parse(&holders.join(","), own)
+    }
+
     /// All holders, in the order of hosts.
     pub fn holders(&self) -> &[String] {
         &self.holders

@@ -5,6 +5,11 @@ use std::ffi::OsString;
 
 use crate::Job;
 
+/// Which world of an elastic run a worker belongs to: a number that is used once.
+pub const EPOCH: &str = "TRAINYARD_EPOCH";
+/// How many ranks an elastic run has when every machine is there.
+pub const FULL_WORLD_SIZE: &str = "TRAINYARD_FULL_WORLD_SIZE";
+
 /// Where the ranks of a job meet.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Master {
@@ -24,7 +29,7 @@ pub fn environment(
 ) -> Vec<(OsString, OsString)> {
     let rank = job.rank_of(local_rank).to_string();
     let local_rank = local_rank.to_string();
-    let world_size = (job.num_nodes * job.nproc).to_string();
+    let world_size = job.world_size().to_string();
     let nproc = job.nproc.to_string();
     let (node, num_nodes) = (job.node_rank.to_string(), job.num_nodes.to_string());
     let restarts = job.restart_count.to_string();
@@ -136,6 +141,20 @@ mod tests {
         ] {
             assert_eq!(variables[name], value, "{name}");
         }
+    }
+
+    #[test]
+    fn machines_may_have_more_ranks_than_this_one() {
+        let mut job = Job::new("p", 2);
+        (job.num_nodes, job.node_rank) = (2, 1);
+        job.ranks = Some(crate::Ranks {
+            first: 8,
+            world_size: 10,
+        });
+        let variables = variables(&job, 1, &[]);
+        assert_eq!(variables["RANK"], "9");
+        assert_eq!(variables["WORLD_SIZE"], "10");
+        assert_eq!(variables["LOCAL_WORLD_SIZE"], "2");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Job {
     pub num_nodes: usize,
     /// Which of them this is (`GROUP_RANK`).
     pub node_rank: usize,
+    /// Which ranks are on this machine, where machines have more or fewer than this one.
+    pub ranks: Option<Ranks>,
     /// How often it may be started again after a failure (`TORCHELASTIC_MAX_RESTARTS`).
     pub max_restarts: usize,
     /// How often it was (`TORCHELASTIC_RESTART_COUNT`).
@@ -37,9 +39,23 @@ pub struct Job {
     pub output: Output,
     /// How long ranks have between being told to end and SIGKILL.
     pub grace: Duration,
+    /// How long a rank may be at something that is no step before it is taken to hang; steps have a limit
+    /// of their own, which is learned. When not given nobody is.
+    pub hang_timeout: Option<Duration>,
+    /// What happened before this start, for those who look at the job.
+    pub faults: Vec<String>,
     /// The program through which workers start (see [`worker`](crate::worker)); the running one
     /// when not given.
     pub trampoline: Option<PathBuf>,
+}
+
+/// A machine's ranks among all.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Ranks {
+    /// The first on this machine.
+    pub first: usize,
+    /// How many there are on all machines.
+    pub world_size: usize,
 }
 
 /// Where the ranks' output goes.
@@ -74,6 +90,7 @@ impl Job {
             nproc,
             num_nodes: 1,
             node_rank: 0,
+            ranks: None,
             max_restarts: 0,
             restart_count: 0,
             run_id: "none".to_owned(),
@@ -83,13 +100,22 @@ impl Job {
             env: Vec::new(),
             output: Output::default(),
             grace: Duration::from_secs(2),
+            hang_timeout: Some(Duration::from_secs(1800)),
+            faults: Vec::new(),
             trampoline: None,
         }
     }
 
     /// The rank, among all machines', of a local one.
     pub fn rank_of(&self, local_rank: usize) -> usize {
-        self.node_rank * self.nproc + local_rank
+        let first = self.node_rank * self.nproc;
+        self.ranks.map_or(first, |ranks| ranks.first) + local_rank
+    }
+
+    /// How many ranks all machines have together.
+    pub fn world_size(&self) -> usize {
+        let even = self.num_nodes * self.nproc;
+        self.ranks.map_or(even, |ranks| ranks.world_size)
     }
 
     /// Whether it is to be started again after it ended so: it failed of its own accord, and not too

@@ -3,7 +3,8 @@
 //! A job on one machine is N processes of one program. They start together with torchrun's
 //! environment, their output comes out line by line with the rank in front, and they end
 //! together: the first that fails is recorded and named first, the rest are told to end and then
-//! made to. Whatever dies, the launcher included, no process stays behind.
+//! made to. A rank that hangs is found by its pulse, and killed as if it had died. Whatever dies, the
+//! launcher included, no process stays behind.
 //!
 //! ```no_run
 //! use trainyard_elastic::{Job, launch, worker};
@@ -28,6 +29,7 @@
 //! }
 //! ```
 
+mod board;
 mod crew;
 mod environment;
 mod error;
@@ -36,15 +38,24 @@ mod keeper;
 mod launch;
 mod line;
 mod output;
+mod patience;
 mod phase;
 mod program;
 mod report;
 mod signals;
+mod slow;
+mod vigil;
 pub mod worker;
+mod workers;
 
-pub use environment::{Master, environment};
+pub use board::{Notice, notices};
+pub use environment::{EPOCH, FULL_WORLD_SIZE, Master, environment};
 pub use error::LaunchError;
-pub use job::{Console, Job, Output};
+pub use job::{Console, Job, Output, Ranks};
 pub use launch::launch;
+pub use patience::{Blame, Patience};
 pub use program::find_program;
 pub use report::{End, How, Outcome};
+pub use signals::Signals;
+pub use slow::{Slow, slow};
+pub use workers::Workers;

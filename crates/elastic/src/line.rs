@@ -4,6 +4,8 @@
 //! back until its end comes, so that lines of different ranks never mix.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A line longer than this is handed on in pieces.
 const LONGEST: usize = 64 * 1024;
@@ -65,28 +67,61 @@ pub(crate) fn prefix(rank: usize, coloured: bool) -> String {
     }
 }
 
+/// The last lines of a rank, which one thread writes and another reads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedTail(Arc<(Mutex<Tail>, Condvar)>);
+
+impl SharedTail {
+    /// Remembers a line.
+    pub(crate) fn push(&self, line: &[u8]) {
+        self.tail().push(line);
+    }
+
+    /// Says that this was all.
+    pub(crate) fn finish(&self) {
+        self.tail().is_whole = true;
+        self.0.1.notify_all();
+    }
+
+    /// The lines so far, oldest first.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.tail().lines.iter().cloned().collect()
+    }
+
+    /// The same when all are there, or after `patience`: what a process has left behind may go on
+    /// writing.
+    pub(crate) fn whole_lines(&self, patience: Duration) -> Vec<String> {
+        let (_, news) = &*self.0;
+        let is_coming = |tail: &mut Tail| !tail.is_whole;
+        drop(news.wait_timeout_while(self.tail(), patience, is_coming));
+        self.lines()
+    }
+
+    fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The last lines of a rank.
 #[derive(Debug, Default)]
-pub(crate) struct Tail(VecDeque<String>);
+struct Tail {
+    lines: VecDeque<String>,
+    is_whole: bool,
+}
 
 impl Tail {
     /// Remembers a line, and forgets the oldest when there are enough. A line that a progress bar
     /// will overwrite is not one.
-    pub(crate) fn push(&mut self, line: &[u8]) {
+    fn push(&mut self, line: &[u8]) {
         let text = String::from_utf8_lossy(line);
         let text = text.trim_end();
         if line.ends_with(b"\r") || text.is_empty() {
             return;
         }
-        if self.0.len() == KEPT {
-            self.0.pop_front();
+        if self.lines.len() == KEPT {
+            self.lines.pop_front();
         }
-        self.0.push_back(text.to_owned());
-    }
-
-    /// The lines, oldest first.
-    pub(crate) fn into_lines(self) -> Vec<String> {
-        self.0.into()
+        self.lines.push_back(text.to_owned());
     }
 }
 
@@ -141,13 +176,13 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_and_progress_is_not() {
-        let mut tail = Tail::default();
+        let tail = SharedTail::default();
         for i in 0..30 {
             tail.push(format!("line {i}\n").as_bytes());
             tail.push(b"10%\r");
             tail.push(b"\n");
         }
-        let kept = tail.into_lines();
+        let kept = tail.lines();
         assert_eq!(kept.len(), KEPT);
         assert_eq!(kept[0], "line 10");
         assert_eq!(kept[KEPT - 1], "line 29");

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::line::{Lines, Tail, prefix};
+use crate::line::{Lines, SharedTail, prefix};
 use crate::{Console, Job, LaunchError, Output};
 
 /// Reads at most this much at once.
@@ -61,7 +61,7 @@ impl Stream {
 pub(crate) struct Source {
     pipe: Option<File>,
     lines: Lines,
-    tail: Tail,
+    tail: SharedTail,
     log: Option<(PathBuf, File)>,
     /// What stands before a line on the console; `None` keeps the rank off it.
     prefix: Option<String>,
@@ -89,10 +89,15 @@ impl Source {
         Ok(Source {
             pipe: Some(pipe.into()),
             lines: Lines::default(),
-            tail: Tail::default(),
+            tail: SharedTail::default(),
             log: open_log(local_rank, stream, output)?,
             prefix: prefix.filter(|_| is_shown),
         })
+    }
+
+    /// The last lines, as they come.
+    pub(crate) fn tail(&self) -> SharedTail {
+        self.tail.clone()
     }
 
     /// Reads once; what is for the console is added to `console`.
@@ -113,19 +118,20 @@ impl Source {
             eprintln!("warning: the log {} ends here: {error}", path.display());
             self.log = None;
         }
-        let (tail, prefix) = (&mut self.tail, self.prefix.as_deref());
+        let (tail, prefix) = (&self.tail, self.prefix.as_deref());
         self.lines
             .push(bytes, |line| show(line, prefix, tail, console));
     }
 
     fn close(&mut self, console: &mut Vec<u8>) {
         self.pipe = None;
-        let (tail, prefix) = (&mut self.tail, self.prefix.as_deref());
+        let (tail, prefix) = (&self.tail, self.prefix.as_deref());
         self.lines.finish(|line| show(line, prefix, tail, console));
+        tail.finish();
     }
 }
 
-fn show(line: &[u8], prefix: Option<&str>, tail: &mut Tail, console: &mut Vec<u8>) {
+fn show(line: &[u8], prefix: Option<&str>, tail: &SharedTail, console: &mut Vec<u8>) {
     tail.push(line);
     if let Some(prefix) = prefix {
         console.extend_from_slice(prefix.as_bytes());
@@ -150,12 +156,8 @@ fn open_log(
 }
 
 /// Carries the output of all ranks until every pipe has ended, or until the other end of `stop`
-/// is closed; gives the last lines of every rank.
-pub(crate) fn pump(
-    stream: Stream,
-    mut sources: Vec<Source>,
-    stop: BorrowedFd<'_>,
-) -> Vec<Vec<String>> {
+/// is closed.
+pub(crate) fn pump(stream: Stream, mut sources: Vec<Source>, stop: BorrowedFd<'_>) {
     let mut chunk = vec![0; CHUNK];
     let mut console = Vec::new();
     let mut num_last_reads = 0;
@@ -179,8 +181,6 @@ pub(crate) fn pump(
         source.close(&mut console);
     }
     print(stream, &mut console);
-    let tails = sources.into_iter().map(|source| source.tail.into_lines());
-    tails.collect()
 }
 
 /// A console that is gone (`| head`) does not end the job: its lines are dropped.

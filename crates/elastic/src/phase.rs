@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+/// After a failure the others may hang in a collective with somebody who is gone.
+const BROKEN_GRACE: Duration = Duration::from_secs(2);
+
 /// How far a job is from its end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
@@ -26,21 +29,35 @@ pub(crate) enum Event {
     Tick,
 }
 
+/// What is said to every rank that is left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Word {
+    /// To end, for there is nothing to finish.
+    Dismiss,
+    /// A signal.
+    Signal(Signal),
+}
+
+const KILL: Word = Word::Signal(Signal::KILL);
+
 impl Phase {
-    /// The phase after an event, and the signal to send to every rank that is left.
+    /// The phase after an event, and what to say to every rank that is left. Those that are asked to end by
+    /// a signal have all the grace there is.
     pub(crate) fn after(
         self,
         event: Event,
         now: Instant,
         grace: Duration,
-    ) -> (Phase, Option<Signal>) {
-        let ending = Phase::Ending(now + grace);
+    ) -> (Phase, Option<Word>) {
+        let broken = now + grace.min(BROKEN_GRACE);
         match (self, event) {
-            (Phase::Running, Event::Failure) => (ending, Some(Signal::TERM)),
-            (Phase::Running, Event::Signal(signal)) => (ending, Some(signal)),
+            (Phase::Running, Event::Failure) => (Phase::Ending(broken), Some(Word::Dismiss)),
+            (Phase::Running, Event::Signal(signal)) => {
+                (Phase::Ending(now + grace), Some(Word::Signal(signal)))
+            }
             // Whoever asks twice does not want to wait.
-            (Phase::Ending(_), Event::Signal(_)) => (Phase::Killed, Some(Signal::KILL)),
-            (Phase::Ending(end), Event::Tick) if now >= end => (Phase::Killed, Some(Signal::KILL)),
+            (Phase::Ending(_), Event::Signal(_)) => (Phase::Killed, Some(KILL)),
+            (Phase::Ending(end), Event::Tick) if now >= end => (Phase::Killed, Some(KILL)),
             _ => (self, None),
         }
     }
@@ -66,13 +83,13 @@ mod tests {
     fn a_failure_ends_the_rest_politely_then_by_force() {
         let now = Instant::now();
         let (ending, sent) = Phase::Running.after(Event::Failure, now, GRACE);
-        assert_eq!(sent, Some(Signal::TERM));
+        assert_eq!(sent, Some(Word::Dismiss));
         assert_eq!(ending.patience(now), Some(GRACE));
         assert_eq!(ending.after(Event::Failure, now, GRACE), (ending, None));
         assert_eq!(ending.after(Event::Tick, now, GRACE), (ending, None));
         assert_eq!(
             ending.after(Event::Tick, now + GRACE, GRACE),
-            (Phase::Killed, Some(Signal::KILL))
+            (Phase::Killed, Some(KILL))
         );
     }
 
@@ -80,9 +97,9 @@ mod tests {
     fn a_signal_is_passed_on_and_a_second_one_kills() {
         let now = Instant::now();
         let (ending, sent) = Phase::Running.after(Event::Signal(Signal::INT), now, GRACE);
-        assert_eq!(sent, Some(Signal::INT));
+        assert_eq!(sent, Some(Word::Signal(Signal::INT)));
         let (killed, sent) = ending.after(Event::Signal(Signal::INT), now, GRACE);
-        assert_eq!((killed, sent), (Phase::Killed, Some(Signal::KILL)));
+        assert_eq!((killed, sent), (Phase::Killed, Some(KILL)));
     }
 
     proptest! {
@@ -94,13 +111,13 @@ mod tests {
             for (second, event) in events.into_iter().enumerate() {
                 let event = [Event::Failure, Event::Signal(Signal::HUP), Event::Tick][event as usize];
                 let now = start + Duration::from_secs(second as u64);
-                let (next, signal) = phase.after(event, now, GRACE);
+                let (next, word) = phase.after(event, now, GRACE);
                 phase = next;
-                sent.extend(signal);
+                sent.extend(word);
             }
             prop_assert!(sent.len() <= 2);
             if let Some(second) = sent.get(1) {
-                prop_assert_eq!(*second, Signal::KILL);
+                prop_assert_eq!(*second, KILL);
             }
         }
     }

@@ -56,6 +56,10 @@ pub struct End {
     pub after: Duration,
     /// The last signal that the launcher had sent it before.
     pub told: Option<i32>,
+    /// Why the launcher killed it, if it hung.
+    pub hung: Option<String>,
+    /// Where it was last, if it had a pulse: its step and its collective.
+    pub whereabouts: Option<String>,
     /// Its last lines on stderr.
     pub last_lines: Vec<String>,
 }
@@ -115,6 +119,13 @@ impl Outcome {
         Some(text)
     }
 
+    /// Of that, the first part: who failed first and how, and its last lines.
+    pub(crate) fn first_words(&self) -> Option<String> {
+        let mut text = String::new();
+        tell_first(&mut text, self.failed()?);
+        Some(text)
+    }
+
     fn failed(&self) -> Option<&End> {
         self.ends
             .iter()
@@ -138,13 +149,24 @@ fn first_failure(ends: &[End]) -> Option<&End> {
 }
 
 fn tell_first(text: &mut String, end: &End) {
-    let _ = write!(
-        text,
-        "{} {}, {:.1?} after the start",
-        name(end),
-        end.how,
-        end.after
-    );
+    let _ = match &end.hung {
+        Some(why) => write!(
+            text,
+            "{} hung and was killed, {:.1?} after the start: {why}",
+            name(end),
+            end.after
+        ),
+        None => write!(
+            text,
+            "{} {}, {:.1?} after the start",
+            name(end),
+            end.how,
+            end.after
+        ),
+    };
+    if let Some(whereabouts) = &end.whereabouts {
+        let _ = write!(text, "\n  it was {whereabouts}");
+    }
     if !end.last_lines.is_empty() {
         text.push_str("\n  its last lines on stderr:");
         for line in &end.last_lines {
@@ -195,6 +217,8 @@ mod tests {
             how,
             after: Duration::from_millis(millis),
             told,
+            hung: None,
+            whereabouts: None,
             last_lines: Vec::new(),
         }
     }
@@ -209,12 +233,14 @@ mod tests {
             end(4, How::Exited(1), 1300, Some(TERM)),
             end(5, How::Exited(1), 1200, None),
         ];
+        ends[1].whereabouts = Some("in step 3, waiting in all_reduce 4 of tp (activation)".into());
         ends[1].last_lines = vec!["Traceback".into(), "ValueError: no".into()];
         let outcome = Outcome::new(ends, None);
         assert_eq!(outcome.exit_code(), 3);
         assert_eq!(
             outcome.report().unwrap(),
             "rank 1 (pid 101) exited with code 3, 1.2s after the start\n  \
+             it was in step 3, waiting in all_reduce 4 of tp (activation)\n  \
              its last lines on stderr:\n    | Traceback\n    | ValueError: no\n  \
              rank 0 (pid 100) was ended: the launcher sent SIGTERM\n  \
              rank 2 (pid 102) did not end when told to: the launcher sent SIGKILL\n  \
@@ -249,6 +275,18 @@ mod tests {
             end(2, How::Killed(KILL), 1050, Some(KILL)),
         ];
         assert_eq!(Outcome::new(ends, None).first_failure, Some(0));
+    }
+
+    #[test]
+    fn a_hung_rank_is_named_with_the_reason() {
+        let mut hung = end(1, How::Killed(KILL), 9000, None);
+        hung.hung = Some("rank 1 does not run".into());
+        let ends = vec![end(0, How::Exited(1), 9001, None), hung];
+        let outcome = Outcome::new(ends, None);
+        assert_eq!(outcome.exit_code(), 137);
+        assert!(outcome.report().unwrap().starts_with(
+            "rank 1 (pid 101) hung and was killed, 9.0s after the start: rank 1 does not run\n"
+        ));
     }
 
     #[test]

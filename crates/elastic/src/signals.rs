@@ -22,11 +22,11 @@ static NUM_JOBS: Mutex<usize> = Mutex::new(0);
 
 /// The signals that arrive while this value lives.
 #[derive(Debug)]
-pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
+pub struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
     /// Begins to receive.
-    pub(crate) fn watch() -> io::Result<Signals> {
+    pub fn watch() -> io::Result<Signals> {
         let handled = handled();
         keep_usual_effect_when_idle(&handled)?;
         let (read, write) = UnixStream::pair()?;
@@ -36,7 +36,7 @@ impl Signals {
     }
 
     /// Those that have arrived since the last call.
-    pub(crate) fn arrived(&mut self) -> Vec<Signal> {
+    pub fn arrived(&mut self) -> Vec<Signal> {
         self.0
             .pending()
             .filter_map(Signal::from_named_raw)

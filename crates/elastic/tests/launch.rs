@@ -37,7 +37,7 @@ fn launcher(nproc: usize, script: &str) -> ExitCode {
 }
 
 fn trials() -> Vec<Trial> {
-    let trials: [(&str, fn()); 19] = [
+    let trials: [(&str, fn()); 21] = [
         ("ranks_get_torchruns_environment", environment),
         ("lines_carry_their_rank_and_keep_their_stream", prefixes),
         ("a_console_can_be_plain_or_silent", plain_console),
@@ -47,6 +47,8 @@ fn trials() -> Vec<Trial> {
         ("a_killed_rank_is_named_and_the_others_end", killed_rank),
         ("the_report_has_the_last_lines_of_stderr", last_lines),
         ("a_rank_that_will_not_end_is_killed", stubborn_rank),
+        ("a_rank_whose_pulse_stops_is_killed_and_named", hung_rank),
+        ("a_rank_without_a_pulse_is_left_alone", no_pulse),
         ("what_ranks_have_started_ends_too", grandchildren),
         ("what_a_successful_rank_leaves_behind_ends", leftovers),
         ("a_process_that_escapes_does_not_hold_the_launcher", escaped),
@@ -223,7 +225,7 @@ fn killed_rank() {
     let report = outcome.report().unwrap();
     let first = format!("rank 1 (pid {}) was killed by SIGKILL", outcome.ends[1].pid);
     assert!(report.starts_with(&first), "{report}");
-    assert_eq!(marked(&mark), []);
+    assert!(marked(&mark).is_empty());
 }
 
 fn last_lines() {
@@ -250,6 +252,34 @@ fn stubborn_rank() {
     assert_eq!(outcome.first_failure, Some(1));
     assert_eq!(outcome.ends[0].how, How::Killed(9));
     assert!(outcome.report().unwrap().contains("did not end when told"));
+}
+
+fn hung_rank() {
+    let pulse = r#"{"rank": 1, "stage": "stepping", "step": 7, "p99_ns": 1000000}"#;
+    let script = format!(
+        "if [ $RANK = 1 ]; then echo '{pulse}' > $TRAINYARD_PULSE_FOLDER/rank_1.json; fi; exec sleep 1000"
+    );
+    let start = Instant::now();
+    let outcome = launch(&quiet(2, &script)).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(6));
+    assert_eq!(outcome.exit_code(), 137);
+    let report = outcome.report().unwrap();
+    let first = format!("rank 1 (pid {}) hung and was killed", outcome.ends[1].pid);
+    assert!(report.starts_with(&first), "{report}");
+    assert!(
+        report.contains(": rank 1 does not run: stopped or starved for 4."),
+        "{report}"
+    );
+    assert!(
+        report.contains("\n  it was in step 7, before any collective\n"),
+        "{report}"
+    );
+    assert!(report.contains("rank 0"), "{report}");
+}
+
+fn no_pulse() {
+    let outcome = launch(&quiet(2, "exec sleep 6")).unwrap();
+    assert!(outcome.is_success());
 }
 
 fn grandchildren() {

@@ -6,6 +6,7 @@
 mod command;
 mod error;
 mod measure;
+mod products;
 mod ranks;
 mod verify;
 

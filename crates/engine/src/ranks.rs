@@ -18,6 +18,8 @@ pub fn run_locally(nproc: usize, args: &[OsString], console: Console) -> Result<
         source,
     })?;
     let mut job = Job::new(&engine, nproc).args(args).console(console);
+    // Whoever started this waits for it.
+    job.hang_timeout = None;
     // The front door starts faster than this program; use it where it is.
     let front_door = engine.with_file_name("trainyard");
     if front_door.is_file() {

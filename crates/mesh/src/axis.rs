@@ -1,7 +1,10 @@
-//! The five directions in which ranks are laid out, and sets of them.
+//! The five directions in which ranks are laid out, the two in which experts are, and sets of them.
 //!
 //! An axis is a reason to have several ranks. Their order is the mesh's order, outermost first:
 //! neighbours along `tp` are neighbouring ranks, so the chattiest axis stays inside a machine.
+//!
+//! Experts count the ranks of `dp_shard`, `cp` and `tp` in another way: as `efsdp` times `ep`. So those
+//! are axes too, of groups and of layouts; a set has axes of one way of counting or of the other.
 
 use std::{fmt, str::FromStr};
 
@@ -25,19 +28,38 @@ pub enum Axis {
     Cp,
     /// Tensor: ranks compute different parts of each layer.
     Tp,
+    /// Of the ranks that have the same experts: they share what one copy of those holds. Laid, with
+    /// `ep` inside, over `dp_shard`, `cp` and `tp`.
+    Efsdp,
+    /// Experts: ranks have different ones of each layer.
+    Ep,
 }
 
 impl Axis {
-    /// How many axes there are.
+    /// How many axes a rank's place has.
     pub const COUNT: usize = 5;
 
-    /// Every axis, outermost first.
+    /// How many there are with those of experts.
+    pub(crate) const EVERY_COUNT: usize = 7;
+
+    /// The axes that together say where a rank stands, outermost first.
     pub const ALL: [Axis; Axis::COUNT] = [
         Axis::Pp,
         Axis::DpReplicate,
         Axis::DpShard,
         Axis::Cp,
         Axis::Tp,
+    ];
+
+    /// Those of experts too; inner ones come later.
+    pub(crate) const EVERY: [Axis; Axis::EVERY_COUNT] = [
+        Axis::Pp,
+        Axis::DpReplicate,
+        Axis::DpShard,
+        Axis::Cp,
+        Axis::Tp,
+        Axis::Efsdp,
+        Axis::Ep,
     ];
 
     /// The name that configs use.
@@ -48,6 +70,8 @@ impl Axis {
             Axis::DpShard => "dp_shard",
             Axis::Cp => "cp",
             Axis::Tp => "tp",
+            Axis::Efsdp => "efsdp",
+            Axis::Ep => "ep",
         }
     }
 
@@ -66,7 +90,7 @@ impl FromStr for Axis {
     type Err = MeshError;
 
     fn from_str(name: &str) -> Result<Axis, MeshError> {
-        Axis::ALL
+        Axis::EVERY
             .into_iter()
             .find(|axis| axis.name() == name)
             .ok_or_else(|| MeshError::UnknownAxis {
@@ -85,12 +109,29 @@ impl AxisSet {
     /// No axis: a rank and nobody else.
     pub const EMPTY: AxisSet = AxisSet(0);
 
-    /// Every axis: the world.
+    /// Every axis of a rank's place: the world.
     pub const ALL: AxisSet = AxisSet((1 << Axis::COUNT) - 1);
 
     /// What experts are laid over: the innermost axes, so that their ranks are consecutive.
-    pub(crate) const EXPERT: AxisSet =
+    pub(crate) const INNER: AxisSet =
         AxisSet((1 << Axis::DpShard.index()) | (1 << Axis::Cp.index()) | (1 << Axis::Tp.index()));
+
+    /// How experts count the ranks of those.
+    pub(crate) const EXPERT: AxisSet =
+        AxisSet((1 << Axis::Efsdp.index()) | (1 << Axis::Ep.index()));
+
+    /// All axes of the way of counting that this set is of.
+    pub(crate) const fn system(self) -> AxisSet {
+        match self.0 & AxisSet::EXPERT.0 {
+            0 => AxisSet::ALL,
+            _ => AxisSet((AxisSet::ALL.0 & !AxisSet::INNER.0) | AxisSet::EXPERT.0),
+        }
+    }
+
+    /// Whether the axes are of both ways of counting, so that no group runs along them.
+    pub(crate) const fn is_mixed(self) -> bool {
+        self.0 & !self.system().0 != 0
+    }
 
     /// The set of these axes.
     pub fn of(axes: impl IntoIterator<Item = Axis>) -> AxisSet {
@@ -117,14 +158,15 @@ impl AxisSet {
         AxisSet(self.0 & other.0)
     }
 
-    /// The axes that are not in the set.
+    /// The axes that are not in the set: of all ranks' places, or of experts' where the set has one of
+    /// theirs.
     pub const fn complement(self) -> AxisSet {
-        AxisSet(!self.0 & AxisSet::ALL.0)
+        AxisSet(!self.0 & self.system().0)
     }
 
     /// The axes of the set, outermost first.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = Axis> + Clone {
-        Axis::ALL
+        Axis::EVERY
             .into_iter()
             .filter(move |&axis| self.contains(axis))
     }
@@ -190,7 +232,7 @@ mod tests {
 
     #[test]
     fn names_come_back() {
-        for axis in Axis::ALL {
+        for axis in Axis::EVERY {
             assert_eq!(axis.name().parse(), Ok(axis));
             let json = serde_json::to_string(&axis).unwrap();
             assert_eq!(json, format!("\"{axis}\""));
@@ -213,6 +255,19 @@ mod tests {
             set.iter().rev().collect::<Vec<_>>(),
             [Axis::Cp, Axis::DpShard]
         );
+    }
+
+    #[test]
+    fn experts_count_the_inner_ranks_in_their_own_way() {
+        let set = AxisSet::of([Axis::Ep, Axis::DpReplicate]);
+        assert_eq!(set.to_string(), "dp_replicate+ep");
+        assert_eq!(
+            set.complement(),
+            AxisSet::of([Axis::Pp, Axis::Efsdp]),
+            "what is left of their way of counting"
+        );
+        assert!(!set.is_mixed());
+        assert!(set.union(Axis::Tp.into()).is_mixed());
     }
 
     proptest! {

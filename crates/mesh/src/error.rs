@@ -1,6 +1,6 @@
 //! What a mesh, a layout or a name can be refused for.
 
-use crate::{Axis, Dim};
+use crate::{Axis, AxisSet, Dim};
 
 /// A mesh, a rank, a layout or a name that cannot be.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -32,6 +32,20 @@ pub enum MeshError {
         ep: usize,
         /// The size of `dp_shard * cp * tp`.
         over: usize,
+    },
+    /// The sizes of experts' axes follow from that of `ep`.
+    #[error("axis {axis} is laid over dp_shard, cp and tp; give those sizes, and ep beside them")]
+    LaidOver {
+        /// The axis.
+        axis: Axis,
+    },
+    /// Axes that count the same ranks in two ways.
+    #[error(
+        "{axes} counts ranks of dp_shard, cp and tp in two ways; use those axes, or efsdp and ep"
+    )]
+    CountedTwice {
+        /// The axes.
+        axes: AxisSet,
     },
     /// A rank beyond the mesh.
     #[error("rank {rank} is outside the mesh of {world_size} ranks; ranks start at 0")]
@@ -92,7 +106,7 @@ pub enum MeshError {
         shape: Vec<usize>,
     },
     /// A name that is none of the axes.
-    #[error("`{name}` is no mesh axis; the axes are pp, dp_replicate, dp_shard, cp, tp")]
+    #[error("`{name}` is no mesh axis; the axes are pp, dp_replicate, dp_shard, cp, tp, efsdp, ep")]
     UnknownAxis {
         /// The name.
         name: String,

@@ -16,6 +16,7 @@
 //! ```
 
 mod axis;
+mod chart;
 mod error;
 mod mesh;
 mod overlap;
@@ -23,6 +24,7 @@ mod placement;
 mod slice;
 
 pub use axis::{Axis, AxisSet};
+pub use chart::{Chart, Role};
 pub use error::MeshError;
 pub use mesh::{Coordinates, Mesh};
 pub use overlap::{Overlap, overlaps};

@@ -17,9 +17,9 @@ pub struct Mesh {
     ep: usize,
 }
 
-/// Where a rank stands: one number per axis.
+/// Where a rank stands: one number per axis, those of experts too.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
-pub struct Coordinates([usize; Axis::COUNT]);
+pub struct Coordinates([usize; Axis::EVERY_COUNT]);
 
 impl Coordinates {
     /// The coordinate along `axis`.
@@ -43,6 +43,9 @@ impl Mesh {
         for &(axis, size) in sizes {
             if size == 0 {
                 return Err(MeshError::EmptyAxis { axis });
+            }
+            if AxisSet::EXPERT.contains(axis) {
+                return Err(MeshError::LaidOver { axis });
             }
             if seen.contains(axis) {
                 return Err(MeshError::DuplicateAxis { axis });
@@ -68,7 +71,7 @@ impl Mesh {
 
     /// The same mesh with expert parallelism of size `ep` laid over `dp_shard * cp * tp`.
     pub fn with_ep(mut self, ep: usize) -> Result<Mesh, MeshError> {
-        let over = self.size_of(AxisSet::EXPERT);
+        let over = self.size_of(AxisSet::INNER);
         if ep == 0 || !over.is_multiple_of(ep) {
             return Err(MeshError::ExpertsDoNotDivide { ep, over });
         }
@@ -83,7 +86,11 @@ impl Mesh {
 
     /// How many ranks lie along `axis`.
     pub const fn size(&self, axis: Axis) -> usize {
-        self.sizes[axis.index()]
+        match axis {
+            Axis::Ep => self.ep,
+            Axis::Efsdp => self.efsdp(),
+            _ => self.sizes[axis.index()],
+        }
     }
 
     /// How many ranks a group along `axes` has.
@@ -97,22 +104,43 @@ impl Mesh {
     }
 
     /// How many ranks shard the same experts: `dp_shard * cp * tp / ep`.
-    pub fn efsdp(&self) -> usize {
-        self.size_of(AxisSet::EXPERT) / self.ep
+    pub const fn efsdp(&self) -> usize {
+        let [_, _, dp_shard, cp, tp] = self.sizes;
+        dp_shard * cp * tp / self.ep
     }
 
     /// The axes with more than one rank. Groups along sets that agree on these are the same.
     pub fn active(&self) -> AxisSet {
-        Axis::ALL
+        Axis::EVERY
             .into_iter()
             .filter(|&axis| self.size(axis) > 1)
             .collect()
     }
 
+    /// The same groups in fewest words, so that sets along which they are the same can be told: active
+    /// axes alone, and those of a rank's place where all of what experts are laid over is meant.
+    pub fn simplest(&self, axes: impl Into<AxisSet>) -> AxisSet {
+        let active = self.active();
+        let axes = axes.into().intersection(active);
+        let experts = AxisSet::EXPERT.intersection(active);
+        match axes.intersection(AxisSet::EXPERT) {
+            AxisSet::EMPTY => axes,
+            found if found == experts => axes
+                .intersection(AxisSet::EXPERT.complement())
+                .union(AxisSet::INNER.intersection(active)),
+            _ => axes,
+        }
+    }
+
     /// Where `rank` stands.
     pub fn coordinates(&self, rank: usize) -> Result<Coordinates, MeshError> {
         self.check_rank(rank)?;
-        Ok(self.place(rank, AxisSet::ALL))
+        let mut coordinates = self.place(rank, AxisSet::ALL);
+        let as_experts = self.place(rank, AxisSet::EXPERT.system());
+        for axis in AxisSet::EXPERT.iter() {
+            coordinates = coordinates.with(axis, as_experts.get(axis));
+        }
+        Ok(coordinates)
     }
 
     /// The rank that stands at `coordinates`.
@@ -133,7 +161,10 @@ impl Mesh {
     /// The ranks that differ from `rank` only along `axes`, itself included, ascending.
     pub fn group(&self, rank: usize, axes: impl Into<AxisSet>) -> Result<Vec<usize>, MeshError> {
         let (axes, coordinates) = (axes.into(), self.coordinates(rank)?);
-        Ok(self.members(coordinates, axes))
+        match axes.is_mixed() {
+            false => Ok(self.members(coordinates, axes)),
+            true => Err(MeshError::CountedTwice { axes }),
+        }
     }
 
     /// The position of `rank` in its group along `axes`.
@@ -154,26 +185,30 @@ impl Mesh {
 
     /// The ranks among which the experts that `rank` routes to are divided, ascending.
     pub fn expert_group(&self, rank: usize) -> Result<Vec<usize>, MeshError> {
-        let first = rank - self.expert_index(rank)?;
-        Ok((first..first + self.ep).collect())
+        self.group(rank, Axis::Ep)
     }
 
     /// The ranks that shard the same experts as `rank`, ascending.
     pub fn expert_shard_group(&self, rank: usize) -> Result<Vec<usize>, MeshError> {
-        let first = rank - self.expert_shard_index(rank)? * self.ep;
-        Ok((0..self.efsdp())
-            .map(|shard| first + shard * self.ep)
-            .collect())
+        self.group(rank, Axis::Efsdp)
     }
 
     /// The position of `rank` in its expert group.
     pub fn expert_index(&self, rank: usize) -> Result<usize, MeshError> {
-        Ok(self.index_in_group(rank, AxisSet::EXPERT)? % self.ep)
+        self.index_in_group(rank, Axis::Ep)
     }
 
     /// The position of `rank` in its expert shard group.
     pub fn expert_shard_index(&self, rank: usize) -> Result<usize, MeshError> {
-        Ok(self.index_in_group(rank, AxisSet::EXPERT)? / self.ep)
+        self.index_in_group(rank, Axis::Efsdp)
+    }
+
+    /// How many ranks of an expert group are on one machine, where machines of `per_machine` ranks each hold
+    /// several whole parts of it; none where one machine has it all, or machines cut across.
+    pub fn experts_on_machine(&self, per_machine: usize) -> Option<usize> {
+        let is_cut = per_machine > 0 && per_machine < self.ep;
+        let is_whole = is_cut && self.ep.is_multiple_of(per_machine);
+        is_whole.then_some(per_machine)
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), MeshError> {
@@ -192,7 +227,7 @@ impl Mesh {
                 for axis in axes.iter() {
                     at = at.with(axis, moved.get(axis));
                 }
-                self.number(&at, AxisSet::ALL)
+                self.number(&at, axes.system())
             })
             .collect()
     }
@@ -219,6 +254,7 @@ impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut factors: Vec<String> = self
             .active()
+            .intersection(AxisSet::ALL)
             .iter()
             .map(|axis| format!("{axis}{}", self.size(axis)))
             .collect();

@@ -122,12 +122,32 @@ impl<'de> Deserialize<'de> for Placement {
 
 /// One placement per axis. Serialised as a map that leaves out replicated axes.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
-pub struct Layout([Placement; Axis::COUNT]);
+pub struct Layout([Placement; Axis::EVERY_COUNT]);
 
 impl Layout {
     /// The same on every rank.
     pub const fn replicated() -> Layout {
-        Layout([Placement::Replicate; Axis::COUNT])
+        Layout([Placement::Replicate; Axis::EVERY_COUNT])
+    }
+
+    /// Experts, one after the other along the first dimension, each on one rank of `ep`.
+    pub const fn of_experts() -> Layout {
+        Layout::replicated().with(Axis::Ep, Placement::Shard(Dim(0)))
+    }
+
+    /// Whether it is one of experts, be they on one rank or on several.
+    pub fn is_of_experts(&self) -> bool {
+        self.get(Axis::Ep) != Placement::Replicate
+    }
+
+    /// The axes along which ranks of one stage hold the same.
+    pub fn same_axes(&self) -> AxisSet {
+        let own = match self.is_of_experts() {
+            true => AxisSet::EXPERT.system(),
+            false => AxisSet::ALL,
+        };
+        let others = self.cut_axes().union(Axis::Pp.into());
+        own.iter().filter(|&axis| !others.contains(axis)).collect()
     }
 
     /// The same layout, but for `placement` along `axis`.
@@ -153,14 +173,14 @@ impl Layout {
     }
 
     fn axes_where(&self, holds: impl Fn(Placement) -> bool) -> AxisSet {
-        Axis::ALL
+        Axis::EVERY
             .into_iter()
             .filter(|&axis| holds(self.get(axis)))
             .collect()
     }
 
     fn cuts_and_partials(&self) -> impl Iterator<Item = (Axis, Placement)> + '_ {
-        Axis::ALL
+        Axis::EVERY
             .into_iter()
             .map(|axis| (axis, self.get(axis)))
             .filter(|&(_, placement)| placement != Placement::Replicate)
@@ -219,6 +239,20 @@ mod tests {
         assert!("shard".parse::<Placement>().is_err());
         assert!("shard(x)".parse::<Placement>().is_err());
         assert!("packed(3)".parse::<Placement>().is_err());
+    }
+
+    #[test]
+    fn experts_are_the_same_where_neither_they_nor_their_shards_differ() {
+        let experts = Layout::of_experts();
+        assert!(experts.is_of_experts());
+        let same = AxisSet::of([Axis::DpReplicate, Axis::Efsdp]);
+        assert_eq!(experts.same_axes(), same);
+        let sharded = experts.with(Axis::Efsdp, Placement::Flat);
+        assert_eq!(sharded.same_axes(), Axis::DpReplicate.into());
+        assert_eq!(sharded.to_string(), "efsdp flat, ep shard(0)");
+        let cut = Layout::replicated().with(Axis::Tp, Placement::Shard(Dim(1)));
+        let same = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
+        assert_eq!(cut.same_axes(), same);
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub fn slice_of(
     };
     let mut row = None;
     let (mut num_chunks, mut number) = (1, 0);
-    for axis in Axis::ALL.into_iter().rev() {
+    for axis in Axis::EVERY.into_iter().rev() {
         let (size, index) = (mesh.size(axis), coordinates.get(axis));
         match layout.get(axis) {
             Placement::Replicate | Placement::Partial => {}
@@ -156,9 +156,13 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
         .ok_or_else(|| MeshError::TooManyElements {
             shape: shape.to_vec(),
         })?;
+    let axes = layout.cut_axes();
+    if axes.is_mixed() {
+        return Err(MeshError::CountedTwice { axes });
+    }
     let mut flat = None;
     let mut row: Option<Placement> = None;
-    for axis in Axis::ALL.into_iter().rev() {
+    for axis in Axis::EVERY.into_iter().rev() {
         let placement = layout.get(axis);
         let mixes = match placement {
             Placement::Packed(_) => flat.is_some() && row != Some(placement),
@@ -270,6 +274,23 @@ mod tests {
             }
         );
         assert_eq!(slice.flat, Some(3..6));
+    }
+
+    #[test]
+    fn shards_of_experts_are_cut_from_each_rank_s_experts() {
+        let mesh = Mesh::new(&[(Axis::DpShard, 2), (Axis::Tp, 2)]).unwrap();
+        let mesh = mesh.with_ep(2).unwrap();
+        let layout = Layout::of_experts().with(Axis::Efsdp, Placement::Flat);
+        let held = (0..4).map(|rank| slice_of(&[4, 3], &layout, &mesh, rank).unwrap());
+        let held: Vec<_> = held
+            .map(|s| (s.region.offsets[0], s.flat.unwrap()))
+            .collect();
+        assert_eq!(held, [(0, 0..3), (2, 0..3), (0, 3..6), (2, 3..6)]);
+        let mixed = layout.with(Axis::Tp, Placement::Shard(Dim(1)));
+        assert!(matches!(
+            slice_of(&[4, 3], &mixed, &mesh, 0),
+            Err(MeshError::CountedTwice { .. })
+        ));
     }
 
     #[test]

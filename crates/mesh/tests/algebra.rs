@@ -222,3 +222,23 @@ fn impossible_places_are_refused() {
         })
     );
 }
+
+#[test]
+fn sets_with_the_same_groups_have_one_simplest_form() {
+    let mesh = Mesh::new(&[(Axis::DpReplicate, 2), (Axis::DpShard, 2), (Axis::Tp, 2)]).unwrap();
+    let inner = AxisSet::of([Axis::DpShard, Axis::Tp]);
+    let both = AxisSet::of([Axis::Efsdp, Axis::Ep]);
+    let over = mesh.clone().with_ep(2).unwrap();
+    assert_eq!(over.simplest(both), inner);
+    assert_eq!(over.simplest(Axis::Ep), Axis::Ep.into());
+    assert_eq!(over.group(5, Axis::Ep).unwrap(), [4, 5]);
+    assert_eq!(over.group(5, Axis::Efsdp).unwrap(), [5, 7]);
+    // Where all ranks have the same experts, or all different ones, one axis is all there is.
+    assert_eq!(mesh.simplest(Axis::Efsdp), inner);
+    assert_eq!(mesh.with_ep(4).unwrap().simplest(both), inner);
+    let mixed = AxisSet::of([Axis::Ep, Axis::Tp]);
+    assert!(matches!(
+        over.group(0, mixed),
+        Err(MeshError::CountedTwice { .. })
+    ));
+}

@@ -17,7 +17,7 @@ use trainyard_torch::{Group, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
 use crate::parameter::{Plan, shape_of};
-use crate::{ContextParallel, Init, Parameter, Result, TensorParallel};
+use crate::{ContextParallel, ExpertParallel, Init, Parameter, Result, TensorParallel};
 
 /// Elements made at a time, which bounds what building needs beside the model itself.
 const CHUNK: u64 = 1 << 20;
@@ -64,6 +64,7 @@ pub struct Builder {
     compute_kind: Option<Kind>,
     tp: TensorParallel,
     cp: ContextParallel,
+    ep: ExpertParallel,
     /// The parameters that get memory; all if absent.
     only: Option<Rc<HashSet<String>>>,
     path: String,
@@ -79,6 +80,7 @@ impl Builder {
             compute_kind: None,
             tp: TensorParallel::alone(),
             cp: ContextParallel::alone(),
+            ep: ExpertParallel::alone(),
             only: None,
             path: String::new(),
         }
@@ -127,6 +129,12 @@ impl Builder {
         Builder { cp, ..self }
     }
 
+    /// The ranks that have different experts.
+    #[must_use]
+    pub fn with_expert_parallel(self, ep: ExpertParallel) -> Builder {
+        Builder { ep, ..self }
+    }
+
     /// Whether nothing it builds has memory.
     pub fn is_meta(&self) -> bool {
         self.place == Place::Meta
@@ -150,6 +158,11 @@ impl Builder {
     /// The ranks that share every sequence.
     pub fn context_parallel(&self) -> ContextParallel {
         self.cp.clone()
+    }
+
+    /// The ranks that have different experts.
+    pub fn expert_parallel(&self) -> ExpertParallel {
+        self.ep.clone()
     }
 
     /// The builder for the part of the model called `name` below this one.
@@ -177,7 +190,29 @@ impl Builder {
             return self.parameter(name, shape, init);
         }
         let share = self.tp.share(&self.name_of(name), shape[dim.0])?;
-        self.made(name, shape, Held::cut(shape, dim, share), None, init)
+        let layout = Layout::replicated().with(Axis::Tp, Placement::Shard(dim));
+        let held = Held::cut(shape, dim, share, layout);
+        self.made(name, shape, held, None, init)
+    }
+
+    /// A parameter of experts, one after the other along the first dimension, of which ranks of `ep`
+    /// have an interval each. Its layout says so even where one rank has all: along other axes its
+    /// gradients are added up over other ranks than those of other parameters.
+    pub fn experts(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        let share = self.ep.share(&self.name_of(name), shape[0])?;
+        let held = Held::cut(shape, Dim(0), share, Layout::of_experts());
+        self.made(name, shape, held, None, init)
+    }
+
+    /// What belongs to the model's state but is not trained, the same on every rank.
+    pub fn buffer(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        let held = Held {
+            memory: MemoryKind::Other,
+            ..Held::whole(shape)
+        };
+        let parameter = self.made(name, shape, held, None, init)?;
+        let _ = parameter.tensor().f_set_requires_grad(false)?;
+        Ok(parameter)
     }
 
     /// A parameter with a row for each word of a vocabulary, of which tensor-parallel ranks have an
@@ -186,7 +221,8 @@ impl Builder {
         if self.tp.size() == 1 {
             return self.parameter(name, shape, init);
         }
-        let held = Held::cut(shape, Dim(0), self.tp.interval(shape[0]));
+        let layout = Layout::replicated().with(Axis::Tp, Placement::Shard(Dim(0)));
+        let held = Held::cut(shape, Dim(0), self.tp.interval(shape[0]), layout);
         self.made(name, shape, held, None, init)
     }
 
@@ -214,7 +250,7 @@ impl Builder {
         let lengths = &held.region.lengths;
         let is_wanted = self.only.as_ref().is_none_or(|names| names.contains(&name));
         let place = if is_wanted { self.place } else { Place::Meta };
-        let tensor = memory::scope(MemoryKind::Parameter, || place.empty(lengths, self.kind))?;
+        let tensor = memory::scope(held.memory, || place.empty(lengths, self.kind))?;
         if !is_wanted {
             // Another rank's: not even a dry run counts it here.
             storage::release(&tensor)?;
@@ -280,6 +316,7 @@ impl Builder {
 struct Held {
     region: Region,
     layout: Layout,
+    memory: MemoryKind,
 }
 
 impl Held {
@@ -287,16 +324,16 @@ impl Held {
         Held {
             region: Region::whole(shape),
             layout: Layout::replicated(),
+            memory: MemoryKind::Parameter,
         }
     }
 
-    /// What is left of it where tensor-parallel ranks cut along `dim`.
-    fn cut(shape: &[usize], dim: Dim, share: Range<usize>) -> Held {
+    /// What is left of it where ranks cut along `dim`, as `layout` says.
+    fn cut(shape: &[usize], dim: Dim, share: Range<usize>, layout: Layout) -> Held {
         let mut held = Held::whole(shape);
         held.region.offsets[dim.0] = share.start;
         held.region.lengths[dim.0] = share.len();
-        held.layout = held.layout.with(Axis::Tp, Placement::Shard(dim));
-        held
+        Held { layout, ..held }
     }
 }
 

@@ -17,6 +17,18 @@ pub enum NnError {
          context_parallel_method = \"ulysses\""
     )]
     DocumentsInARing,
+    /// Experts, where tensor-parallel ranks all have all positions.
+    #[error(
+        "experts divide positions over the ranks that share matrices, but those all have all: use \
+         enable_sequence_parallel = true"
+    )]
+    WholeSequences,
+    /// A layer adds to a loss whose weight it does not know.
+    #[error(
+        "experts are balanced by a loss, but the context does not tell what losses are divided by: \
+         use Context::with_loss_weight"
+    )]
+    LossWeight,
     /// libtorch refused an operation.
     #[error(transparent)]
     Torch(#[from] TorchError),

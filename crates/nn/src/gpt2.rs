@@ -99,7 +99,12 @@ impl Gpt2 {
             blocks,
             head,
             num_words: config.vocab_size,
-            traffic: Traffic::new(config.num_hidden_layers, &config.attention(), builder),
+            traffic: Traffic::new(
+                config.num_hidden_layers,
+                2 * config.num_hidden_layers,
+                &config.attention(),
+                builder,
+            ),
             tp: builder.tensor_parallel(),
         })
     }

@@ -1,14 +1,15 @@
 //! Llama: a decoder of equal blocks, with Hugging Face's names for its parameters.
 //!
-//! Its units are the embedding, every block, and the head, which holds the final norm too.
+//! Its units are the embedding, every block, and the head, which holds the final norm too. The
+//! feed-forward part of a block may be a mixture of experts: then it is a Mixtral, or a Qwen-MoE.
 
 use std::rc::Rc;
 
 use tch::Tensor;
 
 use crate::{
-    Builder, Context, Documents, Init, Model, Module, NnError, Parameter, Result, RopeScaling,
-    TensorParallel, Unit,
+    Builder, Context, Documents, Init, MixtureOfExperts, Model, Module, MoeConfig, NnError,
+    Parameter, Result, RopeScaling, Router, TensorParallel, Unit,
     layers::{Attention, AttentionSizes, Dropout, Embedding, LanguageHead, RmsNorm, Rope, SwiGlu},
     recomputed,
     traffic::Traffic,
@@ -45,6 +46,8 @@ pub struct LlamaConfig {
     pub qk_norm: bool,
     /// Share of what attention and the feed-forward part add that training leaves out.
     pub resid_pdrop: f64,
+    /// The experts of blocks that have them; none if absent.
+    pub moe: Option<MoeConfig>,
 }
 
 impl LlamaConfig {
@@ -65,6 +68,7 @@ impl LlamaConfig {
             attention_bias: false,
             qk_norm: false,
             resid_pdrop: 0.0,
+            moe: None,
         }
     }
 
@@ -89,6 +93,23 @@ impl LlamaConfig {
             ));
         }
         Ok(())
+    }
+
+    /// The experts of block `index`.
+    fn experts(&self, index: usize) -> Option<&MoeConfig> {
+        let moe = self.moe.as_ref();
+        moe.filter(|moe| index >= moe.first_k_dense_replace)
+    }
+
+    /// Pairs of matrices that tensor-parallel ranks share: each block's of attention, and its dense
+    /// feed-forward part or its shared experts.
+    fn num_pairs(&self) -> usize {
+        let shares = |index: &usize| match self.experts(*index) {
+            Some(moe) => moe.n_shared_experts > 0,
+            None => true,
+        };
+        let blocks = 0..self.num_hidden_layers;
+        blocks.len() + blocks.filter(shares).count()
     }
 
     fn attention(&self) -> AttentionSizes {
@@ -131,7 +152,7 @@ impl Llama {
         let blocks = (0..config.num_hidden_layers)
             .map(|index| {
                 let builder = trunk.at(&format!("layers.{index}"));
-                Block::build(config, seq_len, &rope, &builder)
+                Block::build(config, index, seq_len, &rope, &builder)
             })
             .collect::<Result<_>>()?;
         let head = Head::build(config, &embed.embedding, &trunk, builder)?;
@@ -140,7 +161,12 @@ impl Llama {
             blocks,
             head,
             num_words: config.vocab_size,
-            traffic: Traffic::new(config.num_hidden_layers, &config.attention(), builder),
+            traffic: Traffic::new(
+                config.num_hidden_layers,
+                config.num_pairs(),
+                &config.attention(),
+                builder,
+            ),
             tp: builder.tensor_parallel(),
         })
     }
@@ -205,6 +231,31 @@ impl NormedAttention {
     }
 }
 
+/// The half of a block that computes with each position alone.
+#[derive(Debug)]
+enum FeedForward {
+    Dense(SwiGlu),
+    Experts(Box<MixtureOfExperts>),
+}
+
+impl FeedForward {
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        match self {
+            FeedForward::Dense(mlp) => mlp.forward(x),
+            FeedForward::Experts(mixture) => mixture.forward(x, cx),
+        }
+    }
+}
+
+impl Module for FeedForward {
+    fn visit(&self, visitor: &mut dyn FnMut(&Parameter)) {
+        match self {
+            FeedForward::Dense(mlp) => mlp.visit(visitor),
+            FeedForward::Experts(mixture) => mixture.visit(visitor),
+        }
+    }
+}
+
 /// Attention and a feed-forward part, each added to its input.
 #[derive(Module, Debug)]
 struct Block {
@@ -212,7 +263,7 @@ struct Block {
     /// Shared with backward, where it may be computed again.
     attention: Rc<NormedAttention>,
     post_attention_layernorm: RmsNorm,
-    mlp: SwiGlu,
+    mlp: FeedForward,
     /// What is left out of what attention and the feed-forward part add.
     #[module(skip)]
     dropouts: Option<[Dropout; 2]>,
@@ -221,12 +272,20 @@ struct Block {
 impl Block {
     fn build(
         config: &LlamaConfig,
+        index: usize,
         seq_len: usize,
         rope: &Rope,
         builder: &Builder,
     ) -> Result<Block> {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         let init = Init::with_std(STD);
+        let mlp = builder.at("mlp");
+        let mlp = match config.experts(index) {
+            Some(moe) => {
+                FeedForward::Experts(MixtureOfExperts::build(&mlp, index, width, moe, init)?.into())
+            }
+            None => FeedForward::Dense(SwiGlu::build(&mlp, width, inner, init)?),
+        };
         let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
         Ok(Block {
             name: builder.path().to_owned(),
@@ -240,7 +299,7 @@ impl Block {
                 )?,
             }),
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp: SwiGlu::build(&builder.at("mlp"), width, inner, init)?,
+            mlp,
             dropouts: Dropout::pair(builder, ["self_attn", "mlp"], seq_len, config.resid_pdrop)?,
         })
     }
@@ -270,10 +329,16 @@ impl Unit for Block {
             false => self.attention.forward(x, documents.as_ref())?,
         };
         let x = x.f_add(&self.left(0, attended, cx)?)?;
-        let fed = self
-            .mlp
-            .forward(&self.post_attention_layernorm.forward(&x)?)?;
+        let normed = self.post_attention_layernorm.forward(&x)?;
+        let fed = self.mlp.forward(&normed, cx)?;
         Ok(x.f_add(&self.left(1, fed, cx)?)?)
+    }
+
+    fn router(&self) -> Option<&Router> {
+        match &self.mlp {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(mixture) => Some(mixture.router()),
+        }
     }
 }
 

@@ -4,10 +4,10 @@
 //! it with what the ledger counted. With batch `b`, sequence `s`, width `h`, `t` ranks that share
 //! matrices, `c` that share sequences, and elements of `w` bytes, all ranks that share one batch send:
 //!
-//! - for each of the `4·layers + 2` sums of positions (after each pair of matrices in forward, before
+//! - for each of the `2·pairs + 2` sums of positions (after each pair of matrices in forward, before
 //!   it in backward; the embedding's and the head's are one each): `2·(t − 1)·b·s·h·w`, whether as
-//!   all-reduces or as reduce-scatters and all-gathers;
-//! - where backward gathers again, `(t − 1)·b·s·h·w` for each of `2·layers + 1` gathers;
+//!   all-reduces or as reduce-scatters and all-gathers; a dense block has two pairs;
+//! - where backward gathers again, `(t − 1)·b·s·h·w` for each of `pairs + 1` gathers;
 //! - for the loss, three numbers per position from each rank to each other: `3·t·(t − 1)·b·s·w_loss`;
 //! - in a ring, per layer, keys and values once round in forward and once in backward, and their
 //!   gradients once: `6·(c − 1)·b·s·k·w`, where `k` is the width of all ranks' keys together;
@@ -21,6 +21,7 @@ use crate::{Builder, Method, Sequence};
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     num_layers: u64,
+    num_pairs: u64,
     width: u64,
     q_width: u64,
     /// Of all ranks that share a matrix; heads that several compute count for each.
@@ -34,7 +35,12 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(num_layers: usize, sizes: &AttentionSizes, builder: &Builder) -> Traffic {
+    pub(crate) fn new(
+        num_layers: usize,
+        num_pairs: usize,
+        sizes: &AttentionSizes,
+        builder: &Builder,
+    ) -> Traffic {
         let (tp, cp) = (builder.tensor_parallel(), builder.context_parallel());
         let kind = builder.computes_in();
         // Where ranks are more than heads of keys, each computes one; Ulysses repeats heads too.
@@ -46,6 +52,7 @@ impl Traffic {
         let bytes = |kind: tch::Kind| kind.elt_size_in_bytes() as u64;
         Traffic {
             num_layers: num_layers as u64,
+            num_pairs: num_pairs as u64,
             width: sizes.width as u64,
             q_width: (sizes.num_heads * sizes.head_dim) as u64,
             kv_width: (kv_heads * sizes.head_dim) as u64,
@@ -65,10 +72,10 @@ impl Traffic {
     fn sums(&self, num_tokens: u64) -> u64 {
         let once = (self.tp - 1) * num_tokens * self.width * self.widths.0;
         let gathers = match self.sequence {
-            Sequence::Regathered => 2 * self.num_layers + 1,
+            Sequence::Regathered => self.num_pairs + 1,
             Sequence::Whole | Sequence::Kept => 0,
         };
-        ((4 * self.num_layers + 2) * 2 + gathers) * once
+        ((2 * self.num_pairs + 2) * 2 + gathers) * once
     }
 
     fn loss(&self, num_tokens: u64) -> u64 {

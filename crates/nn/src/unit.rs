@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use tch::Tensor;
 
-use crate::{Documents, Module, Parameter, Result};
+use crate::{Documents, Module, Parameter, Result, Router};
 
 /// What a forward pass knows beside its input.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Context {
     /// The step of training, from zero.
     pub step: u64,
@@ -22,6 +22,9 @@ pub struct Context {
     pub recompute_attention: bool,
     /// The documents that attention keeps apart; none where a sequence is one.
     pub documents: Option<Documents>,
+    /// What the loss that backward begins with multiplies a sum over positions by, for layers that add a
+    /// loss of their own.
+    pub loss_weight: Option<f64>,
 }
 
 impl Context {
@@ -33,6 +36,7 @@ impl Context {
             training: true,
             recompute_attention: false,
             documents: None,
+            loss_weight: None,
         }
     }
 
@@ -51,6 +55,15 @@ impl Context {
         Context { documents, ..self }
     }
 
+    /// The same for a loss that multiplies a sum over positions by `weight`.
+    #[must_use]
+    pub fn with_loss_weight(self, weight: f64) -> Context {
+        Context {
+            loss_weight: Some(weight),
+            ..self
+        }
+    }
+
     /// The context of an evaluation.
     pub fn evaluation(step: u64) -> Context {
         Context {
@@ -59,6 +72,7 @@ impl Context {
             training: false,
             recompute_attention: false,
             documents: None,
+            loss_weight: None,
         }
     }
 }
@@ -74,6 +88,11 @@ pub trait Unit: Module {
     /// Parameters it computes with that another unit owns: a tied head's table.
     fn borrowed(&self) -> Vec<Parameter> {
         Vec::new()
+    }
+
+    /// What sends its tokens to experts, if it has any.
+    fn router(&self) -> Option<&Router> {
+        None
     }
 }
 

@@ -5,7 +5,7 @@ use trainyard_torch::{Group, ReduceOp, Result, Work};
 use trainyard_trace::Purpose;
 
 /// Reduces buckets of gradients over a group; called during backward, so it must not wait.
-pub trait GradientHook: Send {
+pub trait GradientHook: Send + Sync {
     /// Starts the reduction of a bucket.
     fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>>;
 

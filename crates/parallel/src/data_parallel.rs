@@ -202,7 +202,8 @@ fn adopt(replica: &Tensor, value: &Tensor) -> Result<()> {
 }
 
 fn forward_backward<M: Model>(model: &M, share: &Share) -> Result<Tensor> {
-    let run = trainyard_nn::run(model, &share.inputs, &Context::training(share.step), &[])?;
+    let cx = Context::training(share.step).with_loss_weight(1.0 / share.num_targets as f64);
+    let run = trainyard_nn::run(model, &share.inputs, &cx, &[])?;
     let sum = model.loss(run.output(), &share.targets)?;
     let loss = sum.f_div_scalar(share.num_targets as f64)?;
     run.backward(&loss)?;

@@ -63,12 +63,9 @@ impl Default for DdpOptions {
 pub struct Ddp<M> {
     model: M,
     parameters: Vec<Parameter>,
-    /// None on a single rank, where there is nothing to reduce.
-    reducer: Option<Arc<Mutex<Reducer>>>,
+    /// Parameters by the ranks over which their gradients are reduced.
+    families: Vec<Family>,
     find_unused: bool,
-    num_ranks: usize,
-    /// Of all gradients, as they travel.
-    gradient_bytes: u64,
     terms: Terms,
     /// Whether a reduction is under way.
     is_reducing: Cell<bool>,
@@ -76,56 +73,105 @@ pub struct Ddp<M> {
     _hooks: Vec<HookHandle>,
 }
 
-impl<M: Model> Ddp<M> {
-    /// Wraps a model; every rank's parameters become those of the group's first rank.
-    pub fn new(model: M, group: &Group, options: DdpOptions) -> Result<Ddp<M>> {
-        let parameters = in_order_of_use(&model);
-        let find_unused = options.find_unused_parameters;
-        let terms = Terms::of(&parameters);
-        if group.size() == 1 {
-            return Ok(Ddp {
-                model,
-                parameters,
-                reducer: None,
-                find_unused,
-                num_ranks: 1,
-                gradient_bytes: 0,
-                terms,
-                is_reducing: Cell::new(false),
-                interceptors: options.inside,
-                _hooks: Vec::new(),
-            });
-        }
-        let width = |p: &Parameter| options.hook.width(p.kind()) * p.tensor().numel() as u64;
-        let gradient_bytes = parameters.iter().map(width).sum();
-        let plan = Plan {
-            op: options.op,
-            hook: options.hook,
-            overlap: options.overlap,
-            limits: options.buckets,
+/// Parameters whose gradients are reduced over the same ranks.
+struct Family {
+    /// None on a single rank, where there is nothing to reduce.
+    reducer: Option<Arc<Mutex<Reducer>>>,
+    num_ranks: usize,
+    /// Of all gradients, as they travel.
+    gradient_bytes: u64,
+    /// Of all parameters.
+    bytes: u64,
+}
+
+impl Family {
+    fn new(parameters: &[Parameter], group: &Group, plan: Plan) -> Result<Family> {
+        let width = |p: &Parameter| plan.hook.width(p.kind()) * p.tensor().numel() as u64;
+        let bytes = |p: &Parameter| (p.kind().elt_size_in_bytes() * p.tensor().numel()) as u64;
+        let is_reduced = group.size() > 1 && !parameters.is_empty();
+        Ok(Family {
+            num_ranks: group.size(),
+            gradient_bytes: match is_reduced {
+                true => parameters.iter().map(width).sum(),
+                false => 0,
+            },
+            bytes: parameters.iter().map(bytes).sum(),
+            reducer: match is_reduced {
+                true => {
+                    let reducer = Reducer::new(parameters, group, plan)?;
+                    reducer.broadcast_parameters()?;
+                    Some(Arc::new(Mutex::new(reducer)))
+                }
+                false => None,
+            },
+        })
+    }
+
+    /// Tells the reducer of every gradient that is complete.
+    fn listen(&self) -> Result<Vec<HookHandle>> {
+        let Some(reducer) = &self.reducer else {
+            return Ok(Vec::new());
         };
-        let reducer = Reducer::new(&parameters, group, plan)?;
-        reducer.broadcast_parameters()?;
-        broadcast_buffers(&model, group)?;
-        let leaves: Vec<Tensor> = reducer
-            .leaves()
-            .map(|(_, leaf)| leaf.shallow_clone())
-            .collect();
-        let reducer = Arc::new(Mutex::new(reducer));
+        let leaves: Vec<Tensor> = {
+            let reducer = lock(reducer);
+            reducer
+                .leaves()
+                .map(|(_, leaf)| leaf.shallow_clone())
+                .collect()
+        };
         let mut hooks = Vec::with_capacity(leaves.len());
         for (number, leaf) in leaves.iter().enumerate() {
-            let reducer = Arc::clone(&reducer);
+            let reducer = Arc::clone(reducer);
             hooks.push(post_accumulate_hook(leaf, move |_| {
                 lock(&reducer).ready(number)
             })?);
         }
+        Ok(hooks)
+    }
+}
+
+impl<M: Model> Ddp<M> {
+    /// Wraps a model; every rank's parameters become those of the group's first rank.
+    pub fn new(model: M, group: &Group, options: DdpOptions) -> Result<Ddp<M>> {
+        Ddp::with_experts(model, group, group, options)
+    }
+
+    /// The same for a model with experts, whose gradients are reduced over the ranks of `expert_group`:
+    /// those that have the same experts.
+    pub fn with_experts(
+        model: M,
+        group: &Group,
+        expert_group: &Group,
+        options: DdpOptions,
+    ) -> Result<Ddp<M>> {
+        let parameters = in_order_of_use(&model);
+        let find_unused = options.find_unused_parameters;
+        let terms = Terms::of(&parameters);
+        let plan = Plan {
+            op: options.op,
+            hook: options.hook.into(),
+            overlap: options.overlap,
+            limits: options.buckets,
+        };
+        let is_same = group.name() == expert_group.name();
+        let of_experts = |p: &Parameter| !is_same && p.layout().is_of_experts();
+        let (experts, rest): (Vec<_>, Vec<_>) = parameters.iter().cloned().partition(of_experts);
+        let mut families = vec![Family::new(&rest, group, plan.clone())?];
+        if !experts.is_empty() {
+            families.push(Family::new(&experts, expert_group, plan)?);
+        }
+        if group.size() > 1 {
+            broadcast_buffers(&model, group)?;
+        }
+        let mut hooks = Vec::new();
+        for family in &families {
+            hooks.extend(family.listen()?);
+        }
         Ok(Ddp {
             model,
             parameters,
-            reducer: Some(reducer),
+            families,
             find_unused,
-            num_ranks: group.size(),
-            gradient_bytes,
             terms,
             is_reducing: Cell::new(false),
             interceptors: options.inside,
@@ -141,7 +187,7 @@ impl<M: Model> Ddp<M> {
     /// A backward pass, with the reduction of what becomes complete in it.
     fn passing(&self, sync: Sync, pass: impl FnOnce() -> Result<()>) -> Result<()> {
         let is_last = sync == Sync::Reduce;
-        if let Some(reducer) = &self.reducer {
+        for reducer in self.reducers() {
             lock(reducer).begin(is_last)?;
         }
         pass()?;
@@ -154,15 +200,21 @@ impl<M: Model> Ddp<M> {
     /// Starts what backward has not.
     fn start_rest(&self) -> Result<()> {
         self.is_reducing.set(true);
-        let Some(reducer) = &self.reducer else {
-            return Ok(());
-        };
-        let mut reducer = lock(reducer);
-        let unused = reducer.unused();
-        if !unused.is_empty() && !self.find_unused {
-            return Err(ParallelError::UnusedParameters { names: unused });
+        for reducer in self.reducers() {
+            let mut reducer = lock(reducer);
+            let unused = reducer.unused();
+            if !unused.is_empty() && !self.find_unused {
+                return Err(ParallelError::UnusedParameters { names: unused });
+            }
+            reducer.start_rest(unused)?;
         }
-        Ok(reducer.start_rest(unused)?)
+        Ok(())
+    }
+
+    fn reducers(&self) -> impl Iterator<Item = &Arc<Mutex<Reducer>>> {
+        self.families
+            .iter()
+            .filter_map(|family| family.reducer.as_ref())
     }
 }
 
@@ -186,7 +238,7 @@ impl<M: Model> Strategy for Ddp<M> {
     }
 
     fn watches_gradients(&self) -> bool {
-        self.reducer.is_some()
+        self.reducers().next().is_some()
     }
 
     fn start_reduce(&self, sync: Sync) -> Result<()> {
@@ -198,11 +250,11 @@ impl<M: Model> Strategy for Ddp<M> {
             return Ok(Vec::new());
         }
         let mut unused = Vec::new();
-        if let Some(reducer) = &self.reducer {
+        for reducer in self.reducers() {
             let mut reducer = lock(reducer);
             let unused_here = reducer.finish()?;
             if self.find_unused {
-                unused = reducer.clear_globally_unused(&unused_here)?;
+                unused.extend(reducer.clear_globally_unused(&unused_here)?);
             }
         }
         self.terms.add_up()?;
@@ -222,20 +274,25 @@ impl<M: Model> Strategy for Ddp<M> {
         let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64;
         let terms = self.terms.bytes(self.parameters.first().map_or(0, width));
         let num_ranks = terms.first().map_or(1, |term| term.num_ranks as usize);
-        replicated_volume(self.gradient_bytes, self.num_ranks)
-            .times(world_size / self.num_ranks)
-            .with_terms(&terms, world_size / num_ranks)
+        let of_family = |family: &Family| {
+            replicated_volume(family.gradient_bytes, family.num_ranks)
+                .times(world_size / family.num_ranks)
+        };
+        let volume: Volume = self.families.iter().map(of_family).sum();
+        volume.with_terms(&terms, world_size / num_ranks)
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {
-        let width = |p: &Parameter| (p.kind().elt_size_in_bytes() * p.tensor().numel()) as u64;
-        let bytes = self.parameters.iter().map(width).sum();
-        StateBytes {
-            parameters: bytes,
+        let of_family = |family: &Family| StateBytes {
+            parameters: family.bytes,
             // On one rank autograd's own gradients are given back after every step.
-            gradients: if self.num_ranks > 1 { bytes } else { 0 },
-            optimizer: num_moments * bytes,
-        }
+            gradients: match family.num_ranks {
+                1 => 0,
+                _ => family.bytes,
+            },
+            optimizer: num_moments * family.bytes,
+        };
+        self.families.iter().map(of_family).sum()
     }
 }
 

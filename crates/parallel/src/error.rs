@@ -62,6 +62,9 @@ pub enum ParallelError {
     /// Offload without sharded parameters.
     #[error("only sharded parameters (stage 3) can be kept in files: use zero_stage = 3")]
     OffloadNeedsStage3,
+    /// Offload of a model with experts.
+    #[error("states of experts cannot be kept in files yet: use offload = \"none\"")]
+    OffloadOfExperts,
     /// A model with fewer units than a pipeline has stages.
     #[error(
         "{num_units} units cannot be cut into {num_stages} stages: use fewer stages, or a deeper model"

@@ -1,6 +1,7 @@
 //! Gradients on their way: into their bucket, over the wire, and back.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
@@ -14,7 +15,7 @@ use crate::compress::{GradientHook, Reduction};
 pub(crate) struct Reducer {
     group: Group,
     op: ReduceOp,
-    hook: Box<dyn GradientHook>,
+    hook: Arc<dyn GradientHook>,
     overlap: bool,
     slots: Vec<Slot>,
     buckets: Vec<Bucket>,
@@ -42,9 +43,10 @@ struct Bucket {
 }
 
 /// How to build a reducer.
+#[derive(Clone)]
 pub(crate) struct Plan {
     pub op: ReduceOp,
-    pub hook: Box<dyn GradientHook>,
+    pub hook: Arc<dyn GradientHook>,
     pub overlap: bool,
     pub limits: BucketLimits,
 }

@@ -143,7 +143,9 @@ impl ShardedModel {
             };
             let copies_meet = 2 * (replicas - 1) * elements;
             let shard = if replicas > 1 { elements / shards } else { 0 };
-            volume.reduced += (num_reductions * elements + shard) * self.widths.reduce;
+            // Where one rank has all shards there is nothing to hand in.
+            let row = if shards > 1 { elements } else { 0 };
+            volume.reduced += (num_reductions * row + shard) * self.widths.reduce;
             volume.gradients += (num_reductions * once + copies_meet) * self.widths.reduce;
             let num_gathers = match self.stage {
                 Stage::Parameters => passes

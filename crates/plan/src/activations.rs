@@ -15,6 +15,8 @@ pub struct BlockActivations {
     pub matrices: f64,
     /// Attention's scores, or the sums that stand for them.
     pub scores: f64,
+    /// What is kept where every second product is computed again.
+    pub products: f64,
 }
 
 impl BlockActivations {
@@ -33,10 +35,12 @@ impl BlockActivations {
             false => feed_forward_width(shape, shape.intermediate_size) * bytes / tp,
         };
         let attention = attention_width(shape) * bytes / tp + latent_width(shape) * bytes / between;
+        let scores = tokens * scores_width(shape, strategy, software) / tp;
         BlockActivations {
             input: tokens * hidden * bytes / between,
             matrices: tokens * (whole + attention + inner),
-            scores: tokens * scores_width(shape, strategy, software) / tp,
+            scores,
+            products: tokens * products_width(shape, strategy) * bytes + scores,
         }
     }
 
@@ -45,6 +49,7 @@ impl BlockActivations {
         match recompute {
             Recompute::None => self.matrices + self.scores,
             Recompute::Selective => self.matrices,
+            Recompute::Products => self.products,
             Recompute::Full => self.input,
         }
     }
@@ -54,6 +59,8 @@ impl BlockActivations {
         match recompute {
             Recompute::None => 0.0,
             Recompute::Selective => self.scores,
+            // The last product is kept though backward does not need it.
+            Recompute::Products => (self.matrices + self.scores - self.products).max(0.0),
             Recompute::Full => self.matrices + self.scores,
         }
     }
@@ -104,6 +111,28 @@ fn attention_width(shape: &Shape) -> f64 {
         0.0
     };
     2.0 * query + pair + normed
+}
+
+/// What torchtitan's selective recomputation keeps of a dense block, per token and in elements: what comes in,
+/// the first, third and every other product (queries, values, the gate, what leaves), what leaves attention,
+/// and what ranks that share matrices have summed.
+fn products_width(shape: &Shape, strategy: &Strategy) -> f64 {
+    let tp = strategy.degrees.tp as f64;
+    let between = if strategy.sequence_parallel { tp } else { 1.0 };
+    let hidden = shape.hidden_size as f64;
+    let query = (shape.num_attention_heads * shape.head_dim) as f64;
+    let value = (shape.num_key_value_heads * shape.head_dim) as f64;
+    let leaves = match shape.feed_forward {
+        FeedForward::Gated => hidden,
+        FeedForward::Plain => 0.0,
+    };
+    let summed = if tp > 1.0 {
+        2.0 * hidden / between
+    } else {
+        0.0
+    };
+    let inside = 2.0 * query + value + shape.intermediate_size as f64;
+    hidden / between + inside / tp + leaves + summed
 }
 
 /// Latents and what their norms keep.

@@ -2,7 +2,7 @@
 
 use crate::activations::tokens;
 use crate::collective::{Group, Wires};
-use crate::operator::{Operator, Rates, block_operators};
+use crate::operator::{Operator, Rates, block_operators, shares_again};
 use crate::{Calibration, Cluster, Recompute, Shape, StageTime, Strategy};
 
 /// The seconds of one block and one micro-batch.
@@ -69,9 +69,12 @@ impl BlockTime {
         };
         let mut own = crate::operator::Seconds::default();
         let mut attention = crate::operator::Seconds::default();
-        for operator in block_operators(shape, strategy, software, sparse) {
-            let seconds = rates.price(&operator, software.attention);
+        let operators = block_operators(shape, strategy, software, sparse);
+        let mut second = 0.0;
+        for (operator, share) in operators.iter().zip(shares_again(shape, &operators)) {
+            let seconds = rates.price(operator, software.attention);
             own += seconds;
+            second += share * seconds.forward;
             if matches!(operator, Operator::Attention { .. }) {
                 attention = seconds;
             }
@@ -101,6 +104,8 @@ impl BlockTime {
         let recomputation = match strategy.recompute {
             Recompute::None => 0.0,
             Recompute::Selective => attention.forward,
+            // Sums over ranks are kept, so half of the messages go again.
+            Recompute::Products => second + 0.5 * forward.tensor,
             Recompute::Full => forward_wall,
         };
         let launch = forward_wall + backward_wall

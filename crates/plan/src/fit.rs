@@ -52,9 +52,23 @@ type Square = [[f64; NUM_CONSTANTS]; NUM_CONSTANTS];
 
 /// The constants that explain the runs, begun at `before` and held to it by `doubts` (in powers of e).
 pub fn fit(runs: &[Run<'_>], before: &Constants, doubts: &[f64; NUM_CONSTANTS]) -> Constants {
+    let errors = |constants: &Constants| {
+        let runs = runs.iter();
+        let ratios = runs.map(|run| run.predicted(constants) / run.seconds);
+        ratios.map(f64::ln).collect()
+    };
+    fit_to(&errors, before, doubts)
+}
+
+/// The same for anything that was measured: `errors` are logarithms of predicted over measured.
+pub(crate) fn fit_to(
+    errors: &dyn Fn(&Constants) -> Vec<f64>,
+    before: &Constants,
+    doubts: &[f64; NUM_CONSTANTS],
+) -> Constants {
     let origin = before.to_array().map(f64::ln);
     let problem = Problem {
-        runs,
+        errors,
         origin,
         doubts,
     };
@@ -78,7 +92,7 @@ pub fn fit(runs: &[Run<'_>], before: &Constants, doubts: &[f64; NUM_CONSTANTS]) 
 }
 
 struct Problem<'a> {
-    runs: &'a [Run<'a>],
+    errors: &'a dyn Fn(&Constants) -> Vec<f64>,
     origin: Point,
     doubts: &'a Point,
 }
@@ -86,9 +100,8 @@ struct Problem<'a> {
 impl Problem<'_> {
     fn residuals(&self, point: &Point) -> Vec<f64> {
         let constants = Constants::from_array(point.map(f64::exp));
-        let runs = self.runs.iter();
-        runs.map(|run| (run.predicted(&constants) / run.seconds).ln() / USUAL)
-            .collect()
+        let errors = (self.errors)(&constants).into_iter();
+        errors.map(|error| error / USUAL).collect()
     }
 
     fn cost(&self, point: &Point) -> f64 {

@@ -18,6 +18,12 @@ pub fn hardware_flops(shape: &Shape, strategy: &Strategy) -> f64 {
     match strategy.recompute {
         Recompute::None => model,
         Recompute::Selective => model + attention,
+        Recompute::Products => {
+            let heads = shape.num_attention_heads + shape.num_key_value_heads;
+            let inside = heads * shape.head_dim + shape.intermediate_size;
+            let again = shape.num_hidden_layers * shape.hidden_size * inside;
+            model + 2.0 * tokens * again as f64
+        }
         Recompute::Full => {
             let head = (shape.hidden_size * shape.vocab_size) as f64;
             let blocks = matrix_weights(shape) - head;

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use trainyard_config::{Flavor, LlamaConfig};
-//! use trainyard_plan::{Calibration, Cluster, Overheads, Precision, Question, Shape, Software, search};
+//! use trainyard_plan::{Calibration, Cluster, Held, Overheads, Precision, Question, Shape, Software, search};
 //!
 //! let cluster: Cluster = "64xH100".parse()?;
 //! let question = Question {
@@ -20,7 +20,7 @@
 //!     overheads: Overheads::default(),
 //!     global_batch: 256,
 //!     seq_len: 8192,
-//!     precision: Precision::BF16,
+//!     held: Held::same(Precision::BF16),
 //!     fewer_machines: false,
 //! };
 //! let found = search(&question);
@@ -47,6 +47,7 @@ mod flops;
 pub mod framework;
 mod hardware;
 mod hugging_face;
+pub mod machine;
 mod memory;
 mod model_file;
 mod operator;
@@ -80,11 +81,11 @@ pub use memory::{Memory, Overheads, memory, peak};
 pub use model_file::ModelFileError;
 pub use operator::{Operator, Rates, Seconds, block_operators};
 pub use parameters::BlockParameters;
-pub use pipeline::{StageTime, bubble, in_flight};
+pub use pipeline::{StageTime, bubble, in_flight, zero_bubble_h1};
 pub use search::{Found, Plan, Question, search, search_mesh};
-pub use shape::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
+pub use shape::{Experts, FeedForward, LatentAttention, NoDecoder, Norm, Positions, Shape};
 pub use software::{AttentionKernel, Software};
 pub use stages::{Holding, RankClass, blocks_of_stage};
 pub use states::{LocalParameters, States};
-pub use strategy::{Degrees, Layers, Offload, Precision, Recompute, Strategy};
+pub use strategy::{Degrees, Held, Layers, Offload, Precision, Recompute, Strategy};
 pub use time::{Time, time, time_followed, timeline};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainyard_config::{Config, ConfigError, ModelSpec};
+use trainyard_config::{Config, ConfigError};
 
 use crate::{Shape, ShapeError};
 
@@ -30,7 +30,9 @@ pub enum ModelFileError {
         source: ShapeError,
     },
     /// A model that is no decoder.
-    #[error("{path}: its model is no decoder of equal blocks; use one with model.name = \"llama\"")]
+    #[error(
+        "{path}: its model is no decoder of equal blocks; use one with model.name = \"llama\" or \"gpt2\""
+    )]
     NoDecoder {
         /// Which.
         path: PathBuf,
@@ -75,13 +77,10 @@ fn read(path: &Path) -> Result<String, ModelFileError> {
 }
 
 fn of_config(path: &Path, text: &str) -> Result<Shape, ModelFileError> {
-    match Config::parse(text, &[])?.model.resolve() {
-        Ok(ModelSpec::Llama(llama)) => Ok(Shape::from(&llama)),
-        Ok(_) => Err(ModelFileError::NoDecoder {
-            path: path.to_owned(),
-        }),
-        Err(error) => Err(error.into()),
-    }
+    let spec = Config::parse(text, &[])?.model.resolve()?;
+    Shape::try_from(&spec).map_err(|_| ModelFileError::NoDecoder {
+        path: path.to_owned(),
+    })
 }
 
 /// What a file is called, or the folder of a `config.json`.

@@ -161,6 +161,26 @@ pub fn block_operators(
     operators
 }
 
+/// What of each operator of a dense block is computed again where every second product is: keys, the output,
+/// one of a feed-forward part's products, and all that passes over memory.
+pub(crate) fn shares_again(shape: &Shape, operators: &[Operator]) -> Vec<f64> {
+    let (query, key) = (shape.num_attention_heads, shape.num_key_value_heads);
+    let keys = key as f64 / (query + 2 * key) as f64;
+    // Gate and up are one operator here.
+    let mut inner = match shape.feed_forward {
+        FeedForward::Gated => [0.5, 0.0],
+        FeedForward::Plain => [0.0, 1.0],
+    }
+    .into_iter();
+    let share = |operator: &Operator| match operator {
+        Operator::Attention { .. } => 0.0,
+        Operator::Matmul { name, .. } if *name == "query, key, value" => keys,
+        Operator::Matmul { name, .. } if *name == "feed-forward" => inner.next().unwrap_or(1.0),
+        Operator::Matmul { .. } | Operator::Stream { .. } => 1.0,
+    };
+    operators.iter().map(share).collect()
+}
+
 fn attention_matmuls(shape: &Shape, tokens: f64, tp: f64, operators: &mut Vec<Operator>) {
     let hidden = shape.hidden_size as f64;
     let mut add = |name, columns: f64, depth: f64| {

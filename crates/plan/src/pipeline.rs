@@ -85,3 +85,52 @@ pub fn bubble(
         Kind::DualPipeV => others * other.forward.max(other.backward_input),
     }
 }
+
+/// How long a step of ZB-H1 takes on ranks that differ: the first, those between and the last. It needs twice
+/// as many micro-batches as ranks.
+///
+/// A rank is never done before its own work, begun when its first forward could, or when the first gradient
+/// came back if that was later. Nor is it done before another whose last gradient it waited for: rank `r` keeps
+/// the gradients of `r` micro-batches' weights for the end, so its last gradient leaves it so much earlier.
+pub fn zero_bubble_h1(
+    [first, between, last]: [StageTime; 3],
+    num_ranks: usize,
+    num_microbatches: usize,
+) -> f64 {
+    let (pp, m) = (num_ranks, num_microbatches as f64);
+    let at = |rank: usize| match rank {
+        0 => first,
+        rank if rank + 1 == pp => last,
+        _ => between,
+    };
+    // Over ranks from one to before another.
+    let sum = |from: usize, to: usize, of: fn(&StageTime) -> f64| {
+        let num_between = to.min(pp - 1).saturating_sub(from.max(1)) as f64;
+        let mut sum = num_between * of(&between);
+        if from == 0 && to > 0 {
+            sum += of(&first);
+        }
+        if to == pp && from < pp && pp > 1 {
+            sum += of(&last);
+        }
+        sum
+    };
+    let forward = |time: &StageTime| time.forward;
+    let backward = |time: &StageTime| time.backward_input;
+    // Those between are alike, so the longest way turns at one of these.
+    let corners = [0, 1, pp.saturating_sub(2), pp - 1].map(|rank| rank.min(pp - 1));
+    let mut longest: f64 = 0.0;
+    for rank in corners {
+        let own = at(rank);
+        let there_and_back = sum(rank + 1, pp, forward) + sum(rank + 1, pp, backward);
+        let ahead = (pp - 1 - rank) as f64 * own.forward;
+        let begun = sum(0, rank, forward) + (there_and_back - ahead).max(0.0);
+        let kept = (rank + 1) as f64 * own.backward_weight;
+        let last_gradient = begun + m * own.whole() - kept;
+        for end in corners.into_iter().filter(|end| *end <= rank) {
+            let rest = (end + 1) as f64 * at(end).backward_weight;
+            longest = longest.max(last_gradient + sum(end, rank, backward) + rest);
+        }
+    }
+    longest
+}

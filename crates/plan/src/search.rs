@@ -11,7 +11,7 @@ use trainyard_schedule::Kind;
 
 use crate::flops::matrix_flops;
 use crate::{
-    AttentionKernel, Calibration, Cluster, Degrees, Layers, Memory, Offload, Overheads, Precision,
+    AttentionKernel, Calibration, Cluster, Degrees, Held, Layers, Memory, Offload, Overheads,
     Recompute, Shape, Strategy, Time, blocks_of_stage, memory, peak, time, time_followed,
 };
 
@@ -31,7 +31,7 @@ pub struct Question {
     /// Tokens of a sample.
     pub seq_len: usize,
     /// In which types things are held and computed.
-    pub precision: Precision,
+    pub held: Held,
     /// Whether fewer machines may be used, for the sake of cost.
     pub fewer_machines: bool,
 }
@@ -186,7 +186,7 @@ impl<'a> Hunt<'a> {
                         seq_len: question.seq_len,
                         recompute,
                         offload,
-                        precision: question.precision,
+                        precision: question.held.at(zero_stage),
                     });
                 }
             }
@@ -492,7 +492,7 @@ mod tests {
             overheads: Overheads::default(),
             global_batch: 256,
             seq_len: 8192,
-            precision: Precision::BF16,
+            held: Held::same(crate::Precision::BF16),
             fewer_machines: true,
         };
         let found = search(&question);

@@ -125,6 +125,25 @@ impl Experts {
     }
 }
 
+impl From<&trainyard_config::MoeConfig> for Experts {
+    fn from(moe: &trainyard_config::MoeConfig) -> Experts {
+        Experts {
+            num_shared_experts: moe.n_shared_experts,
+            shared_intermediate_size: match moe.n_shared_experts {
+                0 => 0,
+                _ => moe.moe_intermediate_size,
+            },
+            num_dense_layers: moe.first_k_dense_replace,
+            has_router_bias: moe.bias_update_rate.is_some(),
+            ..Experts::plain(
+                moe.num_experts,
+                moe.num_experts_per_tok,
+                moe.moe_intermediate_size,
+            )
+        }
+    }
+}
+
 impl Shape {
     /// A plain GPT as Megatron trains it: layer norms, biases, a width of four, a table of positions and
     /// a head that is the embedding.
@@ -185,10 +204,45 @@ impl From<&trainyard_config::LlamaConfig> for Shape {
             has_biases: false,
             tie_word_embeddings: llama.tie_word_embeddings,
             max_position_embeddings: llama.max_position_embeddings,
-            experts: None,
+            experts: llama.moe.as_ref().map(Experts::from),
             attention_bias: llama.attention_bias,
             qk_norm: llama.qk_norm,
             latent: None,
         }
     }
 }
+
+impl From<&trainyard_config::Gpt2Config> for Shape {
+    fn from(gpt2: &trainyard_config::Gpt2Config) -> Shape {
+        Shape {
+            name: "gpt2".to_owned(),
+            intermediate_size: gpt2.intermediate_size,
+            tie_word_embeddings: gpt2.tie_word_embeddings,
+            ..Shape::gpt(
+                gpt2.num_hidden_layers,
+                gpt2.hidden_size,
+                gpt2.num_attention_heads,
+                gpt2.vocab_size,
+                gpt2.max_position_embeddings,
+            )
+        }
+    }
+}
+
+/// Models that are no decoders have no shape.
+impl TryFrom<&trainyard_config::ModelSpec> for Shape {
+    type Error = NoDecoder;
+
+    fn try_from(spec: &trainyard_config::ModelSpec) -> Result<Shape, NoDecoder> {
+        match spec {
+            trainyard_config::ModelSpec::Llama(llama) => Ok(Shape::from(llama)),
+            trainyard_config::ModelSpec::Gpt2(gpt2) => Ok(Shape::from(gpt2)),
+            trainyard_config::ModelSpec::Cnn => Err(NoDecoder),
+        }
+    }
+}
+
+/// A model that is no decoder of equal blocks.
+#[derive(Copy, Clone, Debug, PartialEq, thiserror::Error)]
+#[error("the model is no decoder of equal blocks")]
+pub struct NoDecoder;

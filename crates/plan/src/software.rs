@@ -3,6 +3,8 @@
 //! The same split takes other bytes and seconds with attention that writes its scores down than with
 //! attention that does not. Such things are no choice of a plan; they are how a framework is written.
 
+use std::fmt;
+
 /// How the program computes and communicates.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Software {
@@ -52,4 +54,28 @@ impl Software {
         gradient_on_wire: 2,
         ..Software::MODERN
     };
+}
+
+/// In words, as a report says it.
+impl fmt::Display for Software {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let attention = match self.attention {
+            AttentionKernel::Flash => "attention in tiles",
+            AttentionKernel::Materialised => "attention that writes its scores down",
+        };
+        let dropout = if self.dropout { ", dropout" } else { "" };
+        let beside = |is: bool| {
+            if is {
+                "beside computing"
+            } else {
+                "by themselves"
+            }
+        };
+        let (data, tensor) = (beside(self.overlaps_data), beside(self.overlaps_tensor));
+        let bytes = self.gradient_on_wire;
+        write!(
+            f,
+            "{attention}{dropout}; gradients of {bytes} bytes travel {data}, messages of shared matrices {tensor}"
+        )
+    }
 }

@@ -1,6 +1,6 @@
 //! What parameters, gradients and the optimiser take on a rank.
 
-use crate::{Holding, Offload, Shape, Strategy};
+use crate::{BlockParameters, Holding, Offload, Shape, Strategy};
 
 /// The parameters a rank computes with, before data-parallel ranks share them.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -14,28 +14,45 @@ pub struct LocalParameters {
 impl LocalParameters {
     /// Of a rank that holds these blocks.
     pub fn of(shape: &Shape, strategy: &Strategy, holding: &Holding) -> LocalParameters {
-        let tp = strategy.degrees.tp as f64;
-        let ep = strategy.degrees.ep as f64;
-        let (plain, sparse) = (shape.dense_block(), shape.expert_block());
-        let (num_plain, num_sparse) = (holding.num_dense as f64, holding.num_sparse as f64);
-        let shared = num_plain * plain.shared as f64 + num_sparse * sparse.shared as f64;
-        let whole = num_plain * plain.whole as f64 + num_sparse * sparse.whole as f64;
-        let mut dense = shared / tp + whole;
-        if holding.has_embedding {
-            dense += shape.embedding() as f64 / tp + shape.position_table() as f64;
+        let mut sum = LocalParameters::default();
+        for (count, unit) in units(shape, strategy, holding) {
+            sum.dense += count * unit.dense;
+            sum.experts += count * unit.experts;
         }
-        if holding.has_head {
-            dense += shape.norm() as f64;
-            // A tied head lies with the embedding, unless the pipeline parts them.
-            if !(shape.tie_word_embeddings && holding.has_embedding) {
-                dense += shape.embedding() as f64 / tp;
-            }
-        }
-        LocalParameters {
-            dense,
-            experts: num_sparse * sparse.experts as f64 / ep,
-        }
+        sum
     }
+}
+
+/// What a rank holds, by what is gathered and sharded together: blocks, the embedding and the head, each with
+/// how many there are.
+fn units(shape: &Shape, strategy: &Strategy, holding: &Holding) -> [(f64, LocalParameters); 4] {
+    let tp = strategy.degrees.tp as f64;
+    let ep = strategy.degrees.ep as f64;
+    let words = shape.embedding() as f64 / tp;
+    let block = |parameters: BlockParameters| LocalParameters {
+        dense: parameters.shared as f64 / tp + parameters.whole as f64,
+        experts: parameters.experts as f64 / ep,
+    };
+    let end = |dense| LocalParameters {
+        dense,
+        experts: 0.0,
+    };
+    // A tied head lies with the embedding, unless the pipeline parts them.
+    let has_no_words = shape.tie_word_embeddings && holding.has_embedding;
+    let head_words = if has_no_words { 0.0 } else { words };
+    let one_if = |has| if has { 1.0 } else { 0.0 };
+    [
+        (holding.num_dense as f64, block(shape.dense_block())),
+        (holding.num_sparse as f64, block(shape.expert_block())),
+        (
+            one_if(holding.has_embedding),
+            end(words + shape.position_table() as f64),
+        ),
+        (
+            one_if(holding.has_head),
+            end(shape.norm() as f64 + head_words),
+        ),
+    ]
 }
 
 /// Bytes of the states on a rank.
@@ -47,7 +64,7 @@ pub struct States {
     pub gradients: f64,
     /// The optimiser's, with master copies.
     pub optimizer: f64,
-    /// Gathered for a moment, where parameters are sharded.
+    /// Whole for a moment, where they are sharded: parameters that layers use, and a gradient.
     pub gathered: f64,
     /// What lies in the machine's main memory or on its disks instead.
     pub offloaded: f64,
@@ -61,17 +78,15 @@ impl States {
 
     /// Of a rank that holds these blocks.
     pub fn of(shape: &Shape, strategy: &Strategy, holding: &Holding) -> States {
-        let local = LocalParameters::of(shape, strategy, holding);
         let degrees = &strategy.degrees;
-        let dense = states(strategy, local.dense, degrees.dp_shard * degrees.cp);
-        let experts = states(strategy, local.experts, degrees.expert_shard());
-        let mut sum = States {
-            parameters: dense.parameters + experts.parameters,
-            gradients: dense.gradients + experts.gradients,
-            optimizer: dense.optimizer + experts.optimizer,
-            gathered: 0.0,
-            offloaded: 0.0,
-        };
+        let mut sum = States::default();
+        for (count, local) in units(shape, strategy, holding) {
+            let dense = states(strategy, local.dense, degrees.dp_shard * degrees.cp);
+            let experts = states(strategy, local.experts, degrees.expert_shard());
+            sum.parameters += count * (dense.parameters + experts.parameters);
+            sum.gradients += count * (dense.gradients + experts.gradients);
+            sum.optimizer += count * (dense.optimizer + experts.optimizer);
+        }
         let is_offloaded = strategy.offload != Offload::None;
         if is_offloaded {
             sum.offloaded = sum.parameters + sum.optimizer;
@@ -84,21 +99,33 @@ impl States {
     }
 }
 
-/// Of that many parameters, shared by that many ranks as far as the stage says.
+/// Of that many parameters, shared by that many ranks as far as the stage says. Shares are equal: what does
+/// not divide is padded.
 fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> States {
     let precision = &strategy.precision;
-    let share = 1.0 / ranks.max(1) as f64;
-    let from = |stage: usize| {
-        if strategy.zero_stage >= stage {
-            share
-        } else {
-            1.0
-        }
+    let ranks = ranks.max(1) as f64;
+    let share = (parameters / ranks).ceil();
+    let (whole, share) = match strategy.zero_stage {
+        0 => (parameters, parameters),
+        _ => (share * ranks, share),
+    };
+    let each = |bytes: usize, elements: f64| bytes as f64 * elements;
+    let gradients = match strategy.zero_stage {
+        0 => each(precision.gradient, whole),
+        // What is reduced is a part of the whole, unless it has a type of its own.
+        1 if precision.reduced == precision.gradient => each(precision.gradient, whole),
+        1 => each(precision.gradient, whole) + each(precision.reduced, share),
+        _ => each(precision.reduced, share),
+    };
+    let held = if strategy.zero_stage == 3 {
+        share
+    } else {
+        whole
     };
     States {
-        parameters: parameters * precision.parameter as f64 * from(3),
-        gradients: parameters * precision.gradient as f64 * from(2),
-        optimizer: parameters * precision.optimizer as f64 * from(1),
+        parameters: each(precision.parameter, held),
+        gradients,
+        optimizer: each(precision.optimizer, share),
         gathered: 0.0,
         offloaded: 0.0,
     }
@@ -107,26 +134,10 @@ fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> States {
 /// One unit in use, one on its way and one's gradient: what PyTorch's planner of recomputation
 /// budgets too.
 fn gathered(shape: &Shape, strategy: &Strategy, holding: &Holding) -> f64 {
-    let one = |num_dense, num_sparse, has_embedding| {
-        let unit = Holding {
-            num_dense,
-            num_sparse,
-            has_embedding,
-            has_head: false,
-            ..*holding
-        };
-        let local = LocalParameters::of(shape, strategy, &unit);
-        local.dense + local.experts
-    };
-    let block = match holding.num_sparse {
-        0 => one(1, 0, false),
-        _ => one(0, 1, false),
-    };
-    let ends = holding.has_embedding || holding.has_head;
-    let largest = if ends {
-        block.max(one(0, 0, true))
-    } else {
-        block
-    };
+    let units = units(shape, strategy, holding).into_iter();
+    let held = units.filter(|(count, _)| *count > 0.0);
+    let largest = held
+        .map(|(_, unit)| unit.dense + unit.experts)
+        .fold(0.0, f64::max);
     3.0 * largest * strategy.precision.compute as f64
 }

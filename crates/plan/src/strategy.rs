@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use trainyard_mesh::{Axis, Mesh, MeshError};
 use trainyard_schedule::Kind;
 
 /// One way to split a step over ranks: the choices that a planner makes and a framework's config states.
@@ -70,6 +71,18 @@ impl Degrees {
         ]
     }
 
+    /// The mesh of these sizes.
+    pub fn mesh(&self) -> Result<Mesh, MeshError> {
+        let sizes = [
+            (Axis::Pp, self.pp),
+            (Axis::DpReplicate, self.dp_replicate),
+            (Axis::DpShard, self.dp_shard),
+            (Axis::Cp, self.cp),
+            (Axis::Tp, self.tp),
+        ];
+        Mesh::new(&sizes)?.with_ep(self.ep)
+    }
+
     /// How many ranks there are.
     pub const fn world_size(&self) -> usize {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
@@ -103,6 +116,9 @@ pub enum Recompute {
     None,
     /// The attention of every block.
     Selective,
+    /// Every second matrix product of a block, and what passes over memory, but not attention: what
+    /// torchtitan calls selective. No search tries it.
+    Products,
     /// Every block.
     Full,
 }
@@ -126,8 +142,10 @@ pub struct Precision {
     pub compute: usize,
     /// A parameter, as layers find it: cast when needed, or a copy beside the optimiser's.
     pub parameter: usize,
-    /// A gradient.
+    /// A gradient, as backward leaves it.
     pub gradient: usize,
+    /// A gradient, as ranks that shard it add it up.
+    pub reduced: usize,
     /// The optimiser's states of a parameter together: with its master copy, if it has one.
     pub optimizer: usize,
 }
@@ -138,8 +156,60 @@ impl Precision {
         compute: 2,
         parameter: 2,
         gradient: 4,
+        reduced: 4,
         optimizer: 12,
     };
+
+    /// Weights in single precision, cast to bfloat16 where layers compute; one copy of everything.
+    pub const MIXED: Precision = Precision {
+        parameter: 4,
+        optimizer: 8,
+        ..Precision::BF16
+    };
+
+    /// Single precision throughout.
+    pub const FP32: Precision = Precision {
+        compute: 4,
+        ..Precision::MIXED
+    };
+}
+
+/// How numbers are held, by what is sharded: frameworks keep other copies beside shards than beside wholes.
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Held([Precision; 4]);
+
+impl Held {
+    /// The same whatever is sharded.
+    pub const fn same(precision: Precision) -> Held {
+        Held([precision; 4])
+    }
+
+    /// As our own code holds them, where layers compute with `compute` bytes and weights have `held`: one
+    /// copy of all, until states are sharded. Then layers find a copy in their own type, gradients come in it,
+    /// and every rank holds its share of the weights and of the reduced gradients beside the optimiser's.
+    pub const fn ours(compute: usize, held: usize) -> Held {
+        let whole = Precision {
+            compute,
+            parameter: held,
+            gradient: held,
+            reduced: held,
+            optimizer: 2 * held,
+        };
+        let master = if compute == held { 0 } else { held };
+        let sharded = Precision {
+            parameter: compute,
+            gradient: compute,
+            optimizer: 2 * held + master,
+            ..whole
+        };
+        Held([whole, sharded, sharded, sharded])
+    }
+
+    /// Where this stage of ZeRO shards.
+    pub const fn at(&self, zero_stage: usize) -> Precision {
+        self.0[if zero_stage < 4 { zero_stage } else { 3 }]
+    }
 }
 
 impl Strategy {
@@ -166,6 +236,7 @@ impl fmt::Display for Recompute {
         f.pad(match self {
             Recompute::None => "none",
             Recompute::Selective => "selective",
+            Recompute::Products => "products",
             Recompute::Full => "full",
         })
     }

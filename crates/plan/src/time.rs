@@ -4,13 +4,13 @@
 //! send is hidden behind backward as far as it goes. The same terms in the same order are what a report
 //! shows, and they sum to the step.
 
-use trainyard_schedule::{Costs, ScheduleError, Timeline, simulate};
+use trainyard_schedule::{Costs, Kind, ScheduleError, Timeline, simulate};
 
 use crate::activations::tokens;
 use crate::block::BlockTime;
 use crate::collective::{Group, Wires};
 use crate::operator::Rates;
-use crate::pipeline::bubble;
+use crate::pipeline::{bubble, zero_bubble_h1};
 use crate::{Calibration, Cluster, Holding, LocalParameters, Offload, Shape, StageTime, Strategy};
 
 /// Seconds of a step, by what they are spent on. The terms sum to `likely`.
@@ -295,6 +295,14 @@ impl<'a> Pricing<'a> {
         if pp == 1 {
             return 0.0;
         }
+        let m = self.strategy.num_microbatches();
+        if self.strategy.layers.schedule == Kind::ZeroBubbleH1 && m >= 2 * pp {
+            // Who keeps gradients of weights for the end, and so fills whose gaps, depends on the place.
+            let wall = |place: usize| self.ranks[place.min(self.ranks.len() - 1)].1.wall;
+            let ends = [wall(0), wall(1), wall(self.ranks.len() - 1)];
+            let step = zero_bubble_h1(ends, pp, m);
+            return (step - m as f64 * slowest.wall.whole()).max(0.0);
+        }
         let mut sum = StageTime::default();
         let mut add = |wall: &StageTime, count: f64| {
             sum.forward += count * wall.forward;
@@ -313,7 +321,6 @@ impl<'a> Pricing<'a> {
             backward_weight: sum.backward_weight / others,
         };
         let layers = &self.strategy.layers;
-        let m = self.strategy.num_microbatches();
         bubble(layers.schedule, pp, m, layers.stages_per_rank, other)
     }
 

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use trainyard_plan::report::Report;
 use trainyard_plan::{
-    Calibration, Cluster, Degrees, Overheads, Plan, Precision, Question, Shape, Software, search,
+    Calibration, Cluster, Degrees, Held, Overheads, Plan, Precision, Question, Shape, Software,
+    search,
 };
 
 fn config(name: &str) -> PathBuf {
@@ -25,7 +26,7 @@ fn question(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> 
         overheads: Overheads::default(),
         global_batch,
         seq_len,
-        precision: Precision::BF16,
+        held: Held::same(Precision::BF16),
         fewer_machines: false,
     }
 }

@@ -164,7 +164,12 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
         (Kind::DualPipeV, 2),
     ];
     let precisions = [(2, 0, 4, 12), (2, 2, 4, 12), (2, 2, 2, 16), (4, 4, 4, 8)];
-    let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let recompute = [
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::Full,
+        Recompute::Products,
+    ];
     let offload = [Offload::None, Offload::None, Offload::Cpu, Offload::Nvme];
     let [pp, dp_replicate, dp_shard, cp, tp, ep] = MESHES[mesh];
     let (schedule, stages_per_rank) = layers[(mesh + stage) % layers.len()];
@@ -195,6 +200,7 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
             compute,
             parameter,
             gradient,
+            reduced: gradient,
             optimizer,
         },
     }
@@ -358,7 +364,7 @@ fn megatrons_own_config_takes_its_flags() {
         let granularity = match s.recompute {
             Recompute::None => None,
             Recompute::Selective => Some("selective"),
-            Recompute::Full => Some("full"),
+            Recompute::Products | Recompute::Full => Some("full"),
         };
         answered.says("recompute_granularity", granularity);
         let stages = s.layers.stages_per_rank;

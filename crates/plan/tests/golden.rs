@@ -246,6 +246,7 @@ fn states_by_stage() {
             compute: 2,
             parameter,
             gradient,
+            reduced: gradient,
             optimizer,
         };
         let shape = case.shape();

@@ -357,6 +357,7 @@ fn trial(row: &Row) -> Trial {
             zero_stage: number(row, "zero_stage").unwrap_or(1),
             precision: Precision {
                 gradient,
+                reduced: gradient,
                 optimizer: 12,
                 ..HALF
             },

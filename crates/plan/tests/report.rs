@@ -4,8 +4,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use trainyard_config::{Flavor, LlamaConfig};
-use trainyard_plan::report::{PlanFile, Report, Style};
-use trainyard_plan::{Calibration, Cluster, Overheads, Precision, Question, Shape, Software};
+use trainyard_plan::report::{Counted, DryRun, PlanFile, RankBytes, Report, Style};
+use trainyard_plan::{
+    Calibration, Cluster, Held, Overheads, Precision, Question, RankClass, Shape, Software,
+};
 
 fn report(flavor: Flavor, cluster: &str, global_batch: usize) -> Report {
     let cluster: Cluster = cluster.parse().unwrap();
@@ -19,7 +21,7 @@ fn report(flavor: Flavor, cluster: &str, global_batch: usize) -> Report {
         overheads: Overheads::default(),
         global_batch,
         seq_len: 8192,
-        precision: Precision::BF16,
+        held: Held::same(Precision::BF16),
         fewer_machines: false,
     })
 }
@@ -39,6 +41,11 @@ fn a_plan_that_was_written_is_read() {
     let read = PlanFile::read(&json.to_string()).unwrap();
     assert_eq!(&read.plan.strategy, &report.best().unwrap().strategy);
     assert_eq!(read.plan.time, report.best().unwrap().time);
+    let third = PlanFile::read_place(&json.to_string(), 3).unwrap();
+    assert_eq!(&third.plan.strategy, &report.found.plans[2].strategy);
+    for place in [0, 4] {
+        assert!(PlanFile::read_place(&json.to_string(), place).is_err());
+    }
     for wrong in ["", "{}", r#"{"plans":[],"inputs":{}}"#] {
         assert!(PlanFile::read(wrong).is_err());
     }
@@ -60,6 +67,41 @@ fn where_nothing_fits_every_form_says_how_much_is_missing() {
             > 1e11
     );
     assert!(report.to_html(5).contains("Nothing fits"));
+}
+
+#[test]
+fn the_code_has_the_last_word() {
+    let mut report = report(Flavor::Llama3_8b, "16xH100", 64);
+    let run = |gib: f64| {
+        let counted = |formula: f64, code: f64| Counted {
+            formula: formula * 1024f64.powi(3),
+            code: code * 1024f64.powi(3),
+        };
+        let rank = RankBytes {
+            class: RankClass::Only,
+            states: counted(8.0, 8.0),
+            peak: counted(40.0, gib),
+        };
+        DryRun {
+            routing_skew: None,
+            losses: Vec::new(),
+            ranks: vec![rank],
+        }
+    };
+    report.dry_runs = vec![Ok(run(100.0)), Err("<odd>".to_owned()), Ok(run(50.0))];
+    let text = report.to_text(5, Style::Plain);
+    let sentences = report.sentences().join(" ");
+    assert!(sentences.contains("plan 3 is the first"), "{sentences}");
+    assert!(
+        text.contains("+150.0%") && text.contains("not followed: <odd>"),
+        "{text}"
+    );
+    let json = report.to_json(5);
+    assert_eq!(json["plans"][1]["dry_run"]["error"], "<odd>");
+    assert!(json["plans"][3]["dry_run"].is_null());
+    let page = report.to_html(5);
+    assert!(page.contains("&lt;odd&gt;") && page.contains("by dry run"));
+    assert!(PlanFile::read(&json.to_string()).is_ok());
 }
 
 #[test]

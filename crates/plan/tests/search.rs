@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use trainyard_config::{Flavor, LlamaConfig};
 use trainyard_plan::{
-    Binding, Calibration, Cluster, Offload, Overheads, Plan, Precision, Question, Shape, Software,
-    explain, search,
+    Binding, Calibration, Cluster, Held, Offload, Overheads, Plan, Precision, Question, Shape,
+    Software, explain, search,
 };
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
@@ -19,7 +19,7 @@ fn question(flavor: Flavor, cluster: &str, global_batch: usize) -> Question {
         overheads: Overheads::default(),
         global_batch,
         seq_len: 8192,
-        precision: Precision::BF16,
+        held: Held::same(Precision::BF16),
         fewer_machines: false,
     }
 }

@@ -3,15 +3,18 @@
 //! ```sh
 //! cargo run --release -p trainyard-rendezvous --example crowd -- 250 500 1000
 //! ```
+//!
+//! With `--json`, a line of JSON for every size; `bench/faults/thousand` judges those.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use trainyard_rendezvous::server::{Client, Limits, serve};
 use trainyard_rendezvous::{
@@ -21,26 +24,71 @@ use trainyard_rendezvous::{
 type Error = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Error> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Runtime::new()?;
     if let [word, folder] = &args[..]
         && word == "serve"
     {
         return runtime.block_on(serve_until_closed(Path::new(folder)));
     }
-    let sizes = match args.is_empty() {
-        true => vec![250, 500, 1000],
-        false => args
-            .iter()
-            .map(|size| size.parse())
-            .collect::<Result<_, _>>()?,
-    };
-    println!(
-        "agents  form s  letters  answers  re-form s  beyond lease s  letters  answers  server MiB"
-    );
-    sizes
-        .into_iter()
-        .try_for_each(|size| runtime.block_on(measure(size)))
+    let is_json = args.iter().any(|word| word == "--json");
+    args.retain(|word| word != "--json");
+    let mut sizes = args
+        .iter()
+        .map(|size| size.parse())
+        .collect::<Result<Vec<usize>, _>>()?;
+    if sizes.is_empty() {
+        sizes = vec![250, 500, 1000];
+    }
+    if !is_json {
+        println!(
+            "agents  form s  letters  answers  re-form s  beyond lease s  letters  answers  left: re-form s  server MiB"
+        );
+    }
+    for size in sizes {
+        let measured = runtime.block_on(measure(size))?;
+        match is_json {
+            true => println!("{}", serde_json::to_string(&measured)?),
+            false => println!("{measured}"),
+        }
+    }
+    Ok(())
+}
+
+/// Seconds, and per agent how many letters came and answers went, heartbeats included.
+#[derive(serde::Serialize)]
+struct Measured {
+    agents: usize,
+    form: f64,
+    form_letters: f64,
+    form_answers: f64,
+    /// After one died, which only its lease can tell.
+    reform: f64,
+    reform_beyond_lease: f64,
+    reform_letters: f64,
+    reform_answers: f64,
+    /// After one said that it goes.
+    reform_after_leave: f64,
+    server_mib: f64,
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:6}  {:6.2}  {:7.2}  {:7.2}  {:9.2}  {:14.2}  {:7.2}  {:7.2}  {:15.2}  {:10.1}",
+            self.agents,
+            self.form,
+            self.form_letters,
+            self.form_answers,
+            self.reform,
+            self.reform_beyond_lease,
+            self.reform_letters,
+            self.reform_answers,
+            self.reform_after_leave,
+            self.server_mib,
+        )
+    }
 }
 
 /// Answers every line with how many letters and answers there were.
@@ -121,7 +169,7 @@ impl Drop for Server {
     }
 }
 
-async fn measure(size: usize) -> Result<(), Error> {
+async fn measure(size: usize) -> Result<Measured, Error> {
     let folder = tempfile::tempdir()?;
     let secret = Secret::read_or_create(&folder.path().join("secret"))?;
     let mut server = Server::start(folder.path())?;
@@ -133,33 +181,40 @@ async fn measure(size: usize) -> Result<(), Error> {
     let policy = Policy::new(size as u32 / 2, size as u32);
 
     let began = Instant::now();
-    let agents: Vec<Agent> = (0..size)
+    let mut agents: Vec<Agent> = (0..size)
         .map(|number| Agent::start(&client, number, &policy))
         .collect();
-    wait_for_world(&agents, Epoch(1)).await?;
-    let formed = began.elapsed();
+    let form = seconds_until(&agents, Epoch(1), began).await?;
     let first = server.traffic()?;
 
-    let mut agents = agents;
-    drop(agents.remove(size / 3));
     let began = Instant::now();
-    wait_for_world(&agents, Epoch(2)).await?;
-    let formed_again = began.elapsed();
+    drop(agents.remove(size / 3));
+    let reform = seconds_until(&agents, Epoch(2), began).await?;
     let second = server.traffic()?;
 
+    let began = Instant::now();
+    let leaver = agents.remove(size / 2);
+    leaver.leave.notify_one();
+    let reform_after_leave = seconds_until(&agents, Epoch(3), began).await?;
+
     let each = size as f64;
-    println!(
-        "{size:6}  {:6.2}  {:7.2}  {:7.2}  {:9.2}  {:14.2}  {:7.2}  {:7.2}  {:10.1}",
-        formed.as_secs_f64(),
-        first.0 / each,
-        first.1 / each,
-        formed_again.as_secs_f64(),
-        formed_again.as_secs_f64() - policy.lease.as_secs_f64(),
-        (second.0 - first.0) / each,
-        (second.1 - first.1) / each,
-        server.peak_mib()?,
-    );
-    Ok(())
+    Ok(Measured {
+        agents: size,
+        form,
+        form_letters: first.0 / each,
+        form_answers: first.1 / each,
+        reform,
+        reform_beyond_lease: reform - policy.lease.as_secs_f64(),
+        reform_letters: (second.0 - first.0) / each,
+        reform_answers: (second.1 - first.1) / each,
+        reform_after_leave,
+        server_mib: server.peak_mib()?,
+    })
+}
+
+async fn seconds_until(agents: &[Agent], epoch: Epoch, began: Instant) -> Result<f64, Error> {
+    wait_for_world(agents, epoch).await?;
+    Ok(began.elapsed().as_secs_f64())
 }
 
 async fn wait_for_world(agents: &[Agent], epoch: Epoch) -> Result<(), Error> {
@@ -176,6 +231,8 @@ async fn wait_for_world(agents: &[Agent], epoch: Epoch) -> Result<(), Error> {
 
 struct Agent {
     runs: watch::Receiver<Epoch>,
+    /// Asks it to go.
+    leave: Arc<Notify>,
     life: JoinHandle<()>,
 }
 
@@ -207,13 +264,18 @@ impl Agent {
         };
         let (shown, runs) = watch::channel(Epoch(0));
         let (client, beat) = (Arc::clone(client), policy.heartbeat());
+        let leave = Arc::<Notify>::default();
+        let asked = Arc::clone(&leave);
         let life = tokio::spawn(async move {
             match client.join(join).await {
-                Ok(seat) => live(&*seat, beat, shown).await,
+                Ok(seat) => tokio::select! {
+                    () = live(&*seat, beat, shown) => {}
+                    () = asked.notified() => seat.leave().await,
+                },
                 Err(error) => eprintln!("{error}"),
             }
         });
-        Agent { runs, life }
+        Agent { runs, leave, life }
     }
 }
 

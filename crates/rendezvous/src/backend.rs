@@ -38,7 +38,7 @@ pub trait Seat: Send + Sync {
 }
 
 /// Why there is no way to a run, or none any more.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
     /// The run does not want this agent.

@@ -46,19 +46,29 @@ impl Secret {
             path: path.display().to_string(),
             cause: error.to_string(),
         };
-        let mut options = OpenOptions::new();
-        match options.write(true).create_new(true).mode(0o600).open(path) {
-            Ok(mut file) => {
-                let secret = Secret::random().map_err(refuse)?;
-                let digits: String = secret.0.iter().map(|byte| format!("{byte:02x}")).collect();
-                writeln!(file, "{digits}")
-                    .and_then(|()| file.sync_all())
-                    .map_err(refuse)?;
-                Ok(secret)
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Secret::read(path),
-            Err(error) => Err(refuse(error)),
+        if path.exists() {
+            return Secret::read(path);
         }
+        // Whoever reads the file finds it whole, and of several who make one, the first counts.
+        let draft = path.with_extension(format!("{}.new", std::process::id()));
+        let made = Secret::random().and_then(|secret| secret.write(&draft));
+        let placed = made.and_then(|()| fs::hard_link(&draft, path));
+        let _ = fs::remove_file(&draft);
+        match placed {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(refuse(error)),
+            _ => Secret::read(path),
+        }
+    }
+
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(file, "{digits}").and_then(|()| file.sync_all())
     }
 
     /// A key for one purpose in one run.

@@ -213,15 +213,24 @@ std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& 
   auto running = std::make_unique<Running>();
   // libtorch asserts when the inputs of an operator without any are asked for.
   auto inputs = fn.num_inputs() > 0 ? fn.inputs() : c10::ArrayRef<const c10::IValue>();
-  for (const auto& value : inputs) {
-    if (!value.isTensor() || !value.toTensor().defined()) {
-      continue;
+  // A shape is its number of dims, then the dims.
+  auto note = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      return;
     }
-    // A shape is its number of dims, then the dims.
-    auto sizes = value.toTensor().sizes();
+    auto sizes = tensor.sizes();
     running->shapes.push_back(static_cast<int64_t>(sizes.size()));
     for (auto size : sizes) {
       running->shapes.push_back(size);
+    }
+  };
+  for (const auto& value : inputs) {
+    if (value.isTensor()) {
+      note(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        note(tensor);
+      }
     }
   }
   running->started_ns = now_ns();

@@ -146,6 +146,11 @@ impl Group {
         &self.0.place.name
     }
 
+    /// Whether nothing is ever sent: a dry run.
+    pub fn is_fake(&self) -> bool {
+        matches!(self.0.engine, Engine::Fake(_))
+    }
+
     /// The ledger its collectives are written in.
     pub fn ledger(&self) -> &Ledger {
         &self.0.ledger

@@ -42,4 +42,4 @@ pub use store::Store;
 pub use tch::{Device, Kind, Tensor};
 pub use turns::beside;
 pub use work::Work;
-pub use world::{Backend, Rendezvous, World, require_gpu};
+pub use world::{Backend, Rendezvous, World, ranks_on_this_machine, require_gpu};

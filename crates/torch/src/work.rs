@@ -93,6 +93,7 @@ impl Drop for Work {
 impl Pending {
     fn finish(self) -> Result<()> {
         let began = self.ledger.now_ns();
+        self.ledger.wait(&self.ticket, began);
         let (started, ended, result) = match self.state {
             State::Done => (began, began, Ok(())),
             State::Lane(ticket) => {

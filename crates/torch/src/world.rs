@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use trainyard_mesh::{AxisSet, Mesh};
+use trainyard_mesh::{AxisSet, Mesh, MeshError};
 use trainyard_trace::Ledger;
 
 use crate::bridge::ffi;
@@ -31,10 +31,13 @@ pub struct Rendezvous {
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Host of the store; rank 0 serves it there, and on that address only.
+    /// Host of the store; if rank 0 serves it, on that address only.
     pub master_addr: String,
     /// Port of the store.
     pub master_port: u16,
+    /// Where an agent serves the store, what all keys of this attempt begin with, since those of the last
+    /// one may still be there. Where none does, rank 0 serves it.
+    pub agent_store: Option<String>,
     /// How long to wait for others, when forming groups and in collectives.
     pub timeout: Duration,
 }
@@ -48,6 +51,7 @@ impl Rendezvous {
                 world_size: 1,
                 master_addr: "127.0.0.1".to_owned(),
                 master_port: 0,
+                agent_store: None,
                 timeout,
             });
         }
@@ -56,8 +60,16 @@ impl Rendezvous {
             world_size: number("WORLD_SIZE")?,
             master_addr: text("MASTER_ADDR")?,
             master_port: number("MASTER_PORT")?,
+            agent_store: attempt(),
             timeout,
         })
+    }
+
+    fn store(&self) -> Result<Store> {
+        match (self.rank, &self.agent_store) {
+            (0, None) => Store::serve(&self.master_addr, self.master_port, self.timeout),
+            _ => Store::connect(&self.master_addr, self.master_port, self.timeout),
+        }
     }
 }
 
@@ -67,7 +79,8 @@ pub struct World {
     rank: usize,
     ledger: Ledger,
     carrier: Carrier,
-    groups: Mutex<HashMap<AxisSet, Group>>,
+    /// By name.
+    groups: Mutex<HashMap<String, Group>>,
 }
 
 enum Carrier {
@@ -75,6 +88,8 @@ enum Carrier {
     Fake,
     Real {
         store: Store,
+        /// What all keys begin with.
+        attempt: String,
         backend: Backend,
         address: String,
         timeout: Duration,
@@ -97,10 +112,8 @@ impl World {
         let carrier = match at.world_size {
             1 => Carrier::Alone,
             _ => Carrier::Real {
-                store: match at.rank {
-                    0 => Store::serve(&at.master_addr, at.master_port, at.timeout)?,
-                    _ => Store::connect(&at.master_addr, at.master_port, at.timeout)?,
-                },
+                store: at.store()?,
+                attempt: at.agent_store.clone().unwrap_or_default(),
                 backend,
                 address: own_address(&at.master_addr, at.master_port),
                 timeout: at.timeout,
@@ -134,7 +147,10 @@ impl World {
     /// own: whoever waits in it holds nobody else up. None where there is one rank.
     pub fn meeting(&self, name: &str) -> Result<Option<Store>> {
         match &self.carrier {
-            Carrier::Real { store, .. } => Ok(Some(store.reconnected()?.prefixed(name)?)),
+            Carrier::Real { store, attempt, .. } => {
+                let name = format!("{attempt}{name}");
+                Ok(Some(store.reconnected()?.prefixed(&name)?))
+            }
             Carrier::Alone | Carrier::Fake => Ok(None),
         }
     }
@@ -167,14 +183,46 @@ impl World {
     /// The group of ranks that differ from this one along `axes` only. All of them must ask for it;
     /// the first time forms it, which waits for all of them; afterwards it is at hand.
     pub fn group(&self, axes: impl Into<AxisSet>) -> Result<Group> {
-        // Axes of size 1 change nothing: sets that differ only in them share a group.
-        let axes = axes.into().intersection(self.mesh.active());
+        // Sets along which groups are the same share one.
+        let axes = self.mesh.simplest(axes);
+        self.named(axes.to_string(), || self.mesh.group(self.rank, axes))
+    }
+
+    /// The group along `axes` cut into pieces of `length` ranks that follow each other, as those of one machine
+    /// do: the ranks of this one's piece, and those that stand where this one does in theirs. All ranks of
+    /// the group must ask for both.
+    pub fn pieces(&self, axes: impl Into<AxisSet>, length: usize) -> Result<(Group, Group)> {
+        let axes = self.mesh.simplest(axes);
+        let members = self.mesh.group(self.rank, axes)?;
+        if length == 0 || !members.len().is_multiple_of(length) {
+            return Err(TorchError::Invalid(format!(
+                "{} ranks along {axes} cannot be cut into pieces of {length}",
+                members.len()
+            )));
+        }
+        let index = members.iter().position(|rank| *rank == self.rank);
+        let index = index.unwrap_or(0);
+        let within = members[index - index % length..][..length].to_vec();
+        let across = members.into_iter().skip(index % length).step_by(length);
+        let across: Vec<usize> = across.collect();
+        Ok((
+            self.named(format!("{axes} within {length}"), || Ok(within))?,
+            self.named(format!("{axes} across {length}"), || Ok(across))?,
+        ))
+    }
+
+    /// The group of a name, which forms of these members when it is first asked for.
+    fn named(
+        &self,
+        name: String,
+        members: impl FnOnce() -> Result<Vec<usize>, MeshError>,
+    ) -> Result<Group> {
         let mut groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
-        if let Some(group) = groups.get(&axes) {
+        if let Some(group) = groups.get(&name) {
             return Ok(group.clone());
         }
-        let group = self.form(axes)?;
-        groups.insert(axes, group.clone());
+        let group = self.form(name.clone(), &members()?)?;
+        groups.insert(name, group.clone());
         Ok(group)
     }
 
@@ -193,12 +241,14 @@ impl World {
         })
     }
 
-    fn form(&self, axes: AxisSet) -> Result<Group> {
+    /// The group of `members`, ascending.
+    fn form(&self, name: String, members: &[usize]) -> Result<Group> {
+        let index = members.iter().position(|rank| *rank == self.rank);
         let place = Place {
-            name: axes.to_string(),
+            name,
             rank: self.rank,
-            index: self.mesh.index_in_group(self.rank, axes)?,
-            size: self.mesh.size_of(axes),
+            index: index.unwrap_or(0),
+            size: members.len(),
         };
         let engine = match &self.carrier {
             _ if place.size == 1 => Engine::Alone,
@@ -206,18 +256,15 @@ impl World {
             Carrier::Fake => Engine::Fake(Mutex::default()),
             Carrier::Real {
                 store,
+                attempt,
                 backend,
                 address,
                 timeout,
             } => {
                 // Named for its first member: the groups along the same axes are many.
-                let first = self
-                    .mesh
-                    .group(self.rank, axes)?
-                    .first()
-                    .copied()
-                    .unwrap_or(0);
-                let store = store.prefixed(&format!("group/{}/{first}", place.name))?;
+                let first = members.first().copied().unwrap_or(0);
+                let name = format!("{attempt}group/{}/{first}", place.name);
+                let store = store.prefixed(&name)?;
                 self.connect(&place, &store, *backend, address, *timeout)?
             }
         };
@@ -275,6 +322,11 @@ impl Backend {
     }
 }
 
+/// How many ranks the launcher started on this machine; none without a launcher.
+pub fn ranks_on_this_machine() -> Option<usize> {
+    std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
+}
+
 /// Says why NCCL cannot be used here, and what can.
 pub fn require_gpu(rank: usize) -> Result<()> {
     let message = if cfg!(not(feature = "cuda")) {
@@ -301,6 +353,16 @@ fn own_address(master_addr: &str, master_port: u16) -> String {
             Ok(socket.local_addr()?.ip().to_string())
         })
         .unwrap_or_else(|_| master_addr.to_owned())
+}
+
+/// What tells the keys of this attempt from others', if an agent serves the store: how often workers were
+/// started again, as torchrun has it, and in which world of an elastic run.
+fn attempt() -> Option<String> {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let is_served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    let restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    let epoch = variable("TRAINYARD_EPOCH");
+    is_served.then(|| format!("attempt {restarts}/epoch {epoch}/"))
 }
 
 fn text(name: &'static str) -> Result<String> {

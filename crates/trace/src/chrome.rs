@@ -15,7 +15,7 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{Allocation, Collective, Events, MemoryKind, Operator, Span, TraceError};
+use crate::{Allocation, Collective, Events, MemoryKind, Operator, Purpose, Span, TraceError};
 
 /// Viewers hold times as doubles of microseconds. Counting from the last multiple of a day or so
 /// keeps nanoseconds exact and gives ranks of one run the same origin.
@@ -107,6 +107,15 @@ fn first_ns(events: &Events) -> Option<u64> {
         .min()
 }
 
+/// What a viewer shows of a collective: what it is, or what it is for where that says more.
+fn title(each: &Collective) -> String {
+    let what = match each.purpose {
+        Purpose::Dispatch | Purpose::Combine => each.purpose.name(),
+        _ => each.kind.name(),
+    };
+    format!("{what} {} #{}", each.group, each.sequence)
+}
+
 /// The array of events, under way.
 struct Lines<'a, W> {
     out: &'a mut W,
@@ -178,7 +187,7 @@ impl<W: Write> Lines<'_, W> {
         let lanes = lanes(collectives.iter().map(times));
         self.lane_names(pid, COMMUNICATION, "communication", &lanes)?;
         for (each, lane) in collectives.iter().zip(lanes) {
-            let name = format!("{} {} #{}", each.kind, each.group, each.sequence);
+            let name = title(each);
             let tid = COMMUNICATION + lane;
             self.slice(pid, tid, "collective", name.into(), times(each), each)?;
         }
@@ -194,7 +203,7 @@ impl<W: Write> Lines<'_, W> {
         let lanes = lanes(waits.iter().map(|&(_, times)| times));
         self.lane_names(pid, WAITING, "waiting", &lanes)?;
         for ((each, times), lane) in waits.into_iter().zip(lanes) {
-            let name = format!("wait {} {} #{}", each.kind, each.group, each.sequence);
+            let name = format!("wait {}", title(each));
             self.slice(pid, WAITING + lane, "wait", name.into(), times, json!({}))?;
         }
         Ok(())

@@ -62,6 +62,13 @@ pub struct Collective {
     pub waited: Option<(u64, u64)>,
 }
 
+impl CollectiveKind {
+    /// Whether it is a message between two ranks, and not the whole group's.
+    pub const fn is_message(self) -> bool {
+        matches!(self, CollectiveKind::Send | CollectiveKind::Recv)
+    }
+}
+
 impl Collective {
     /// How long it took, from its start to its end.
     pub fn duration_ns(&self) -> u64 {

@@ -5,16 +5,16 @@
 
 /// A set of moments: intervals that are sorted, not empty and apart.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Moments(Vec<(u64, u64)>);
+pub struct Moments(Vec<(u64, u64)>);
 
 impl Moments {
     /// How long the set is.
-    pub(crate) fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
     /// The moments in both sets.
-    pub(crate) fn and(&self, other: &Moments) -> Moments {
+    pub fn and(&self, other: &Moments) -> Moments {
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut both = Vec::new();
         while let (Some(&&(a, b)), Some(&&(c, d))) = (left.peek(), right.peek()) {
@@ -32,7 +32,7 @@ impl Moments {
     }
 
     /// The moments of this set that are not in `other`.
-    pub(crate) fn without(&self, other: &Moments) -> Moments {
+    pub fn without(&self, other: &Moments) -> Moments {
         self.and(&other.complement())
     }
 

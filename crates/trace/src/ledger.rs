@@ -15,8 +15,8 @@ use std::{
 
 use crate::{
     Allocation, Collective, CollectiveKind, Events, MemoryKind, MemoryTotal, Operator,
-    OperatorTotal, Purpose, Span, SpanGuard, SpanKind, SpanTotal, Total, Totals, TraceError, clock,
-    write_chrome,
+    OperatorTotal, Purpose, Span, SpanGuard, SpanKind, SpanTotal, Total, Totals, TraceError, Which,
+    clock, write_chrome,
 };
 
 /// How many events of each kind a ledger remembers when it does not record.
@@ -87,6 +87,13 @@ impl Ledger {
         Ticket(number)
     }
 
+    /// Writes that the caller now stands in `wait` for what [`begin`](Self::begin) wrote.
+    pub fn wait(&self, ticket: &Ticket, since_ns: u64) {
+        if let Some(collective) = self.book().pending.get_mut(&ticket.0) {
+            collective.waited = Some((since_ns, since_ns));
+        }
+    }
+
     /// Completes what [`begin`](Self::begin) wrote: `complete` fills in what is known only now.
     pub fn finish(&self, ticket: Ticket, complete: impl FnOnce(&mut Collective)) {
         let mut book = self.book();
@@ -99,6 +106,16 @@ impl Ledger {
     /// The collectives that have begun and not finished, oldest first.
     pub fn pending(&self) -> Vec<Collective> {
         self.book().pending.values().cloned().collect()
+    }
+
+    /// Of each group, the last collective that is finished, and of all groups the last one last.
+    pub fn passed(&self) -> Vec<Which> {
+        self.book().passed.clone()
+    }
+
+    /// How long callers have stood in `wait` since the ledger began or was reset.
+    pub fn waited_ns(&self) -> u64 {
+        self.book().waited_ns
     }
 
     /// Writes a span.
@@ -131,12 +148,15 @@ impl Ledger {
         self.book().events(self.0.rank)
     }
 
-    /// Forgets counts and events. What is pending stays so, for it is still happening.
+    /// Forgets counts and events. What is pending stays so, for it is still happening, and so does how far
+    /// each group is.
     pub fn reset(&self) {
         let mut book = self.book();
         let pending = std::mem::take(&mut book.pending);
+        let passed = std::mem::take(&mut book.passed);
         *book = Book {
             pending,
+            passed,
             ..Book::default()
         };
     }
@@ -156,11 +176,14 @@ impl Ledger {
 #[derive(Debug, Default)]
 struct Book {
     by_kind: [[Total; Purpose::COUNT]; CollectiveKind::COUNT],
+    moving_ns: [u64; Purpose::COUNT],
     waited_ns: u64,
     by_span: [SpanTotal; SpanKind::COUNT],
     by_memory: [MemoryTotal; MemoryKind::COUNT],
     of_operators: OperatorTotal,
     pending: BTreeMap<u64, Collective>,
+    /// One per group, the latest last.
+    passed: Vec<Which>,
     collectives: VecDeque<Collective>,
     spans: VecDeque<Span>,
     operators: VecDeque<Operator>,
@@ -173,8 +196,28 @@ impl Book {
         total.count += 1;
         total.payload_bytes += collective.payload_bytes;
         total.sent_bytes += collective.sent_bytes;
+        self.moving_ns[collective.purpose.index()] += collective.duration_ns();
         self.waited_ns += collective.waited_ns();
+        self.pass(&collective);
         remember(&mut self.collectives, collective, capacity);
+    }
+
+    /// Groups are few, and messages between two ranks have numbers of their own.
+    fn pass(&mut self, collective: &Collective) {
+        if collective.kind.is_message() {
+            return;
+        }
+        let of_group = |which: &Which| which.group == collective.group;
+        match self.passed.iter().position(of_group) {
+            // Waited for later than one that began after it.
+            Some(place) if self.passed[place].sequence > collective.sequence => {}
+            Some(place) => {
+                let last = self.passed.len() - 1;
+                self.passed.swap(place, last);
+                self.passed[last].advance(collective);
+            }
+            None => self.passed.push(Which::of(collective)),
+        }
     }
 
     fn span(&mut self, span: Span, capacity: usize) {
@@ -211,6 +254,7 @@ impl Book {
             .collect();
         Totals {
             collectives,
+            moving_ns: occurring(Purpose::ALL, self.moving_ns),
             waited_ns: self.waited_ns,
             spans: occurring(SpanKind::ALL, self.by_span),
             operators: self.of_operators,

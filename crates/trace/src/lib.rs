@@ -15,12 +15,14 @@
 //! assert_eq!(ledger.events().spans.len(), 2);
 //! ```
 
+mod calls;
 mod chrome;
 mod clock;
 mod collective;
 mod error;
 mod events;
 mod flops;
+mod hang;
 mod interval;
 mod ledger;
 mod memory;
@@ -29,6 +31,8 @@ mod memory_history;
 mod memory_page;
 mod named;
 mod operator;
+mod pace;
+mod pulse;
 mod purpose;
 mod readable;
 mod self_time;
@@ -40,16 +44,21 @@ mod timeline;
 mod totals;
 mod volume;
 
+pub use calls::{Calls, calls};
 pub use chrome::{chrome_file_name, read_chrome, write_chrome};
 pub use collective::{Collective, CollectiveKind};
 pub use error::TraceError;
 pub use events::Events;
 pub use flops::flops;
+pub use hang::{Hang, Sighting, diagnose};
+pub use interval::Moments;
 pub use ledger::{Ledger, Ticket};
 pub use memory::{Allocation, MemoryKind};
 pub use memory_history::{BytesByKind, MemoryHistory, MemoryLevel};
 pub use memory_page::draw_memory;
 pub use operator::Operator;
+pub use pace::Pace;
+pub use pulse::{Entered, PULSE_FOLDER, Pulse, Stage, Which, call_over, is_over};
 pub use purpose::Purpose;
 pub use readable::{ByteUnit, readable_bytes, readable_time};
 pub use self_time::{SelfTime, self_times};

@@ -12,8 +12,10 @@ named! {
         Parameter = "parameter",
         /// Activations, and their gradients, between ranks that share a forward.
         Activation = "activation",
-        /// Tokens routed to experts and back.
-        Token = "token",
+        /// Tokens on their way to their experts; in backward, gradients of what those computed.
+        Dispatch = "dispatch",
+        /// What experts computed on its way back; in backward, gradients of what they were given.
+        Combine = "combine",
         /// Optimiser state, checkpoints and buffers.
         State = "state",
         /// Agreement among ranks: norms, counts, flags, barriers.

@@ -15,29 +15,38 @@ pub struct SelfTime {
     pub flops: u64,
 }
 
-/// Self times by operator name, the longest first.
-pub fn self_times(operators: &[Operator]) -> Vec<(String, SelfTime)> {
+/// Every operator with the nanoseconds in it and in no operator it called.
+pub(crate) fn with_self_ns(operators: &[Operator]) -> Vec<(&Operator, u64)> {
     let mut ordered: Vec<&Operator> = operators.iter().collect();
     // Callers before what they call: they start earlier, or at once and end later.
     ordered.sort_by_key(|o| (o.thread, o.started_ns, u64::MAX - o.ended_ns));
-    let mut by_name: BTreeMap<&str, SelfTime> = BTreeMap::new();
-    let mut callers: Vec<&Operator> = Vec::new();
+    let mut timed: Vec<(&Operator, u64)> = Vec::with_capacity(ordered.len());
+    let mut callers: Vec<usize> = Vec::new();
     for operator in ordered {
-        while callers
-            .last()
-            .is_some_and(|c| c.thread != operator.thread || c.ended_ns <= operator.started_ns)
-        {
+        while callers.last().is_some_and(|&place| {
+            let caller = timed[place].0;
+            caller.thread != operator.thread || caller.ended_ns <= operator.started_ns
+        }) {
             callers.pop();
         }
-        if let Some(caller) = callers.last() {
-            let time = by_name.entry(&caller.name).or_default();
-            time.self_ns = time.self_ns.saturating_sub(operator.duration_ns());
+        if let Some(&place) = callers.last() {
+            let left = &mut timed[place].1;
+            *left = left.saturating_sub(operator.duration_ns());
         }
+        callers.push(timed.len());
+        timed.push((operator, operator.duration_ns()));
+    }
+    timed
+}
+
+/// Self times by operator name, the longest first.
+pub fn self_times(operators: &[Operator]) -> Vec<(String, SelfTime)> {
+    let mut by_name: BTreeMap<&str, SelfTime> = BTreeMap::new();
+    for (operator, self_ns) in with_self_ns(operators) {
         let time = by_name.entry(&operator.name).or_default();
         time.count += 1;
-        time.self_ns += operator.duration_ns();
+        time.self_ns += self_ns;
         time.flops += operator.flops;
-        callers.push(operator);
     }
     let mut times: Vec<(String, SelfTime)> = by_name
         .into_iter()

@@ -54,6 +54,8 @@ pub struct Totals {
     /// Collectives by kind and purpose.
     #[serde(serialize_with = "as_rows")]
     pub collectives: BTreeMap<(CollectiveKind, Purpose), Total>,
+    /// How long bytes were on their way, by purpose.
+    pub moving_ns: BTreeMap<Purpose, u64>,
     /// How long callers stood in `wait`.
     pub waited_ns: u64,
     /// Spans by kind.
@@ -99,6 +101,7 @@ impl Sub<&Totals> for &Totals {
     fn sub(self, earlier: &Totals) -> Totals {
         Totals {
             collectives: differences(&self.collectives, &earlier.collectives),
+            moving_ns: differences(&self.moving_ns, &earlier.moving_ns),
             waited_ns: self.waited_ns.saturating_sub(earlier.waited_ns),
             spans: differences(&self.spans, &earlier.spans),
             operators: self.operators.since(&earlier.operators),
@@ -118,6 +121,12 @@ impl Sub for Totals {
 /// A count that only grows.
 trait Since: Copy + Default + PartialEq {
     fn since(&self, earlier: &Self) -> Self;
+}
+
+impl Since for u64 {
+    fn since(&self, earlier: &u64) -> u64 {
+        self.saturating_sub(*earlier)
+    }
 }
 
 macro_rules! since {

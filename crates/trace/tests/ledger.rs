@@ -40,6 +40,7 @@ fn everything_is_counted_and_the_last_is_remembered() {
         }
     );
     assert_eq!(totals.waited_ns, 100_000);
+    assert_eq!(totals.moving_ns[&Purpose::Gradient], 150_000);
 
     let events = ledger.events();
     assert_eq!(events.rank, 3);

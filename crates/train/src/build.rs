@@ -4,22 +4,24 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tch::Kind;
+use tch::{Kind, Tensor};
 use trainyard_config::{
     Config, ContextMethod, Dataset, Dtype, GradientCompression, Ingredient, ModelSpec, Offload,
-    ReshardAfterForward, is_mixture, read_mixture,
+    ReshardAfterForward, ScoringFunc, is_mixture, read_mixture,
 };
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
-use trainyard_mesh::Axis;
+use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{
-    Builder, ContextParallel, Gpt2, Gpt2Config, Intercept, Llama, LlamaConfig, Method, Model,
-    Place, RopeScaling, Sequence, SimpleCnn, TensorParallel, weights,
+    Builder, ContextParallel, ExpertParallel, Gpt2, Gpt2Config, Intercept, Llama, LlamaConfig,
+    Method, Model, MoeConfig, Parameter, Place, RopeScaling, Scoring, Sequence, SimpleCnn, Spread,
+    TensorParallel, weights,
 };
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
     PlainReduction, Precision, RecomputePlan, Recomputing, Reshard, ShardOptions, Stage, Strategy,
 };
-use trainyard_torch::{ReduceOp, World};
+use trainyard_torch::{ReduceOp, World, ranks_on_this_machine};
+use trainyard_trace::Purpose;
 
 use crate::error::{Result, TrainError};
 use crate::trainer::loss_axes;
@@ -56,6 +58,28 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
         attention_bias: shape.attention_bias,
         qk_norm: shape.qk_norm,
         resid_pdrop: shape.resid_pdrop,
+        moe: shape.moe.as_ref().map(moe_shape),
+    }
+}
+
+/// The experts of a config's model, as the model takes them.
+fn moe_shape(shape: &trainyard_config::MoeConfig) -> MoeConfig {
+    MoeConfig {
+        num_experts: shape.num_experts,
+        num_experts_per_tok: shape.num_experts_per_tok,
+        moe_intermediate_size: shape.moe_intermediate_size,
+        n_shared_experts: shape.n_shared_experts,
+        first_k_dense_replace: shape.first_k_dense_replace,
+        scoring_func: match shape.scoring_func {
+            ScoringFunc::Softmax => Scoring::Softmax,
+            ScoringFunc::Sigmoid => Scoring::Sigmoid,
+        },
+        norm_topk_prob: shape.norm_topk_prob,
+        routed_scaling_factor: shape.routed_scaling_factor,
+        router_aux_loss_coef: shape.router_aux_loss_coef,
+        router_z_loss_coef: shape.router_z_loss_coef,
+        bias_update_rate: shape.bias_update_rate,
+        capacity_factor: shape.capacity_factor,
     }
 }
 
@@ -87,7 +111,8 @@ pub(crate) fn builder(config: &Config, world: &World, place: Place) -> Result<Bu
         .kind(kind(config.training.dtype))
         .compute_kind(kind(config.training.compute_dtype()))
         .with_tensor_parallel(tensor_parallel(config, world)?)
-        .with_context_parallel(context_parallel(config, world)?))
+        .with_context_parallel(context_parallel(config, world)?)
+        .with_expert_parallel(expert_parallel(config, world)?))
 }
 
 /// The model a builder makes, with its initial weights.
@@ -134,6 +159,45 @@ pub fn context_parallel(config: &Config, world: &World) -> Result<ContextParalle
         ContextMethod::Ulysses => Method::Ulysses,
     };
     Ok(ContextParallel::new(&world.group(Axis::Cp)?, method))
+}
+
+/// The ranks that have different experts; none where the model has no experts.
+fn expert_parallel(config: &Config, world: &World) -> Result<ExpertParallel> {
+    if config.model.resolve()?.experts().is_none() {
+        return Ok(ExpertParallel::alone());
+    }
+    let sharers = world.group(AxisSet::of([Axis::Cp, Axis::Tp]))?;
+    let skew = config.debug.routing_skew;
+    let ep = ExpertParallel::new(&world.group(Axis::Ep)?, &sharers).with_spread(Spread { skew });
+    Ok(match experts_on_machine(config, world)? {
+        Some(length) => {
+            let (within, across) = world.pieces(Axis::Ep, length)?;
+            ep.on_machines(&within, &across)
+        }
+        None => ep,
+    })
+}
+
+/// How many ranks that share experts are on one machine, where they are on several: as the config says, or
+/// the launcher, of whom all ranks must have heard the same.
+fn experts_on_machine(config: &Config, world: &World) -> Result<Option<usize>> {
+    let told = config.parallelism.expert_parallel_local_degree;
+    if told > 0 {
+        return Ok(world.mesh().experts_on_machine(told));
+    }
+    if world.is_fake() || world.mesh().ep() == 1 {
+        return Ok(None);
+    }
+    let own = ranks_on_this_machine().unwrap_or(0) as i64;
+    let both = Tensor::from_slice(&[own, -own]);
+    world
+        .group(Axis::Ep)?
+        .all_reduce(&both, ReduceOp::Max, Purpose::Control)?
+        .wait()?;
+    let both = Vec::<i64>::try_from(&both)?;
+    let is_same = both[0] == -both[1];
+    let length = usize::try_from(own).unwrap_or(0);
+    Ok(world.mesh().experts_on_machine(length).filter(|_| is_same))
 }
 
 /// Where samples come from.
@@ -211,13 +275,13 @@ pub fn strategy(
         inside.push(Rc::new(Recomputing::new(Rc::clone(&model), plan.clone())));
     }
     let keeps_all = config.parallelism.offload == Offload::None;
-    if world.mesh().size(Axis::DpShard) == 1 && keeps_all {
-        let group = world.group(loss_axes())?;
+    let num_sharers = world.mesh().size(Axis::DpShard);
+    if (num_sharers == 1 || config.parallelism.zero_stage == 0) && keeps_all {
         let options = DdpOptions {
             inside,
             ..ddp_options(config)
         };
-        return Ok(Box::new(Ddp::new(model, &group, options)?));
+        return Ok(Box::new(replicated(model, world, options)?));
     }
     let options = ShardOptions {
         inside,
@@ -225,6 +289,18 @@ pub fn strategy(
         ..shard_options(config)
     };
     Ok(Box::new(FullyShard::new(model, world, options)?))
+}
+
+/// A model of which every rank holds what its layers compute with.
+pub(crate) fn replicated<M: Model>(model: M, world: &World, options: DdpOptions) -> Result<Ddp<M>> {
+    let group = world.group(loss_axes())?;
+    let has_experts = |p: &Parameter| p.layout().is_of_experts();
+    // Experts compute with the tokens of all ranks that have the same ones.
+    let experts = match model.parameters().iter().any(has_experts) {
+        true => world.group(AxisSet::of([Axis::DpReplicate, Axis::Efsdp]))?,
+        false => group.clone(),
+    };
+    Ok(Ddp::with_experts(model, &group, &experts, options)?)
 }
 
 /// Where states are kept. `cpu` means the system's memory file system: main memory, but not the

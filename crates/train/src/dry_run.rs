@@ -14,7 +14,7 @@ use trainyard_nn::Place;
 use trainyard_parallel::{RecomputePlan, StateBytes};
 use trainyard_torch::memory::{self, MemoryReport};
 use trainyard_torch::{World, operators};
-use trainyard_trace::{CollectiveKind, Ledger, MemoryKind, Purpose};
+use trainyard_trace::{Calls, CollectiveKind, Ledger, MemoryKind, Purpose, calls};
 
 use crate::build;
 use crate::error::Result;
@@ -46,6 +46,8 @@ pub struct DryRun {
     pub flops: u64,
     /// Operators that ran in a step.
     pub num_operators: usize,
+    /// The same by name and size.
+    pub operators: Vec<Calls>,
 }
 
 /// Collectives of one kind and purpose in a step.
@@ -107,6 +109,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
             .collect(),
         flops: operators.iter().map(|operator| operator.flops).sum(),
         num_operators: operators.len(),
+        operators: calls(&operators),
     })
 }
 

@@ -138,6 +138,19 @@ pub enum TrainError {
     /// A pipeline's schedule cannot be made or cannot run.
     #[error("the pipeline's schedule: {0}")]
     Schedule(String),
+    /// Signals cannot be listened to.
+    #[error("cannot listen to SIGTERM: {0}")]
+    Signals(io::Error),
+    /// All ranks have saved because one was told to end, and nobody told this one.
+    #[error(
+        "another machine was told to end, and all ranks have saved; nothing was heard from this machine's \
+         launcher for {} s: start the job again, it goes on from there",
+        waited.as_secs()
+    )]
+    LeftBehind {
+        /// For how long this rank waited.
+        waited: std::time::Duration,
+    },
     /// There is nothing to train.
     #[error("the model has no parameters, so there is no gradient to measure")]
     NoParameters,

@@ -9,12 +9,14 @@ use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
 use trainyard_nn::Place;
 use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, memory};
-use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
+use trainyard_trace::{SpanKind, Stage, chrome_file_name, readable_bytes};
 
 use crate::build;
 use crate::checkpoint::{self, Destination, Newest, Saver};
 use crate::error::{Result, TrainError};
 use crate::fits;
+use crate::heart::Heart;
+use crate::leave::{Asked, Leave};
 use crate::memory_capacity::memory_capacity;
 use crate::memory_report::{MemoryRecord, MemoryWatch};
 use crate::metrics::{Sinks, StepMetrics};
@@ -27,9 +29,27 @@ pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
     fits::check(config, world)?;
     let limit = config.training.memory_limit_bytes;
     memory::limit((limit > 0).then_some(limit));
-    let mut job = Job::new(config, world, place)?;
-    while job.trainer.steps_taken() < config.training.steps {
+    let (asked, steps) = (Asked::default(), config.training.steps);
+    let heart = Heart::from_env(world, steps, asked.clone());
+    // Before the first step there is nothing to save, and SIGTERM does what it always does; unless the state
+    // comes from memory that leaves with this rank's machine.
+    let is_copied = config.checkpoint.memory_interval > 0;
+    if is_copied {
+        asked.listen().map_err(TrainError::Signals)?;
+    }
+    let mut job = Job::new(config, world, place, heart)?;
+    job.copy_at_once()?;
+    if !is_copied {
+        asked.listen().map_err(TrainError::Signals)?;
+    }
+    let mut leave = Leave::new(asked, world, job.trainer.steps_taken())?;
+    while job.trainer.steps_taken() < steps {
         job.step()?;
+        let step = job.trainer.steps_taken();
+        if step < steps && leave.is_agreed(step)? {
+            job.leave()?;
+            return leave.wait_until_told();
+        }
     }
     job.finish()
 }
@@ -38,6 +58,7 @@ pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
 struct Job<'a> {
     config: &'a Config,
     world: &'a World,
+    heart: Heart,
     trainer: Trainer,
     loader: Loader,
     /// None where nothing is saved.
@@ -46,6 +67,10 @@ struct Job<'a> {
     storage: Option<Destination>,
     /// The memory of peers; none where no copies go there.
     memory: Option<Destination>,
+    /// Whether the save under way goes there.
+    is_copying: bool,
+    /// The last step that was saved in storage.
+    stored: Option<u64>,
     sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
@@ -75,9 +100,9 @@ impl Window {
 }
 
 impl<'a> Job<'a> {
-    fn new(config: &'a Config, world: &'a World, place: Place) -> Result<Job<'a>> {
+    fn new(config: &'a Config, world: &'a World, place: Place, heart: Heart) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, place)?;
-        let (storage, memory) = (storage(config)?, memory(config)?);
+        let (storage, memory) = (storage(config)?, memory(config, world)?);
         resume(config, &mut trainer, world, memory.as_ref())?;
         let loader = loader(config, &trainer, false, trainer.samples_seen())?;
         let spec = config.model.resolve()?;
@@ -105,16 +130,30 @@ impl<'a> Job<'a> {
             },
             storage,
             memory,
+            is_copying: false,
+            stored: None,
             sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
             config,
             world,
+            heart,
             trainer,
             loader,
         })
     }
 
+    /// Copies what was resumed from into the memory of this world's machines, before the next step: a machine
+    /// that is new has nothing of it, and the one that has may be the next to go.
+    fn copy_at_once(&mut self) -> Result<()> {
+        let memory = self.memory.clone();
+        let memory = memory.filter(|_| self.trainer.steps_taken() > 0);
+        self.is_copying = memory.is_some();
+        self.save(memory.as_slice())
+    }
+
     /// One step and whatever is due after it.
     fn step(&mut self) -> Result<()> {
+        let next = self.trainer.steps_taken() + 1;
+        self.heart.enter(Stage::Stepping, next);
         let batches = self.next_batches()?;
         self.window.num_steps += 1;
         self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
@@ -122,11 +161,17 @@ impl<'a> Job<'a> {
         if let Some(log) = &mut self.sample_log {
             log.write(self.trainer.steps_taken(), &batches)?;
         }
+        // A step is told when the one before is in memory: a fault costs no more than the last one told.
+        let is_copying = std::mem::take(&mut self.is_copying);
+        if let Some(saver) = self.saver.as_mut().filter(|_| is_copying) {
+            saver.wait_for_first();
+        }
         let step = self.trainer.steps_taken();
         if self.sinks.is_due(step) || step == self.config.training.steps {
             self.report(&outcome)?;
         }
         if let Some(memory) = memory {
+            self.heart.enter(Stage::Between, step);
             memory.write()?;
             // Time spent here is not the steps' own.
             self.window = Window::begin();
@@ -141,7 +186,9 @@ impl<'a> Job<'a> {
         let copied = due(self.config.checkpoint.memory_interval);
         // Memory first: it is there sooner.
         let memory = self.memory.clone().filter(|_| copied);
+        self.is_copying = memory.is_some();
         let storage = self.storage.clone().filter(|_| stored);
+        self.stored = storage.as_ref().map_or(self.stored, |_| Some(step));
         let places: Vec<Destination> = memory.into_iter().chain(storage).collect();
         self.save(&places)
     }
@@ -183,7 +230,11 @@ impl<'a> Job<'a> {
         let tps = window.num_targets as f64 / sharers as f64 / elapsed;
         let memory_bytes = memory::report()?.peak;
         let step = self.trainer.steps_taken();
+        let expert_loads = self.trainer.expert_loads()?;
+        self.heart.report(loss, tps, memory_bytes);
         self.sinks.write(&StepMetrics {
+            expert_loads,
+            expert_traffic: self.trainer.expert_traffic()?,
             step,
             loss,
             grad_norm: f64::try_from(&outcome.grad_norm)?,
@@ -200,6 +251,7 @@ impl<'a> Job<'a> {
     }
 
     fn validate(&mut self) -> Result<()> {
+        self.heart.enter(Stage::Between, self.trainer.steps_taken());
         let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
         let batches = loader(self.config, &self.trainer, true, 0)?
             .take(num)
@@ -223,6 +275,7 @@ impl<'a> Job<'a> {
         let ledger = self.world.ledger();
         let _span = ledger.enter(SpanKind::Checkpoint, "checkpoint");
         let step = self.trainer.steps_taken();
+        self.heart.enter(Stage::Between, step);
         let state = TrainState {
             step,
             samples_seen: self.trainer.samples_seen(),
@@ -243,7 +296,24 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
+    /// Saves what was not saved yet, everywhere, and ends before the last step.
+    fn leave(mut self) -> Result<()> {
+        let step = self.trainer.steps_taken();
+        if self.world.rank() == 0 {
+            tracing::info!("told to end: leaving after step {step}");
+            if self.storage.is_none() {
+                tracing::warn!("nothing is saved in files: checkpoint.enable is off");
+            }
+        }
+        let storage = self.storage.clone().filter(|_| self.stored != Some(step));
+        let places: Vec<Destination> = self.memory.clone().into_iter().chain(storage).collect();
+        self.save(&places)?;
+        self.finish()
+    }
+
     fn finish(mut self) -> Result<()> {
+        let step = self.trainer.steps_taken();
+        self.heart.enter(Stage::Between, step);
         if let Some(saver) = &mut self.saver {
             saver.finish();
         }
@@ -256,6 +326,7 @@ impl<'a> Job<'a> {
         }
         // Rank 0 serves the store: nobody leaves before all are done.
         self.world.everyone()?.barrier()?.wait()?;
+        self.heart.enter(Stage::Ended, step);
         Ok(())
     }
 }
@@ -316,12 +387,11 @@ fn storage(config: &Config) -> Result<Option<Destination>> {
 
 /// The memory of peers, if the config wants copies there. The older copy goes when the newer is
 /// complete, so there are never more than two.
-fn memory(config: &Config) -> Result<Option<Destination>> {
+fn memory(config: &Config, world: &World) -> Result<Option<Destination>> {
     if config.checkpoint.memory_interval == 0 {
         return Ok(None);
     }
-    let peers = trainyard_copies::from_environment(|name| std::env::var(name).ok());
-    let Some(peers) = peers.map_err(|e| TrainError::Peers(e.to_string()))? else {
+    let Some(peers) = checkpoint::peers(world)? else {
         tracing::warn!(
             "checkpoint.memory_interval has no effect: there are no holders; start by `trainyard run`"
         );
@@ -399,7 +469,7 @@ fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
             } else {
                 embedding
             };
-            let multiplied = spec.num_parameters() - lookups;
+            let multiplied = spec.num_active_parameters() - lookups;
             let attention = 12 * sizes.num_hidden_layers * sizes.query_width() * seq_len;
             6.0 * multiplied as f64 + attention as f64
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use trainyard_config::{Config, Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Model, Parameter, Place, Unit};
+use trainyard_nn::{Context, Model, Parameter, Place, Router, Unit};
 use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, Tie, balanced};
 use trainyard_schedule::{Reductions, Schedule, Sharing};
 use trainyard_torch::{World, meta};
@@ -136,9 +136,19 @@ fn costs(config: &Config, model: &dyn Model) -> Result<Vec<f64>> {
         // Looking a row up multiplies nothing.
         0 => 0.0,
         index if index == last => borrowed_too(*unit),
-        _ => unit.num_parameters() as f64 + attention,
+        _ => met_by_a_token(*unit) + attention,
     };
     Ok(units.iter().enumerate().map(cost).collect())
+}
+
+/// Parameters of a unit that a token meets: some of the experts, and everything else.
+fn met_by_a_token(unit: &dyn Unit) -> f64 {
+    let share = unit.router().map_or(1.0, Router::chosen_share);
+    let met = |p: &Parameter| match p.layout().is_of_experts() {
+        true => share * p.num_elements() as f64,
+        false => p.num_elements() as f64,
+    };
+    unit.parameters().iter().map(met).sum()
 }
 
 /// Parameters a unit computes with, its own or not.
@@ -178,7 +188,7 @@ fn shapes(
     let mut shapes = Vec::new();
     let units = model.units();
     for (index, unit) in units.iter().enumerate() {
-        x = tch::no_grad(|| unit.forward(&x, &Context::training(0)))?;
+        x = tch::no_grad(|| unit.forward(&x, &Context::evaluation(0)))?;
         if index + 1 < units.len() && ends.contains(&(index + 1)) {
             let like = place.empty(&[0], x.kind())?;
             debug_assert!(meta::is_meta(&x));

@@ -6,8 +6,8 @@ use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Documents, Parameter, Place};
 use trainyard_parallel::{
-    Ddp, DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update,
-    Verdict, scaled,
+    DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update, Verdict,
+    scaled,
 };
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -15,6 +15,8 @@ use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 use crate::build;
 use crate::clip::{GradNorm, clip};
 use crate::error::Result;
+use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
+use crate::loads::{ExpertLoad, Loads};
 use crate::optimizer::{self, Optimizer};
 use crate::pipeline;
 use crate::recompute;
@@ -39,6 +41,8 @@ pub struct Trainer {
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
     grad_norm: GradNorm,
+    loads: Loads,
+    traffic: TrafficMeter,
     max_norm: f64,
     /// With float16 only.
     loss_scale: Option<LossScale>,
@@ -145,7 +149,7 @@ impl Trainer {
         options: DdpOptions,
     ) -> Result<Trainer> {
         let model = build::model(config, world, place)?;
-        let model = Ddp::new(model, &world.group(loss_axes())?, options)?;
+        let model = build::replicated(model, world, options)?;
         Self::with_strategy(config, world, Box::new(model))
     }
 
@@ -170,6 +174,8 @@ impl Trainer {
                 None => batching.global,
             } as f64,
             is_dry_run: world.is_fake(),
+            loads: Loads::new(&*model, world, config)?,
+            traffic: TrafficMeter::new(world)?,
             ledger: world.ledger().clone(),
             model,
             parameters,
@@ -212,6 +218,7 @@ impl Trainer {
                     learning_rate,
                     scale,
                 })?;
+                self.loads.rebalance(&*self.model)?;
             }
             self.model.zero_grad()?;
             StepOutcome {
@@ -278,7 +285,10 @@ impl Trainer {
 
     fn forward_backward(&mut self, microbatches: &[Own], count: f64) -> Result<Tensor> {
         let step = Step {
-            passes: self.passes(microbatches, &Context::training(self.step)),
+            passes: self.passes(
+                microbatches,
+                &Context::training(self.step).with_loss_weight(self.scale() / count),
+            ),
             count,
             scale: self.scale(),
             ledger: &self.ledger,
@@ -345,6 +355,18 @@ impl Trainer {
         };
         let total = self.or_nothing(self.model.evaluate(&step)?)?;
         self.global_loss(&total)
+    }
+
+    /// How many tokens the experts of every layer got in the last step, over all ranks, all of which must
+    /// ask; none where there are no experts.
+    pub fn expert_loads(&self) -> Result<Vec<ExpertLoad>> {
+        self.loads.of_step(&*self.model)
+    }
+
+    /// How long rows were on their way to experts and back since the last time this was asked, over all
+    /// ranks, all of which must ask; none where experts are not on different ranks.
+    pub fn expert_traffic(&self) -> Result<Option<ExpertTraffic>> {
+        self.traffic.read(self.step)
     }
 
     /// Waits for what the last step has left under way for the next one.

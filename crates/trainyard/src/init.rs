@@ -30,8 +30,13 @@ pub fn init_along(axis: Axis) -> Result<World> {
 /// let replicas = world.group(Axis::DpReplicate)?;
 /// # Ok::<(), trainyard::Error>(())
 /// ```
+///
+/// `ep` counts the ranks of `dp_shard`, `cp` and `tp` a second time, and multiplies nothing: with
+/// `(Axis::DpShard, 4), (Axis::Ep, 2)` there are four ranks.
 pub fn init_mesh(sizes: &[(Axis, usize)]) -> Result<World> {
-    join(Mesh::new(sizes)?, &rendezvous()?)
+    let (ep, sizes): (Vec<_>, Vec<_>) = sizes.iter().partition(|(axis, _)| *axis == Axis::Ep);
+    let ep = ep.first().map_or(1, |&(_, size)| size);
+    join(Mesh::new(&sizes)?.with_ep(ep)?, &rendezvous()?)
 }
 
 fn rendezvous() -> Result<Rendezvous> {

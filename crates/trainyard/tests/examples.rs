@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 11] = [
+    let trials: [(&str, fn()); 12] = [
         ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
         ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
         ("data_parallel_trains_with_two_threads", data_parallel),
@@ -30,6 +30,9 @@ fn main() -> ExitCode {
             same_on_two_ranks("pipeline");
         }),
         ("hybrid_3d_on_eight_ranks_computes_the_same", hybrid),
+        ("moe_on_two_ranks_computes_the_same", || {
+            same_on_two_ranks("moe");
+        }),
         ("layer_parallel_on_two_ranks_computes_the_same", || {
             same_on_two_ranks("layer_parallel");
         }),

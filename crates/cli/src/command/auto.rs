@@ -3,8 +3,9 @@
 //! Every rank asks for itself. The answer follows from the config and the number of ranks alone, so all get
 //! the same one.
 
-use trainyard_config::{Config, ModelSpec};
-use trainyard_plan::{Framework, Shape};
+use trainyard_config::Config;
+use trainyard_elastic::FULL_WORLD_SIZE;
+use trainyard_plan::{Framework, Held, Plan, Shape};
 
 use super::plan::question::{cluster, question};
 use crate::failure::Failure;
@@ -29,6 +30,7 @@ pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failu
         ("tensor_parallel_degree", p.tensor_parallel_degree),
         ("context_parallel_degree", p.context_parallel_degree),
         ("pipeline_parallel_degree", p.pipeline_parallel_degree),
+        ("expert_parallel_degree", p.expert_parallel_degree),
         ("zero_stage", p.zero_stage as i64),
         (
             "pipeline_parallel_stages_per_rank",
@@ -82,39 +84,35 @@ fn planned(config: &Config, world: usize) -> Result<String, Failure> {
         ))
         .hint("name the machines that the job runs on, or start as many ranks"));
     }
-    let ModelSpec::Llama(model) = config.model.resolve().map_err(Failure::new)? else {
-        return Err(
-            Failure::new("parallelism = \"auto\" plans for Llamas alone")
-                .hint("use model.name = \"llama\", or give the degrees"),
-        );
-    };
-    let shape = Shape::from(&model);
+    let model = config.model.resolve().map_err(Failure::new)?;
+    let shape = Shape::try_from(&model).map_err(|_| {
+        Failure::new("parallelism = \"auto\" plans for decoders alone")
+            .hint("use model.name = \"llama\" or \"gpt2\", or give the degrees")
+    })?;
     let training = &config.training;
     let global = training.global_batch_size;
     let global = global.unwrap_or(training.local_batch_size * world);
-    let held = training.dtype.size();
-    let precision = trainyard_plan::Precision {
-        compute: training.compute_dtype().size(),
-        parameter: held,
-        gradient: held,
-        optimizer: 2 * held,
-    };
-    let question = question(shape, cluster, global, training.seq_len, precision);
+    let held = Held::ours(training.compute_dtype().size(), training.dtype.size());
+    let question = question(shape, cluster, global, training.seq_len, held);
     let found = trainyard_plan::search(&question);
-    let Some(best) = found.plans.first() else {
-        return Err(
-            Failure::new(format!("the planner found nothing that fits {name}"))
-                .hint("`trainyard plan` says what is missing"),
-        );
-    };
-    let written = Framework::Trainyard.write(&question.shape, &best.strategy, world);
-    Ok(written.map_err(Failure::new)?.text)
+    let write = |plan: &Plan| Framework::Trainyard.write(&question.shape, &plan.strategy, world);
+    // The fastest that our own words say whole; what is written otherwise is another plan.
+    let mut all = found.plans.iter().filter_map(|plan| write(plan).ok());
+    let written = all.find(|written| written.losses.is_empty());
+    let written = written.ok_or_else(|| {
+        Failure::new(format!("the planner found nothing that fits {name}"))
+            .hint("`trainyard plan` says what is missing")
+    })?;
+    Ok(written.text)
 }
 
 /// How many ranks the launcher says there are; one without a launcher.
 pub(super) fn world_size() -> usize {
-    let named = std::env::var("WORLD_SIZE").ok();
-    named.and_then(|text| text.parse().ok()).unwrap_or(1)
+    let named = |name| std::env::var(name).ok()?.parse().ok();
+    // Where machines come and go the plan is for all of them; the engine makes it fit.
+    named(FULL_WORLD_SIZE)
+        .or_else(|| named("WORLD_SIZE"))
+        .unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -137,6 +135,29 @@ mod tests {
         assert!(!config.parallelism.auto);
         assert_eq!(config.mesh(16).unwrap().world_size(), 16);
         assert_eq!(config.training.global_batch_size, Some(64));
+    }
+
+    #[test]
+    fn a_gpt2_is_planned_too() {
+        let job = "parallelism = \"auto\"\n[job]\ncluster = \"16xH100\"\n[model]\nname = \"gpt2\"\n\
+            [training]\nseq_len = 1024\nglobal_batch_size = 64\nmixed_precision_param = \"bfloat16\"\n";
+        let arguments = choice_of(job, 16).unwrap();
+        let config = Config::parse(job, &arguments).unwrap();
+        assert_eq!(config.mesh(16).unwrap().world_size(), 16);
+        let image = job.replace("gpt2", "cnn");
+        assert!(choice_of(&image, 16).unwrap_err().contains("decoders"));
+    }
+
+    #[test]
+    fn a_mixture_is_planned_with_its_experts_on_different_ranks() {
+        let job = "parallelism = \"auto\"\n[job]\ncluster = \"16xH100\"\n[model]\nflavor = \"llama3-8b\"\n\
+            [model.moe]\nnum_experts = 16\nnum_experts_per_tok = 2\nmoe_intermediate_size = 4096\n[training]\nseq_len = 4096\n\
+            global_batch_size = 64\nmixed_precision_param = \"bfloat16\"\n";
+        let arguments = choice_of(job, 16).unwrap();
+        let config = Config::parse(job, &arguments).unwrap();
+        let mesh = config.mesh(16).unwrap();
+        assert_eq!(mesh.world_size(), 16);
+        assert!(mesh.ep() > 1, "{mesh}");
     }
 
     #[test]

@@ -15,6 +15,25 @@ pub struct Bench {
 #[derive(Debug, Subcommand)]
 enum What {
     Comm(Comm),
+    Operators(Operators),
+}
+
+/// Time every operator of a config's model, with as many ranks at work, as lines of JSON
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "trainyard bench operators CONFIG.toml --nproc N [--steps N] [--SECTION.KEY VALUE]...",
+    after_help = "Example:\n  trainyard bench operators configs/llama-small.toml --nproc 2"
+)]
+struct Operators {
+    /// The config; every rank trains its model alone
+    #[arg(value_name = "CONFIG.toml")]
+    config: std::path::PathBuf,
+    /// How many local ranks
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    nproc: usize,
+    /// Steps to time at each size
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    steps: usize,
 }
 
 /// Time every collective by size, as nccl-tests does: size, time, algbw, busbw

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use trainyard_copies::{
-    HOLDER_INDEX, HOLDERS, Holder, Neighbourhood, SECRET_FILE, Secret, SharedSecret,
+    HOLDER, HOLDER_INDEX, HOLDERS, Holder, Neighbourhood, SECRET_FILE, Secret, SharedSecret,
 };
 use trainyard_elastic::Job;
 
@@ -24,13 +24,9 @@ pub struct Holding {
     /// The holders run already, as `trainyard holder`
     #[arg(long, alias = "external_holders", requires = "holders")]
     external_holders: bool,
-    /// What only members of the run know: 16 bytes or more, in a file of mode 600
-    #[arg(
-        long,
-        alias = "run_secret_file",
-        value_name = "FILE",
-        requires = "holders"
-    )]
+    /// What only members of the run know, in a file of mode 600: 64 hexadecimal digits, or with
+    /// --holders any 16 bytes or more
+    #[arg(long, alias = "run_secret_file", value_name = "FILE")]
     run_secret_file: Option<PathBuf>,
     /// How many bytes this machine's holder keeps at most; half of the memory when not given
     #[arg(long, alias = "holder_bytes", value_name = "BYTES")]
@@ -49,10 +45,42 @@ impl Holding {
     pub fn start(&self, job: &mut Job) -> Result<Held, Failure> {
         match (&self.holders, &self.run_secret_file) {
             (Some(holders), Some(secret)) => self.start_named(holders, secret, job),
+            (None, Some(_)) => {
+                let message = "--run-secret-file is for several machines, and this is one";
+                Err(Failure::usage(message)
+                    .hint("add --holders, or --rdzv-backend and --rdzv-endpoint"))
+            }
             _ if job.num_nodes == 1 => Ok(self.start_alone(job)),
             // Holders that other machines do not know would be of no use to them.
             _ => Ok(Held::default()),
         }
+    }
+
+    /// The file with the run's secret, if one was named.
+    pub fn secret_file(&self) -> Option<&Path> {
+        self.run_secret_file.as_deref()
+    }
+
+    /// Starts this machine's holder where machines come and go; the ranks learn of each other's when they meet.
+    pub fn start_elastic(&self, host: &str, secret: &Path, job: &mut Job) -> Result<Held, Failure> {
+        if self.holders.is_some() {
+            let message = "--holders names machines, but with this --rdzv-backend they come and go";
+            return Err(Failure::usage(message).hint("leave it out: every agent has a holder"));
+        }
+        let key = Secret::read(secret).map_err(Failure::usage)?;
+        let address = match host.contains(':') {
+            true => format!("[{host}]:0"),
+            false => format!("{host}:0"),
+        };
+        let holder = Holder::start(&address, self.capacity(), key).map_err(Failure::new)?;
+        job.env.extend([
+            (HOLDER.into(), holder.address().to_string().into()),
+            (SECRET_FILE.into(), secret.into()),
+        ]);
+        Ok(Held {
+            _holder: Some(holder),
+            _secret: None,
+        })
     }
 
     fn start_named(&self, holders: &str, secret: &Path, job: &mut Job) -> Result<Held, Failure> {
@@ -167,7 +195,8 @@ mod tests {
         assert_eq!(variables(&job), [""; 0]);
         assert!(holding("--holders a:1,b:2").is_err(), "no secret");
         assert!(holding("--external-holders").is_err(), "no holders");
-        assert!(holding("--run-secret-file s").is_err(), "no holders");
+        let alone = holding("--run-secret-file s").unwrap();
+        assert!(alone.start(&mut Job::new("p", 1)).is_err(), "no holders");
         let secret = Secret::generate().unwrap();
         let secret = secret.path.display();
         let line = format!("--external-holders --run-secret-file {secret} --holders");

@@ -5,12 +5,17 @@ mod bench;
 mod ckpt;
 mod data;
 mod dry_run;
+mod elastic;
 mod holder;
 mod holding;
+mod mesh;
 mod plan;
+mod rdzv;
+mod rdzv_conf;
 mod rendezvous;
 mod run;
 mod schedule;
+mod top;
 mod torchrun;
 mod trace;
 mod train;
@@ -32,7 +37,9 @@ pub enum Command {
     Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
     DryRun(dry_run::DryRun),
+    Mesh(mesh::Mesh),
     Verify(verify::Verify),
+    Top(top::Top),
     Trace(trace::Trace),
     Schedule(schedule::Schedule),
     Plan(Box<plan::Plan>),
@@ -50,10 +57,12 @@ impl Command {
             Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
+            Command::Mesh(mesh) => mesh.execute(overrides),
             Command::Verify(verify) => Err(verify.execute(overrides)),
+            Command::Top(top) => top.execute(),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
-            Command::Plan(plan) => plan.execute(),
+            Command::Plan(plan) => plan.execute(overrides),
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),

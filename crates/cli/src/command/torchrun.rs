@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use trainyard_elastic::{Console, Job};
 
+use super::rdzv::{Meeting, Rdzv};
 use crate::failure::Failure;
 
 /// torchrun's options.
@@ -23,14 +24,9 @@ pub struct Torchrun {
     /// One machine, with a free port for the ranks to meet at (this is the default)
     #[arg(long)]
     standalone: bool,
-    /// How many machines, each started by hand with its --node-rank and the same --master-addr and
-    /// --master-port
-    #[arg(long, value_name = "N", default_value = "1")]
-    nnodes: String,
-    /// Which machine this is, from 0
-    #[arg(long, alias = "node_rank", value_name = "N", default_value_t = 0)]
-    node_rank: usize,
-    /// How often to start this machine's ranks again after a failure
+    #[command(flatten)]
+    rdzv: Rdzv,
+    /// How often to start ranks again after a failure
     #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 0)]
     max_restarts: usize,
     /// Where the ranks meet
@@ -44,28 +40,6 @@ pub struct Torchrun {
     /// The port they meet at; a free one when not given
     #[arg(long, alias = "master_port", value_name = "PORT")]
     master_port: Option<u16>,
-    /// How machines find each other: c10d or static (no difference on one machine)
-    #[arg(
-        long,
-        alias = "rdzv_backend",
-        value_name = "BACKEND",
-        default_value = "static"
-    )]
-    rdzv_backend: String,
-    /// Where machines find each other; with `static` also where the ranks meet
-    #[arg(
-        long,
-        alias = "rdzv_endpoint",
-        value_name = "HOST:PORT",
-        default_value = ""
-    )]
-    rdzv_endpoint: String,
-    /// The name of the job; a new one when not given
-    #[arg(long, alias = "rdzv_id", value_name = "ID")]
-    rdzv_id: Option<String>,
-    /// Accepted for torchrun's sake; no effect on one machine
-    #[arg(long, alias = "rdzv_conf", value_name = "K=V,..")]
-    rdzv_conf: Option<String>,
     /// Accepted for torchrun's sake; a rank's end is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     monitor_interval: Option<f64>,
@@ -92,14 +66,24 @@ pub struct Torchrun {
         value_delimiter = ','
     )]
     local_ranks_filter: Option<Vec<usize>>,
-    /// Seconds between telling ranks to end and SIGKILL
+    /// Seconds that ranks have to save and end when this program is told to end; after a failure they have
+    /// at most two
     #[arg(
         long,
         alias = "shutdown_timeout",
         value_name = "SECONDS",
-        default_value_t = 2
+        default_value_t = 30
     )]
     shutdown_timeout: u64,
+    /// Seconds after which a rank that does not get on is taken to hang, while it starts, saves or evaluates;
+    /// for steps that is learned: 5, or three times what nearly all steps take. 0 looks after nobody
+    #[arg(
+        long,
+        alias = "hang_timeout",
+        value_name = "SECONDS",
+        default_value_t = 1800
+    )]
+    hang_timeout: u64,
     /// PROGRAM is the name of a Python module, as in `python -m`
     #[arg(short, long)]
     module: bool,
@@ -118,11 +102,15 @@ impl Torchrun {
         let mut command = self.command();
         let mut job = Job::new(command.remove(0), nproc(&self.nproc_per_node)?).args(command);
         (job.master_addr, job.master_port) = self.master()?;
-        (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
+        if self.meeting()?.is_none() {
+            (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
+        }
         job.max_restarts = self.max_restarts;
-        job.run_id = self.rdzv_id.clone().unwrap_or_else(new_run_id);
+        job.run_id = self.rdzv.id().map_or_else(new_run_id, str::to_owned);
         job.role = self.role.clone();
         job.grace = Duration::from_secs(self.shutdown_timeout);
+        let hang_timeout = Some(self.hang_timeout).filter(|seconds| *seconds > 0);
+        job.hang_timeout = hang_timeout.map(Duration::from_secs);
         job.output.console_ranks = self.local_ranks_filter.clone();
         job.output.log_dir = self.attempt_folder(&job);
         if self.redirects == "3" {
@@ -138,29 +126,29 @@ impl Torchrun {
         Some(folder.join(&job.run_id).join(attempt))
     }
 
+    /// Where machines meet, unless there is one, or they are started by hand.
+    pub fn meeting(&self) -> Result<Option<Meeting>, Failure> {
+        match self.standalone {
+            true => Ok(None),
+            false => self.rdzv.meeting(self.max_restarts),
+        }
+    }
+
+    /// The folder for output, if it goes into files.
+    pub fn log_dir(&self) -> Option<&Path> {
+        self.log_dir.as_deref()
+    }
+
     /// How many machines there are, and which this is.
     fn nodes(&self, master_port: Option<u16>) -> Result<(usize, usize), Failure> {
-        let num_nodes = match self.nnodes.split_once(':') {
-            Some((min, max)) if min == max => max,
-            Some(_) => {
-                let message = format!("--nnodes {} is not supported yet", self.nnodes);
-                return Err(Failure::usage(message).hint("name one number: --nnodes N"));
-            }
-            None => &self.nnodes,
-        };
-        let num_nodes = num_nodes.parse().unwrap_or(0);
-        if self.node_rank >= num_nodes {
-            let message = format!(
-                "--node-rank {} of --nnodes {}: machines are numbered from 0",
-                self.node_rank, self.nnodes
-            );
-            return Err(Failure::usage(message));
-        }
+        let (num_nodes, node_rank) = self.rdzv.by_hand()?;
         if num_nodes > 1 && master_port.is_none() {
             let message = format!("--nnodes {num_nodes} needs a port that all machines know");
-            return Err(Failure::usage(message).hint("add --master-addr HOST --master-port PORT"));
+            let hint = "add --rdzv-backend c10d --rdzv-endpoint HOST:PORT, \
+                        or --master-addr HOST --master-port PORT";
+            return Err(Failure::usage(message).hint(hint));
         }
-        Ok((num_nodes, self.node_rank))
+        Ok((num_nodes, node_rank))
     }
 
     fn refuse_what_is_missing(&self) -> Result<(), Failure> {
@@ -168,10 +156,6 @@ impl Torchrun {
             let message = format!("{option} {value} is not supported yet");
             Err(Failure::usage(message).hint(hint))
         };
-        if !matches!(self.rdzv_backend.as_str(), "c10d" | "static") {
-            let hint = "on one machine leave it out, or use c10d or static";
-            return refuse("--rdzv-backend", &self.rdzv_backend, hint);
-        }
         match (self.redirects.as_str(), &self.log_dir) {
             ("0", _) | ("3", Some(_)) => Ok(()),
             ("3", None) => Err(Failure::usage("--redirects 3 needs a folder for the files")
@@ -201,10 +185,9 @@ impl Torchrun {
             return Ok(("127.0.0.1".to_owned(), None));
         }
         let given = (self.master_addr.clone(), self.master_port);
-        if self.rdzv_backend != "static" || self.rdzv_endpoint.is_empty() {
+        let Some(endpoint) = self.rdzv.static_endpoint() else {
             return Ok(given);
-        }
-        let endpoint = self.rdzv_endpoint.as_str();
+        };
         let Some((host, port)) = endpoint.rsplit_once(':') else {
             return Ok((endpoint.to_owned(), self.master_port));
         };
@@ -327,7 +310,7 @@ mod tests {
         assert_eq!(meet("--master-port 5 p"), Ok((local.clone(), Some(5))));
         assert_eq!(meet("--rdzv-endpoint h:6 p"), Ok(("h".into(), Some(6))));
         assert_eq!(meet("--rdzv-endpoint h:0 p"), Ok(("h".into(), None)));
-        let c10d = "--rdzv-backend c10d --rdzv-endpoint h:6 p";
+        let c10d = "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:6 p";
         assert_eq!(meet(c10d), Ok((local.clone(), None)));
         assert_eq!(
             meet("--standalone --rdzv-endpoint h:6 p"),
@@ -338,17 +321,10 @@ mod tests {
 
     #[test]
     fn what_is_not_there_yet_is_refused_by_name() {
-        for line in [
-            "--nnodes 1:4 p",
-            "--rdzv-backend etcd p",
-            "--redirects 1 --log-dir l p",
-        ] {
-            let error = job(line).unwrap_err();
-            let option = line.split_whitespace().next().unwrap();
-            assert!(error.contains(option), "{line}: {error}");
-            assert!(error.contains("not supported yet"), "{line}: {error}");
-            assert!(error.contains("\nhint: "), "{line}: {error}");
-        }
+        let error = job("--redirects 1 --log-dir l p").unwrap_err();
+        assert!(error.contains("--redirects"), "{error}");
+        assert!(error.contains("not supported yet"), "{error}");
+        assert!(error.contains("\nhint: "), "{error}");
     }
 
     #[test]

@@ -11,9 +11,9 @@ use crate::failure::Failure;
 /// Summarise traces: compute, communication, hidden and exposed, per kind; the slowest rank
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    trainyard trace outputs/profile_trace\n  \
+    trainyard trace outputs/profile_traces\n  \
     trainyard trace rank0.json rank1.json --json\n  \
-    trainyard trace outputs/profile_trace --svg step.svg --step 5")]
+    trainyard trace outputs/profile_traces --svg step.svg --step 5")]
 pub struct Trace {
     /// Trace files, one per rank, or folders of them
     #[arg(value_name = "FILE", required = true)]

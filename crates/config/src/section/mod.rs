@@ -8,6 +8,7 @@ mod job;
 mod lr_scheduler;
 mod metrics;
 mod model;
+mod moe;
 mod optimizer;
 mod parallelism;
 mod profiling;
@@ -24,6 +25,7 @@ pub use job::JobSection;
 pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
 pub use model::{AttentionMask, Flavor, ModelName, ModelSection};
+pub use moe::{MoeSection, ScoringFunc};
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
     ContextMethod, GradientCompression, Offload, ParallelismSection, PipelineReduce,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::MoeSection;
 use crate::RopeScaling;
 
 /// The family of the model.
@@ -99,6 +100,8 @@ pub struct ModelSection {
     /// What attention may see: `causal`, everything before, or `block_causal`, the same document alone,
     /// which `training.eos_token_id` ends.
     pub attn_mask_type: AttentionMask,
+    /// The experts of blocks that have them; Llama only.
+    pub moe: Option<MoeSection>,
     /// A folder of Hugging Face's with the model's `config.json`, which takes the place of the family
     /// and the flavor.
     pub hf_assets_path: Option<PathBuf>,

@@ -86,7 +86,8 @@ pub struct ParallelismSection {
     pub data_parallel_replicate_degree: i64,
     /// Ranks over which the state of one copy is sharded.
     pub data_parallel_shard_degree: i64,
-    /// What those ranks shard: 1 optimiser states, 2 gradients too, 3 parameters too.
+    /// What those ranks shard: 1 optimiser states, 2 gradients too, 3 parameters too; with 0 nothing, so
+    /// that they are copies over which experts can be laid.
     pub zero_stage: usize,
     /// Whether sharded parameters go after forward; stage 3 only. A pipeline's stages stay gathered from
     /// micro-batch to micro-batch, two of a rank's at once, all with `never`, none with `always`.
@@ -125,6 +126,9 @@ pub struct ParallelismSection {
     pub context_parallel_method: ContextMethod,
     /// Ranks that share the experts.
     pub expert_parallel_degree: i64,
+    /// How many of those that follow each other are on one machine; as the launcher says if 0. Where they are
+    /// on several, a token goes to a machine once, and from rank to rank inside of it.
+    pub expert_parallel_local_degree: usize,
     /// Megabytes (2^20 bytes) of gradients that are reduced together.
     pub bucket_cap_mb: f64,
     /// The same for the first bucket to be ready, small so that reduction starts early.
@@ -161,6 +165,7 @@ impl Default for ParallelismSection {
             context_parallel_degree: 1,
             context_parallel_method: ContextMethod::Ring,
             expert_parallel_degree: 1,
+            expert_parallel_local_degree: 0,
             bucket_cap_mb: 25.0,
             first_bucket_mb: 1.0,
             overlap: true,
@@ -222,7 +227,7 @@ impl ParallelismSection {
         ] {
             within(key, value, smallest, 1024.0 * 1024.0)?;
         }
-        within("parallelism.zero_stage", self.zero_stage as f64, 1.0, 3.0)?;
+        within("parallelism.zero_stage", self.zero_stage as f64, 0.0, 3.0)?;
         self.check_offload()?;
         Ok(())
     }

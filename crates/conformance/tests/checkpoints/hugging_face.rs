@@ -16,7 +16,7 @@ use trainyard_train::{Trainer, checkpoint};
 
 use crate::meshes::shared_folder;
 
-const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen3", "gpt2"];
+const FAMILIES: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe"];
 const TOLERANCE: f64 = 1e-4;
 
 /// Logits are `transformers`' own on one rank and on two that share every matrix; written back from
@@ -39,6 +39,9 @@ pub fn there_and_back(rank: &Rank) -> Outcome {
             check_logits(&config, &alone, &model)?;
         }
         config.parallelism.tensor_parallel_degree = rank.size() as i64;
+        if config.model.resolve()?.experts().is_some() {
+            config.parallelism.expert_parallel_degree = rank.size() as i64;
+        }
         let world = rank.join_config(&config)?;
         let trainer = check_logits(&config, &world, &model)?;
         let saved = folder.join(format!("{family}-saved"));

@@ -12,6 +12,11 @@ const MESHES: &[Case] = &[Case {
     run: meshes::any_to_any,
 }];
 
+const EXPERTS: &[Case] = &[Case {
+    name: "experts_of_any_mesh_are_loaded_by_any_other",
+    run: meshes::experts,
+}];
+
 const HUGGING_FACE: &[Case] = &[Case {
     name: "transformers_models_are_read_and_written_back",
     run: hugging_face::there_and_back,
@@ -23,6 +28,11 @@ fn main() -> ExitCode {
             name: "meshes",
             sizes: &[8],
             cases: MESHES,
+        },
+        Suite {
+            name: "experts",
+            sizes: &[8],
+            cases: EXPERTS,
         },
         Suite {
             name: "hugging_face",

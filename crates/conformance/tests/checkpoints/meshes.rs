@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trainyard_checkpoint::{Checkpoint, Store, TrainState, step_folder, store};
-use trainyard_config::{Config, Dtype};
+use trainyard_config::{Config, Dtype, MoeSection, ParallelismSection};
 use trainyard_conformance::training::{Session, divided, little_llama};
 use trainyard_conformance::{Outcome, Rank};
 use trainyard_mesh::Mesh;
@@ -28,9 +28,37 @@ impl Job {
     fn new(
         name: &'static str,
         num_ranks: usize,
-        change: impl FnOnce(&mut trainyard_config::ParallelismSection),
+        change: impl FnOnce(&mut ParallelismSection),
+    ) -> Result<Job, Box<dyn Error>> {
+        Job::of(little_llama(Dtype::Float64), name, num_ranks, change)
+    }
+
+    /// The same with experts, which a bias balances; with nothing sharded but them unless told.
+    fn with_experts(
+        name: &'static str,
+        num_ranks: usize,
+        change: impl FnOnce(&mut ParallelismSection),
     ) -> Result<Job, Box<dyn Error>> {
         let mut config = little_llama(Dtype::Float64);
+        config.model.moe = Some(MoeSection {
+            num_experts: Some(8),
+            moe_intermediate_size: Some(24),
+            n_shared_experts: Some(1),
+            bias_update_rate: Some(1e-2),
+            router_aux_loss_coef: Some(1e-2),
+            ..MoeSection::default()
+        });
+        config.parallelism.data_parallel_shard_degree = -1;
+        config.parallelism.zero_stage = 0;
+        Job::of(config, name, num_ranks, change)
+    }
+
+    fn of(
+        mut config: Config,
+        name: &'static str,
+        num_ranks: usize,
+        change: impl FnOnce(&mut ParallelismSection),
+    ) -> Result<Job, Box<dyn Error>> {
         change(&mut config.parallelism);
         let mesh = config.mesh(num_ranks)?;
         let num_microbatches = if config.parallelism.pipeline_parallel_degree > 1 {
@@ -79,11 +107,40 @@ fn loaders() -> Result<Vec<Job>, Box<dyn Error>> {
 }
 
 pub fn any_to_any(rank: &Rank) -> Outcome {
+    each_to_each(rank, &savers()?, &loaders()?)
+}
+
+/// Experts on any ranks, sharded or not.
+pub fn experts(rank: &Rank) -> Outcome {
+    let savers = || -> Result<Vec<Job>, Box<dyn Error>> {
+        Ok(vec![
+            Job::with_experts("ep 4", 4, |p| p.expert_parallel_degree = 4)?,
+            Job::with_experts("ep 2, ZeRO 3 on 4", 4, |p| {
+                p.expert_parallel_degree = 2;
+                p.zero_stage = 3;
+            })?,
+            Job::with_experts("pp 2, ep 4 over tp 2 and dp_shard 2", 8, |p| {
+                p.pipeline_parallel_degree = 2;
+                p.tensor_parallel_degree = 2;
+                p.expert_parallel_degree = 4;
+                p.zero_stage = 1;
+            })?,
+        ])
+    };
+    let mut loaders = savers()?;
+    loaders.push(Job::with_experts("one rank", 1, |_| ())?);
+    loaders.push(Job::with_experts("ep 8", 8, |p| {
+        p.expert_parallel_degree = 8
+    })?);
+    each_to_each(rank, &savers()?, &loaders)
+}
+
+fn each_to_each(rank: &Rank, savers: &[Job], loaders: &[Job]) -> Outcome {
     let folder = shared_folder(rank)?;
-    for (number, saver) in savers()?.iter().enumerate() {
+    for (number, saver) in savers.iter().enumerate() {
         let saved = folder.join(format!("saved-{number}"));
         let expected = trained_and_saved(rank, saver, &saved)?;
-        for (other, loader) in loaders()?.iter().enumerate() {
+        for (other, loader) in loaders.iter().enumerate() {
             let again = folder.join(format!("again-{number}-{other}"));
             let found = loaded_and_trained(rank, loader, &saved, &again)?;
             let what = format!("saved by {}, loaded by {}", saver.name, loader.name);

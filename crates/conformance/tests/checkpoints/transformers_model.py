@@ -31,6 +31,12 @@ ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+EXPERTS = dict(
+    mixtral=dict(num_local_experts=4, num_experts_per_tok=2),
+    qwen3_moe=dict(
+        num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=16, norm_topk_prob=True, mlp_only_layers=[0]
+    ),
+)
 GPT2_SIZES = dict(vocab_size=157, n_embd=64, n_layer=3, n_head=4, n_positions=64)
 
 
@@ -45,11 +51,15 @@ def make(family, folder):
     if family == "llama":
         # Stretched as Llama 3.1 has it; some rotations are slow, some fast, some between at these lengths.
         sizes = dict(sizes, rope_parameters=ROPE)
+    sizes = dict(sizes, **EXPERTS.get(family, {}))
     # A vocabulary that two ranks cannot share evenly, as the published one is.
     sizes = GPT2_SIZES if family == "gpt2" else sizes
     config = AutoConfig.for_model(family, tie_word_embeddings=family in ("qwen3", "gpt2"), **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            # Tokens that differ in where they go.
+            torch.nn.init.normal_(parameter, std=0.5)
         if name.endswith("bias") or "norm" in name or ".ln_" in name:
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name or ".ln_" in name and name.endswith("weight") else 0.0, std=0.1)
     # In several files, as large models come.

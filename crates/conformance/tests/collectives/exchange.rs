@@ -63,7 +63,7 @@ pub const CASES_WITH_GATHERS: &[Case] = &[
     },
 ];
 
-const PURPOSE: Purpose = Purpose::Token;
+const PURPOSE: Purpose = Purpose::Dispatch;
 
 /// What `from` sends to `to`: rows of three, each naming sender, receiver and place.
 fn rows(from: usize, to: usize, num_rows: i64, kind: Kind) -> Tensor {

@@ -13,6 +13,7 @@ use trainyard_trace::{Ledger, Purpose};
 
 use crate::error::{EngineError, Result};
 use crate::measure::quantile;
+use crate::products::Products;
 use crate::ranks::{join_mesh, run_locally};
 
 /// What is measured, and how much of it.
@@ -30,6 +31,10 @@ pub struct Range {
     /// Each size is this many times the one before.
     #[arg(long, default_value_t = 4)]
     factor: usize,
+    /// Products every rank computes before each call, separated by commas. Beyond none, a call's time is what
+    /// it adds to them: cold caches, and the wait for the slower rank.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    work: Vec<usize>,
     /// Seconds to spend on each size.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
@@ -100,7 +105,9 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         });
         args.extend(["--ops".into(), names.collect::<Vec<_>>().join(",").into()]);
     }
+    let work: Vec<String> = range.work.iter().map(usize::to_string).collect();
     for (flag, value) in [
+        ("--work", work.join(",")),
         ("--min-bytes", range.min_bytes.to_string()),
         ("--max-bytes", range.max_bytes.to_string()),
         ("--factor", range.factor.to_string()),
@@ -122,6 +129,7 @@ struct Row {
     world: usize,
     bytes: usize,
     count: usize,
+    work_us: f64,
     time_us: f64,
     algbw_gbps: f64,
     busbw_gbps: f64,
@@ -153,9 +161,10 @@ pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
     for op in ops {
         let mut bytes = range.min_bytes.max(4 * at.world_size);
         loop {
-            let row = measure(op, bytes, &group, range.seconds)?;
-            if at.rank == 0 {
-                print(&row, range.json);
+            for row in measure(op, bytes, &group, &range)? {
+                if at.rank == 0 {
+                    print(&row, range.json);
+                }
             }
             bytes *= range.factor.max(2);
             if bytes > range.max_bytes || op == Op::Barrier {
@@ -184,41 +193,38 @@ fn print(row: &Row, json: bool) {
     );
 }
 
-/// Times of the slowest rank.
-fn measure(op: Op, bytes: usize, group: &Group, seconds: f64) -> Result<Row> {
+/// One size, after each amount of work.
+fn measure(op: Op, bytes: usize, group: &Group, range: &Range) -> Result<Vec<Row>> {
     let case = Case::new(op, bytes, group);
     for _ in 0..3 {
         case.call(group)?;
     }
-    let start = Instant::now();
-    case.call(group)?;
-    let guess = slowest(group, &[start.elapsed().as_secs_f64()])?[0];
-    let repeats = ((seconds / guess.max(1e-6)) as usize).clamp(5, 1000);
-    group.barrier()?.wait()?;
-    let mut times = Vec::with_capacity(repeats);
-    for _ in 0..repeats {
-        let start = Instant::now();
-        case.call(group)?;
-        times.push(start.elapsed().as_secs_f64());
-    }
     // A ping and a pong are two messages.
     let messages = if op == Op::SendRecv { 2.0 } else { 1.0 };
-    let median = quantile(&slowest(group, &times)?, 0.5) / messages;
-    let algbw = if op == Op::Barrier {
-        0.0
-    } else {
-        bytes as f64 / median / 1e9
+    let row = |timed: Timed| {
+        let one = timed.seconds / messages;
+        let algbw = if op == Op::Barrier {
+            0.0
+        } else {
+            bytes as f64 / one / 1e9
+        };
+        Row {
+            op,
+            world: group.size(),
+            bytes: if op == Op::Barrier { 0 } else { bytes },
+            count: bytes / 4,
+            work_us: timed.work * 1e6,
+            time_us: one * 1e6,
+            algbw_gbps: algbw,
+            busbw_gbps: algbw * bus_factor(op, group.size() as f64),
+            repeats: timed.repeats,
+        }
     };
-    Ok(Row {
-        op,
-        world: group.size(),
-        bytes: if op == Op::Barrier { 0 } else { bytes },
-        count: bytes / 4,
-        time_us: median * 1e6,
-        algbw_gbps: algbw,
-        busbw_gbps: algbw * bus_factor(op, group.size() as f64),
-        repeats,
-    })
+    let each = range.work.iter().map(|&work| match work {
+        0 => case.alone(group, range.seconds),
+        _ => case.between(work, group, range.seconds),
+    });
+    each.map(|timed| timed.map(row)).collect()
 }
 
 /// What each link carries in an optimal algorithm, over the size.
@@ -231,6 +237,23 @@ fn bus_factor(op: Op, ranks: f64) -> f64 {
         Op::Broadcast | Op::Reduce | Op::SendRecv => 1.0,
         Op::Barrier => 0.0,
     }
+}
+
+/// What a call took.
+struct Timed {
+    /// Seconds of the work before it.
+    work: f64,
+    seconds: f64,
+    repeats: usize,
+}
+
+fn average(group: &Group, times: &[f64]) -> Result<Vec<f64>> {
+    let all = Tensor::from_slice(times);
+    group
+        .all_reduce(&all, ReduceOp::Sum, Purpose::Control)?
+        .wait()?;
+    let sums = Vec::<f64>::try_from(&all)?;
+    Ok(sums.iter().map(|sum| sum / group.size() as f64).collect())
 }
 
 fn slowest(group: &Group, times: &[f64]) -> Result<Vec<f64>> {
@@ -264,6 +287,61 @@ impl Case {
             parts: (0..ranks).map(|_| zeros(share)).collect(),
             splits: vec![share; ranks as usize],
         }
+    }
+
+    /// Calls one after the other: the middle one of the slowest rank's.
+    fn alone(&self, group: &Group, seconds: f64) -> Result<Timed> {
+        let start = Instant::now();
+        self.call(group)?;
+        let guess = slowest(group, &[start.elapsed().as_secs_f64()])?[0];
+        let repeats = ((seconds / guess.max(1e-6)) as usize).clamp(5, 1000);
+        group.barrier()?.wait()?;
+        let mut times = Vec::with_capacity(repeats);
+        for _ in 0..repeats {
+            let start = Instant::now();
+            self.call(group)?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        Ok(Timed {
+            work: 0.0,
+            seconds: quantile(&slowest(group, &times)?, 0.5),
+            repeats,
+        })
+    }
+
+    /// What a call adds to the work before it. Work with and without calls takes turns, because machines are
+    /// faster at one time than at another.
+    fn between(&self, work: usize, group: &Group, seconds: f64) -> Result<Timed> {
+        const TURNS: usize = 7;
+        let products = Products::new();
+        let timed = |repeats: usize, calls: bool| -> Result<f64> {
+            group.barrier()?.wait()?;
+            let start = Instant::now();
+            for _ in 0..repeats {
+                products.compute(work);
+                if calls {
+                    self.call(group)?;
+                }
+            }
+            Ok(start.elapsed().as_secs_f64() / repeats as f64)
+        };
+        let guess = slowest(group, &[timed(2, true)?])?[0];
+        let turn = seconds / (2 * TURNS) as f64;
+        let repeats = ((turn / guess.max(1e-6)) as usize).clamp(2, 1000);
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            without.push(timed(repeats, false)?);
+            with.push(timed(repeats, true)?);
+        }
+        let (without, with) = (average(group, &without)?, slowest(group, &with)?);
+        let added: Vec<f64> = std::iter::zip(&with, &without)
+            .map(|(a, b)| a - b)
+            .collect();
+        Ok(Timed {
+            work: quantile(&without, 0.5),
+            seconds: quantile(&added, 0.5),
+            repeats: TURNS * repeats,
+        })
     }
 
     fn call(&self, group: &Group) -> TorchResult<()> {

@@ -15,7 +15,7 @@ use trainyard_torch::{Backend, Group, Rendezvous, World, memory};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::{Trainer, build, data_axes};
 
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::measure::{cpu_seconds, peak_resident_bytes, quantile, resident_bytes};
 use crate::ranks::join_mesh;
 
@@ -23,7 +23,7 @@ use crate::ranks::join_mesh;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Model and batch.
-    #[arg(long, value_parser = ["tiny", "small", "cnn"])]
+    #[arg(long, value_parser = ["tiny", "small", "cnn", "tiny_moe", "small_moe"])]
     preset: String,
     /// How the work is divided; `bare` is one rank's work without communication.
     #[arg(
@@ -31,7 +31,7 @@ pub struct Arguments {
         value_parser = [
             "single", "bare", "ddp", "zero1", "zero2", "zero3", "fsdp2",
             "tp", "tp_sp", "tp_dp", "tp_fsdp2", "cp_ulysses", "cp_ring",
-            "pp_gpipe", "pp_1f1b", "pp_interleaved", "pp_zb_h1", "pp_zb_v",
+            "pp_gpipe", "pp_1f1b", "pp_interleaved", "pp_zb_h1", "pp_zb_v", "ep_dp",
         ],
         default_value = "ddp"
     )]
@@ -42,6 +42,9 @@ pub struct Arguments {
     /// Ranks that share every matrix, where others share the batch.
     #[arg(long, default_value_t = 2)]
     tp: usize,
+    /// Ranks that share the experts of every layer; all if absent.
+    #[arg(long)]
+    ep: Option<usize>,
     /// Timed steps.
     #[arg(long, default_value_t = 20)]
     steps: usize,
@@ -276,12 +279,15 @@ impl Measured {
 
 /// The peers' settings as a config.
 fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
-    let is_cnn = arguments.preset == "cnn";
-    let model = match is_cnn {
-        true => "name = \"cnn\"".to_owned(),
-        false => format!("name = \"llama\"\nflavor = \"{}\"", arguments.preset),
+    let (flavor, moe) = match arguments.preset.split_once('_') {
+        Some((flavor, _)) => (flavor, mixture(&arguments.preset)),
+        None => (arguments.preset.as_str(), ""),
     };
-    let (batch, seq_len) = match arguments.preset.as_str() {
+    let model = match flavor {
+        "cnn" => "name = \"cnn\"".to_owned(),
+        _ => format!("name = \"llama\"\nflavor = \"{flavor}\"\n{moe}"),
+    };
+    let (batch, seq_len) = match flavor {
         "cnn" => (64, 1),
         "tiny" => (8, 128),
         _ => (8, 256),
@@ -290,7 +296,7 @@ fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
         "bf16" => "mixed_precision_param = \"bfloat16\"\nmixed_precision_reduce = \"float32\"",
         _ => "",
     };
-    let sharding = strategy_keys(&arguments.strategy, arguments.tp, world_size);
+    let sharding = strategy_keys(arguments, world_size);
     let text = format!(
         "[model]\n{model}\n[training]\nlocal_batch_size = 1\nglobal_batch_size = {batch}\n\
          seq_len = {seq_len}\nmax_norm = 1.0\nsteps = {}\n{precision}\n\
@@ -305,9 +311,21 @@ fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
     Ok(Config::parse(&text, &[])?)
 }
 
+/// The experts of the repository's config that has the preset's name: its section `[model.moe]`.
+fn mixture(preset: &str) -> &'static str {
+    let text = match preset {
+        "tiny_moe" => include_str!("../../../../configs/tiny_moe.toml"),
+        _ => include_str!("../../../../configs/small_moe.toml"),
+    };
+    let mut sections = text.split("\n\n");
+    let found = sections.find(|section| section.starts_with("[model.moe]"));
+    found.unwrap_or_default()
+}
+
 /// A strategy as keys of `[parallelism]`.
-fn strategy_keys(strategy: &str, tp: usize, world_size: usize) -> String {
+fn strategy_keys(arguments: &Arguments, world_size: usize) -> String {
     const SHARDED: &str = "data_parallel_shard_degree = -1";
+    let tp = arguments.tp;
     let tensor = |degree: usize, sequence: bool| {
         format!("tensor_parallel_degree = {degree}\nenable_sequence_parallel = {sequence}")
     };
@@ -317,7 +335,11 @@ fn strategy_keys(strategy: &str, tp: usize, world_size: usize) -> String {
     let pipeline = |order: &str| {
         format!("pipeline_parallel_degree = {world_size}\npipeline_parallel_schedule = \"{order}\"")
     };
-    match strategy {
+    match arguments.strategy.as_str() {
+        "ep_dp" => {
+            let ep = arguments.ep.unwrap_or(world_size);
+            format!("{SHARDED}\nzero_stage = 0\nexpert_parallel_degree = {ep}")
+        }
         "zero1" => format!("{SHARDED}\nzero_stage = 1"),
         "zero2" => format!("{SHARDED}\nzero_stage = 2"),
         "zero3" | "fsdp2" => SHARDED.to_owned(),
@@ -360,7 +382,7 @@ fn print_operators(operators: &[trainyard_trace::Operator]) {
 }
 
 fn write_trace(folder: &std::path::Path, world: &World) -> Result<()> {
-    let io = |source| crate::error::EngineError::Io {
+    let io = |source| EngineError::Io {
         path: folder.to_owned(),
         source,
     };
@@ -369,7 +391,7 @@ fn write_trace(folder: &std::path::Path, world: &World) -> Result<()> {
     world
         .ledger()
         .write_chrome(&path)
-        .map_err(|e| crate::error::EngineError::Unreadable {
+        .map_err(|e| EngineError::Unreadable {
             what: path.display().to_string(),
             reason: e.to_string(),
         })

@@ -2,6 +2,7 @@
 
 mod bench_checkpoint;
 mod bench_comm;
+mod bench_operators;
 mod bench_step;
 mod check_backend;
 mod dry_run;
@@ -32,6 +33,9 @@ pub enum Command {
     /// One rank of `bench comm`.
     #[command(hide = true)]
     BenchCommRank(bench_comm::RankArguments),
+    /// One rank of `bench operators`.
+    #[command(hide = true)]
+    BenchOperatorsRank(bench_operators::RankArguments),
     /// Trains a preset and reports speed, memory and losses as `bench/peers` do.
     #[command(hide = true)]
     BenchStep(bench_step::Arguments),
@@ -48,6 +52,8 @@ pub enum Command {
 pub enum Bench {
     /// Latency and bandwidth of every collective.
     Comm(bench_comm::Arguments),
+    /// What every operator of a config's model costs.
+    Operators(bench_operators::Arguments),
 }
 
 impl Command {
@@ -60,6 +66,12 @@ impl Command {
             Command::VerifyRank(arguments) => verify::execute_rank(arguments),
             Command::Bench(Bench::Comm(arguments)) => bench_comm::execute(arguments),
             Command::BenchCommRank(arguments) => bench_comm::execute_rank(arguments),
+            Command::Bench(Bench::Operators(arguments)) => {
+                bench_operators::execute(arguments, overrides)
+            }
+            Command::BenchOperatorsRank(arguments) => {
+                bench_operators::execute_rank(arguments, overrides)
+            }
             Command::BenchStep(arguments) => bench_step::execute(arguments),
             Command::BenchCheckpoint(arguments) => bench_checkpoint::execute(arguments),
             Command::CheckBackend(arguments) => check_backend::execute(arguments),

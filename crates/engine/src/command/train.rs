@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use trainyard_config::{Backend, Config};
+use trainyard_elastic::FULL_WORLD_SIZE;
 use trainyard_nn::Place;
 use trainyard_trace::Ledger;
 
@@ -19,7 +20,7 @@ pub struct Arguments {
 
 /// Joins the other ranks and trains to the end.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
-    let config = Config::load(&arguments.config, overrides)?;
+    let config = fitted(Config::load(&arguments.config, overrides)?)?;
     let ledger = match config.profiling.enable_profiling {
         true => Ledger::recording,
         false => Ledger::new,
@@ -33,7 +34,22 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where machines come and go, the same job on as many ranks as there are.
+fn fitted(config: Config) -> Result<Config> {
+    let (Some(full), Some(num_ranks)) = (number(FULL_WORLD_SIZE), number("WORLD_SIZE")) else {
+        return Ok(config);
+    };
+    let refit = config.refit(num_ranks, full)?;
+    if number("RANK") == Some(0) {
+        tracing::info!("{}", refit.reason);
+    }
+    Ok(refit.config)
+}
+
 fn local_rank() -> usize {
-    let given = std::env::var("LOCAL_RANK").ok();
-    given.and_then(|rank| rank.parse().ok()).unwrap_or(0)
+    number("LOCAL_RANK").unwrap_or(0)
+}
+
+fn number(variable: &str) -> Option<usize> {
+    std::env::var(variable).ok()?.parse().ok()
 }

@@ -29,6 +29,7 @@ pub fn tiny() -> LlamaConfig {
         attention_bias: false,
         qk_norm: false,
         resid_pdrop: 0.0,
+        moe: None,
     }
 }
 

@@ -39,7 +39,7 @@ mod whole;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard};
 
-use trainyard_mesh::{Axis, AxisSet};
+use trainyard_mesh::{Axis, AxisSet, Layout};
 use trainyard_nn::Intercept;
 use trainyard_torch::ReduceOp;
 
@@ -105,6 +105,15 @@ impl Default for ShardOptions {
 /// but hold the same model, so they share its states too.
 pub fn shard_axes() -> AxisSet {
     AxisSet::of([Axis::DpShard, Axis::Cp])
+}
+
+/// The axes over which a parameter's states are sharded: those of experts over the ranks that have the
+/// same ones.
+fn shard_axes_of(layout: &Layout) -> AxisSet {
+    match layout.is_of_experts() {
+        true => Axis::Efsdp.into(),
+        false => shard_axes(),
+    }
 }
 
 /// A panic inside a hook was reported as that hook's error.

@@ -2,7 +2,7 @@
 //!
 //! A unit's row needs memory only while it is gathered or its gradients are on their way. Every
 //! buffer of the pool fits the longest row, so any buffer serves any unit, and after the first step
-//! nothing is allocated any more.
+//! nothing is allocated any more, unless the pool is emptied because it is not needed for long.
 
 use tch::Tensor;
 use trainyard_torch::{Result, TorchError, memory, meta, storage};
@@ -60,6 +60,11 @@ impl Pool {
         };
         self.free.push(idle);
         Ok(())
+    }
+
+    /// Gives the memory of buffers that nobody uses back.
+    pub(super) fn empty(&mut self) {
+        self.free.clear();
     }
 
     /// In a dry run buffers cost nothing, so those that nobody uses are made anew under another kind:

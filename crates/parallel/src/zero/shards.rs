@@ -49,6 +49,8 @@ pub(super) struct Shards {
     holds_gradients: bool,
     /// Whether any were reduced in this step.
     has_reduced: bool,
+    /// Whether that was left to the end of all passes.
+    reduces_late: bool,
     missing: Vec<String>,
 }
 
@@ -74,6 +76,7 @@ impl Shards {
             is_unsharded: false,
             holds_gradients: false,
             has_reduced: false,
+            reduces_late: false,
             missing: Vec::new(),
         }
     }
@@ -215,6 +218,7 @@ impl Shards {
     /// Begins to reduce what several passes have left. `sync` tells whether this is the last of it.
     pub(super) fn start_reduce_all(&mut self, sync: Sync) -> Result<()> {
         self.begin_backward(sync)?;
+        self.reduces_late = true;
         for index in (0..self.units.len()).rev() {
             let Some(unit) = &mut self.units[index] else {
                 continue;
@@ -261,6 +265,10 @@ impl Shards {
     /// Everything is waited for. Returns what became of the gradients, and parameters that had none.
     pub(super) fn finish(&mut self) -> Result<(Sync, Vec<String>)> {
         self.finish_reducing(0)?;
+        if std::mem::take(&mut self.reduces_late) {
+            // Passes come first in the next step too, and need the memory more.
+            self.gradient_pool.empty();
+        }
         for work in std::mem::take(&mut self.replicating) {
             work.wait()?;
         }

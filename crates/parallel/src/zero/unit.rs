@@ -1,7 +1,7 @@
 //! One unit of a sharded model: its tensors, and what may be done to them.
 
 use tch::{Kind, Tensor};
-use trainyard_mesh::{Axis, Placement};
+use trainyard_mesh::Placement;
 use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, Result, Work, autograd, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
@@ -145,8 +145,9 @@ impl ShardedUnit {
             was_held: false,
         });
         let packed = Placement::Packed(self.row.packed(member));
-        let layout = parameter.layout();
-        let layout = layout.with(Axis::DpShard, packed).with(Axis::Cp, packed);
+        let layout = super::shard_axes_of(&parameter.layout())
+            .iter()
+            .fold(parameter.layout(), |layout, axis| layout.with(axis, packed));
         let held = held.f_detach()?.f_set_requires_grad(true)?;
         parameter
             .shard(held, layout)

@@ -228,4 +228,6 @@ fn rounded(value: f64) -> f64 {
 }
 
 #[cfg(test)]
+mod layouts;
+#[cfg(test)]
 mod tests;

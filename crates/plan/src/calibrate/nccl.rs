@@ -1,6 +1,10 @@
 //! The tables that nccl-tests print.
+//!
+//! Columns are found by the header above them, because they moved: versions before 2.13 have no root, newer
+//! ones can report each iteration or the time of day. Launchers put the rank before every line, and NCCL talks
+//! between them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::CalibrateError;
 
@@ -76,13 +80,19 @@ pub fn read_tables(file: &str, text: &str) -> Result<Vec<Table>, CalibrateError>
     }
 }
 
+/// Ranks, and the machines that have them.
+#[derive(Default)]
+struct Members {
+    ranks: BTreeSet<usize>,
+    hosts: BTreeSet<String>,
+}
+
 #[derive(Default)]
 struct Reader<'a> {
     file: &'a str,
     collective: Option<Collective>,
-    /// Ranks, and the machines that have them.
-    ranks: BTreeSet<usize>,
-    hosts: BTreeSet<String>,
+    /// Who takes part, by group: all groups run at the same time, each for itself.
+    groups: BTreeMap<String, Members>,
     /// What one process was started with, where no ranks are listed.
     started: Option<usize>,
     /// Places of `time` in a row: out of place, in place.
@@ -93,15 +103,15 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn line(&mut self, number: usize, line: &str) -> Result<(), CalibrateError> {
+        let line = untagged(line);
         let named = NAMES.iter().find(|(name, _)| line.contains(name));
-        let is_row = line.starts_with(|c: char| c.is_ascii_digit());
+        let is_row = is_row(line);
         if let (Some((_, collective)), false) = (named, is_row) {
             self.close()?;
             self.collective = Some(*collective);
         }
         if let Some(comment) = line.strip_prefix('#') {
-            self.comment(comment);
-            return Ok(());
+            return self.comment(comment);
         }
         // Launchers and libraries talk between rows.
         if !is_row {
@@ -110,20 +120,13 @@ impl Reader<'_> {
         self.row(number, line)
     }
 
-    fn comment(&mut self, comment: &str) {
+    fn comment(&mut self, comment: &str) -> Result<(), CalibrateError> {
         let words: Vec<&str> = comment.split_whitespace().collect();
         match words.as_slice() {
-            ["Rank", rank, rest @ ..] => {
-                let host = rest.iter().position(|word| *word == "on");
-                let host = host.and_then(|place| rest.get(place + 1));
-                let rank = rank.trim_end_matches(':').parse();
-                let has_room = self.ranks.len() < MOST_RANKS;
-                if let (Ok(rank), Some(host), true) = (rank, host, has_room) {
-                    self.ranks.insert(rank);
-                    self.hosts.insert((*host).to_owned());
-                }
-            }
+            ["Rank", rank, rest @ ..] => self.member(rank, rest),
             ["nThread", threads, "nGpus", gpus, ..] => {
+                // Where each run begins.
+                self.close()?;
                 let product = threads
                     .parse::<usize>()
                     .ok()
@@ -132,10 +135,27 @@ impl Reader<'_> {
             }
             ["size", ..] => {
                 let places = words.iter().enumerate();
-                let times = places.filter(|(_, word)| **word == "time");
+                let times = places.filter(|(_, word)| ["time", "cputime"].contains(*word));
                 self.times = times.map(|(place, _)| place).collect();
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// `# Rank 0 Group 0 Pid 1234 on host device 0 ...`; older versions print no group.
+    fn member(&mut self, rank: &str, rest: &[&str]) {
+        let after = |name: &str| {
+            let place = rest.iter().position(|word| *word == name)?;
+            rest.get(place + 1)
+        };
+        let group = after("Group").copied().unwrap_or("0").to_owned();
+        let rank = rank.trim_end_matches(':').parse();
+        let members = self.groups.entry(group).or_default();
+        let has_room = members.ranks.len() < MOST_RANKS;
+        if let (Ok(rank), Some(host), true) = (rank, after("on"), has_room) {
+            members.ranks.insert(rank);
+            members.hosts.insert((*host).to_owned());
         }
     }
 
@@ -156,12 +176,13 @@ impl Reader<'_> {
             }
         };
         let bytes = number_at(0, "number of bytes")?;
-        let usual = vec![5, 9];
-        let times = if self.times.is_empty() {
-            &usual
-        } else {
-            &self.times
+        let times = match self.times.as_slice() {
+            [] => &[5, 9],
+            times => times,
         };
+        // Where only one half was measured, the other is left blank.
+        let is_half = times.len() == 2 && times[1] == words.len();
+        let times = if is_half { &times[..1] } else { times };
         let mut rows = Vec::with_capacity(times.len());
         for &place in times {
             let microseconds = number_at(place, "time in microseconds")?;
@@ -184,7 +205,9 @@ impl Reader<'_> {
         let Some(collective) = self.collective.or(by_name) else {
             return Err(CalibrateError::NoCollective { file });
         };
-        let num_ranks = match self.ranks.len() {
+        let groups = std::mem::take(&mut self.groups);
+        let members = groups.into_values().next().unwrap_or_default();
+        let num_ranks = match members.ranks.len() {
             0 => self.started.unwrap_or(0),
             listed => listed,
         };
@@ -195,14 +218,33 @@ impl Reader<'_> {
             file,
             collective,
             num_ranks,
-            num_machines: self.hosts.len().max(1),
+            num_machines: members.hosts.len().max(1),
             rows: std::mem::take(&mut self.rows),
         });
-        self.ranks.clear();
-        self.hosts.clear();
         self.times.clear();
         Ok(())
     }
+}
+
+/// The line without the rank that a launcher puts before it: `[1,0]<stdout>:` or `0:`.
+fn untagged(line: &str) -> &str {
+    let tagged = line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(">:"));
+    if let Some((_, rest)) = tagged {
+        return rest.trim_start();
+    }
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    match line.split_once(':') {
+        Some((rank, rest)) if is_number(rank) && rest.starts_with([' ', '#']) => rest.trim_start(),
+        _ => line,
+    }
+}
+
+/// Rows begin with a number of bytes. So do the names of some hosts, but there is more to them.
+fn is_row(line: &str) -> bool {
+    let first = line.split_whitespace().next().unwrap_or("");
+    first.starts_with(|c: char| c.is_ascii_digit()) && !first.contains([':', '@', '/'])
 }
 
 impl Table {

@@ -61,7 +61,7 @@ fn detect_toml(table: &toml::Table) -> Framework {
         .iter()
         .any(|&(section, key)| get(section, key).is_some());
     let name = get("model", "name").and_then(toml::Value::as_str);
-    let is_name = name.is_some_and(|name| !matches!(name, "llama" | "cnn"));
+    let is_name = name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "cnn"));
     match is_sections || is_keys || is_name {
         true => Framework::Torchtitan,
         false => Framework::Trainyard,

@@ -67,9 +67,10 @@ impl Fit {
 }
 
 /// How unlike two choices of types are: what layers compute with counts most.
-fn distance(a: &Precision, b: &Precision) -> [usize; 4] {
+fn distance(a: &Precision, b: &Precision) -> [usize; 5] {
     [
         a.compute.abs_diff(b.compute),
+        a.reduced.abs_diff(b.reduced),
         a.gradient.abs_diff(b.gradient),
         a.parameter.abs_diff(b.parameter),
         a.optimizer.abs_diff(b.optimizer),
@@ -82,10 +83,11 @@ pub(super) fn describe(p: &Precision) -> String {
         compute,
         parameter,
         gradient,
+        reduced,
         optimizer,
     } = p;
     format!(
         "{compute} bytes computed with, {parameter} + {gradient} + {optimizer} of a parameter, its \
-         gradient and its optimiser's states"
+         gradient (reduced in {reduced}) and its optimiser's states"
     )
 }

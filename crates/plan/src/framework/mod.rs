@@ -48,7 +48,7 @@ mod tests;
 
 use std::fmt;
 
-use crate::{Shape, Strategy};
+use crate::{Shape, Software, Strategy};
 use canonical::{canonical, canonical_shape, check, check_degrees, is_same_model};
 pub use error::FrameworkError;
 pub use loss::{Choice, Instead, Loss};
@@ -84,6 +84,8 @@ pub struct Read {
     pub shape: Option<Shape>,
     /// The strategy.
     pub strategy: Strategy,
+    /// What the program does that runs it so.
+    pub software: Software,
     /// How many ranks the text itself says there are.
     pub world: Option<usize>,
 }
@@ -162,6 +164,7 @@ impl Framework {
         Ok(Read {
             shape: read.shape.as_ref().map(canonical_shape),
             strategy: canonical(&read.strategy),
+            software: read.software,
             world: read.world,
         })
     }

@@ -8,7 +8,9 @@ use trainyard_config::{Flavor, LlamaConfig};
 use trainyard_schedule::Kind;
 
 use super::*;
-use crate::{Degrees, Experts, Layers, Offload, Precision, Recompute};
+use crate::{
+    BlockActivations, Degrees, Experts, Held, Layers, Offload, Precision, Recompute, hardware_flops,
+};
 
 fn llama() -> Shape {
     Shape::from(&LlamaConfig::of(Flavor::Llama3_8b))
@@ -71,6 +73,7 @@ fn precisions() -> impl Generator<Value = Precision> {
         compute,
         parameter,
         gradient,
+        reduced: gradient,
         optimizer,
     };
     let all = [
@@ -119,8 +122,12 @@ fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
             1usize..20,
             prop::sample::select(vec![4096, 8192]),
         );
-        let recompute =
-            prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+        let recompute = prop::sample::select(vec![
+            Recompute::None,
+            Recompute::Selective,
+            Recompute::Products,
+            Recompute::Full,
+        ]);
         let offload = prop::sample::select(vec![
             Offload::None,
             Offload::None,
@@ -261,12 +268,7 @@ fn plain() -> Strategy {
         seq_len: 8192,
         recompute: Recompute::Full,
         offload: Offload::None,
-        precision: Precision {
-            compute: 2,
-            parameter: 4,
-            gradient: 4,
-            optimizer: 8,
-        },
+        precision: Precision::MIXED,
     }
 }
 
@@ -302,14 +304,15 @@ fn common_strategies_lose_nothing() {
         Framework::Torchtitan,
         Framework::TorchtitanCommandLine,
     ] {
-        assert_eq!(lost(framework, &llama(), &plain()), [], "{framework}");
-        assert_eq!(lost(framework, &llama(), &three), [], "{framework}");
+        for strategy in [&plain(), &three] {
+            let mut strategy = strategy.clone();
+            if framework == Framework::Trainyard {
+                strategy.precision = Held::ours(2, 4).at(strategy.zero_stage);
+            }
+            assert_eq!(lost(framework, &llama(), &strategy), [], "{framework}");
+        }
     }
-    let precision = Precision {
-        parameter: 2,
-        optimizer: 12,
-        ..plain().precision
-    };
+    let precision = Precision::BF16;
     let megatron = Strategy { precision, ..three };
     for zero_stage in 0..4 {
         let megatron = Strategy {
@@ -350,7 +353,11 @@ fn what_a_framework_lacks_is_told() {
         recompute: Recompute::Selective,
         ..plain()
     };
-    assert_eq!(lost(Framework::Trainyard, &llama(), &offloaded), []);
+    let ours = Strategy {
+        precision: Held::ours(2, 4).at(offloaded.zero_stage),
+        ..offloaded.clone()
+    };
+    assert_eq!(lost(Framework::Trainyard, &llama(), &ours), []);
     assert_eq!(
         lost(Framework::Torchtitan, &llama(), &offloaded),
         [Choice::Offload, Choice::Recompute]
@@ -360,8 +367,124 @@ fn what_a_framework_lacks_is_told() {
         [Choice::Offload, Choice::Precision]
     );
     let gpt = Shape::gpt(24, 1024, 16, 50_304, 8192);
-    assert_eq!(lost(Framework::Trainyard, &gpt, &plain()), [Choice::Model]);
+    let ours = Strategy {
+        precision: ours.precision,
+        ..plain()
+    };
+    assert_eq!(lost(Framework::Trainyard, &gpt, &ours), []);
     assert_eq!(lost(Framework::Torchtitan, &gpt, &plain()), [Choice::Model]);
+    let grouped = Shape {
+        num_key_value_heads: 4,
+        ..gpt
+    };
+    assert_eq!(lost(Framework::Trainyard, &grouped, &ours), [Choice::Model]);
+}
+
+#[test]
+fn a_gpt2_is_written_and_read() {
+    let gpt2 = Shape {
+        intermediate_size: 3000,
+        tie_word_embeddings: false,
+        ..Shape::gpt(12, 768, 12, 50_257, 8192)
+    };
+    let tied = Shape::gpt(12, 768, 12, 50_257, 8192);
+    let strategy = Strategy {
+        precision: Held::ours(2, 4).at(plain().zero_stage),
+        ..plain()
+    };
+    for shape in [gpt2, tied] {
+        let world = strategy.degrees.world_size();
+        let written = Framework::Trainyard.write(&shape, &strategy, world);
+        let written = written.unwrap();
+        assert!(written.text.contains("name = \"gpt2\""), "{}", written.text);
+        let read = Framework::Trainyard.read(&written.text).unwrap();
+        assert_eq!(read.strategy, canonical(&strategy));
+        let found = read.shape.unwrap();
+        assert!(is_same_model(&found, &shape));
+        assert_eq!(found.num_parameters(), shape.num_parameters());
+        assert_eq!(found.max_position_embeddings, 8192);
+    }
+}
+
+/// torchtitan's selective recomputation, as its own files have it.
+#[test]
+fn every_second_product_is_read_and_written() {
+    let toml = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[parallelism]\ndata_parallel_shard_degree = 8\n\
+                [activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n";
+    let read = Framework::Torchtitan.read(toml).unwrap();
+    assert_eq!(read.strategy.recompute, Recompute::Products);
+    let (shape, strategy) = (read.shape.unwrap(), read.strategy);
+    for framework in [Framework::Torchtitan, Framework::TorchtitanCommandLine] {
+        assert_eq!(lost(framework, &shape, &strategy), []);
+    }
+    for framework in [Framework::Trainyard, Framework::Megatron] {
+        assert!(lost(framework, &shape, &strategy).contains(&Choice::Recompute));
+    }
+    // It keeps less than everything and more than what comes in; it computes less than all again.
+    let kept = |recompute: Recompute| {
+        let strategy = Strategy {
+            recompute,
+            ..strategy.clone()
+        };
+        let block = BlockActivations::of(&shape, &strategy, &Software::MODERN, false);
+        (block.kept(recompute), hardware_flops(&shape, &strategy))
+    };
+    let [none, products, full] = [Recompute::None, Recompute::Products, Recompute::Full].map(kept);
+    assert!(full.0 < products.0 && products.0 < none.0);
+    assert!(none.1 < products.1 && products.1 < full.1);
+}
+
+#[test]
+fn a_text_says_how_its_program_runs() {
+    let strategy = Strategy {
+        zero_stage: 1,
+        ..plain()
+    };
+    let world = strategy.degrees.world_size();
+    let text = |framework: Framework| {
+        let written = framework.write(&llama(), &strategy, world);
+        written.unwrap().text
+    };
+    // What is written runs as it was priced; DeepSpeed alone sends gradients in two bytes.
+    for framework in Framework::ALL {
+        let software = framework.read(&text(framework)).unwrap().software;
+        let bytes = if framework == Framework::DeepSpeed {
+            2
+        } else {
+            4
+        };
+        let priced = Software {
+            gradient_on_wire: bytes,
+            ..Software::MODERN
+        };
+        assert_eq!(software, priced, "{framework}");
+    }
+    let megatron = text(Framework::Megatron);
+    let plain = megatron
+        .replace(
+            "--overlap-grad-reduce --overlap-param-gather",
+            "--tp-comm-overlap",
+        )
+        .replace(
+            "--attention-dropout 0.0 --hidden-dropout 0.0",
+            "--attention-backend unfused",
+        )
+        .replace("--bf16", "--bf16 --grad-reduce-in-bf16");
+    let software = Framework::Megatron.read(&plain).unwrap().software;
+    let expected = Software {
+        overlaps_tensor: true,
+        ..Software::MEGATRON_2021
+    };
+    assert_eq!(software, expected);
+    let deepspeed =
+        text(Framework::DeepSpeed).replace("\"overlap_comm\": true", "\"overlap_comm\": false");
+    assert!(
+        !Framework::DeepSpeed
+            .read(&deepspeed)
+            .unwrap()
+            .software
+            .overlaps_data
+    );
 }
 
 fn refusal(framework: Framework, text: &str) -> String {
@@ -408,8 +531,14 @@ fn other_meanings_are_refused_with_what_works() {
     }
     for (toml, why, nearest) in [
         (
-            "[parallelism]\ndata_parallel_shard_degree = 2\n[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"",
-            "keeps attention",
+            "[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n[parallelism]\ndata_parallel_shard_degree = 2\n\
+             [activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"",
+            "dense blocks alone",
+            "full",
+        ),
+        (
+            "[parallelism]\ndata_parallel_shard_degree = 2\n[activation_checkpoint]\nmode = \"selective\"",
+            "the same in every block",
             "full",
         ),
         (

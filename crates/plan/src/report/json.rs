@@ -6,8 +6,8 @@ use trainyard_schedule::Kind;
 
 use super::Report;
 use crate::{
-    Calibration, Cluster, Constants, Degrees, Figure, Layers, Memory, Offload, Overheads, Plan,
-    Precision, Question, Recompute, Shape, Software, Strategy, StrategyError, Time,
+    Calibration, Cluster, Constants, Degrees, Figure, Held, Layers, Memory, Offload, Overheads,
+    Plan, Question, Recompute, Shape, Software, Strategy, StrategyError, Time,
 };
 
 /// Why a plan cannot be read.
@@ -19,6 +19,14 @@ pub enum PlanFileError {
     /// Nothing fitted, so there is no plan in it.
     #[error("the file has no plan: nothing fitted when it was written")]
     Empty,
+    /// No such plan in it.
+    #[error("the file has {num_plans} plans and no plan {place}: count from 1")]
+    Place {
+        /// Which was asked for.
+        place: usize,
+        /// How many there are.
+        num_plans: usize,
+    },
     /// A schedule that nobody knows.
     #[error("the schedule {0:?} is not known")]
     Schedule(String),
@@ -35,7 +43,7 @@ pub enum PlanFileError {
 pub struct PlanFile {
     /// What was asked.
     pub question: Question,
-    /// The best of its plans.
+    /// One of its plans.
     pub plan: Plan,
 }
 
@@ -46,7 +54,7 @@ struct Inputs {
     cluster: String,
     global_batch: usize,
     seq_len: usize,
-    precision: Precision,
+    held: Held,
 }
 
 /// A strategy's choices beside what was asked.
@@ -71,8 +79,18 @@ struct File {
 impl PlanFile {
     /// Reads the best plan and prices it again.
     pub fn read(text: &str) -> Result<PlanFile, PlanFileError> {
+        PlanFile::read_place(text, 1)
+    }
+
+    /// The same for the plan at a place, from 1.
+    pub fn read_place(text: &str, place: usize) -> Result<PlanFile, PlanFileError> {
         let File { inputs, plans } = serde_json::from_str(text)?;
-        let choices = plans.into_iter().next().ok_or(PlanFileError::Empty)?;
+        let num_plans = plans.len();
+        if num_plans == 0 {
+            return Err(PlanFileError::Empty);
+        }
+        let choices = plans.into_iter().nth(place.wrapping_sub(1));
+        let choices = choices.ok_or(PlanFileError::Place { place, num_plans })?;
         let cluster = Cluster::from_toml(&inputs.cluster)?;
         let question = Question {
             shape: inputs.model,
@@ -81,7 +99,7 @@ impl PlanFile {
             overheads: Overheads::default(),
             global_batch: inputs.global_batch,
             seq_len: inputs.seq_len,
-            precision: inputs.precision,
+            held: inputs.held,
             fewer_machines: false,
         };
         let strategy = choices.strategy(&question)?;
@@ -120,7 +138,7 @@ impl Choices {
             seq_len: question.seq_len,
             recompute: self.recompute,
             offload: self.offload,
-            precision: question.precision,
+            precision: question.held.at(self.zero_stage),
         })
     }
 }
@@ -134,11 +152,15 @@ impl Report {
             cluster: question.cluster.to_toml(),
             global_batch: question.global_batch,
             seq_len: question.seq_len,
-            precision: question.precision,
+            held: question.held,
         };
         let plans = self.found.plans.iter().take(most).enumerate();
         let plans: Vec<Value> = plans
-            .map(|(place, plan)| self.plan_json(plan, self.why(place)))
+            .map(|(place, plan)| {
+                let mut plan = self.plan_json(plan, self.why(place));
+                plan["dry_run"] = self.dry_run_json(place);
+                plan
+            })
             .collect();
         let miss = match &self.why {
             Err(Some(miss)) => json!({

@@ -2,6 +2,7 @@
 //!
 //! All four say the same, because all are made of one [`Report`].
 
+mod dry_run;
 mod json;
 mod page;
 mod table;
@@ -13,6 +14,7 @@ use crate::{
     search, search_mesh,
 };
 
+pub use dry_run::{Counted, DryRun, RankBytes};
 pub use json::{PlanFile, PlanFileError};
 pub use table::Style;
 pub use words::{in_words, term};
@@ -30,6 +32,8 @@ pub struct Report {
     pub why: Result<Explanation, Option<Box<Miss>>>,
     /// A way that was asked for by name, beside the best.
     pub compared: Option<Compared>,
+    /// What the code that would run them says of the first plans, in order, or why it says nothing.
+    pub dry_runs: Vec<Result<DryRun, String>>,
 }
 
 /// A way that somebody else chose, beside the best.
@@ -53,6 +57,7 @@ impl Report {
             found,
             why,
             compared: None,
+            dry_runs: Vec::new(),
         }
     }
 

@@ -47,6 +47,7 @@ impl Report {
         for sentence in self.sentences() {
             let _ = write!(text, "\n{}", wrapped(&sentence));
         }
+        text.push_str(&self.dry_run_text());
         text.push('\n');
         text
     }

@@ -36,6 +36,7 @@ pub fn in_words(plan: &Plan) -> String {
     parts.push(format!("ZeRO {}", strategy.zero_stage));
     parts.push(match strategy.recompute {
         crate::Recompute::None => "nothing recomputed".to_owned(),
+        crate::Recompute::Products => "every second product recomputed".to_owned(),
         other => format!("{other} recomputation"),
     });
     if strategy.offload != Offload::None {
@@ -71,6 +72,7 @@ impl Report {
                 .as_ref()
                 .map(|compared| beside(self, compared)),
         );
+        said.extend(self.verdict());
         said
     }
 

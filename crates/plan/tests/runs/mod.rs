@@ -68,6 +68,7 @@ pub const HALF: Precision = Precision {
     compute: 2,
     parameter: 2,
     gradient: 2,
+    reduced: 2,
     optimizer: 16,
 };
 
@@ -188,12 +189,7 @@ pub fn llm_foundry<'a>(rows: &[Row], sort: &Sort, clusters: &'a [Cluster]) -> Ve
                     "full" => Recompute::Full,
                     _ => Recompute::None,
                 },
-                precision: Precision {
-                    compute: 2,
-                    parameter: 4,
-                    gradient: 4,
-                    optimizer: 8,
-                },
+                precision: Precision::MIXED,
                 ..strategy(1, gpus, 1, 1)
             },
             cluster,

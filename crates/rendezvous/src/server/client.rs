@@ -1,5 +1,6 @@
 //! An agent's way to a server.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_stream::wrappers::ReceiverStream;
@@ -28,6 +30,8 @@ use crate::{
 /// Letters that wait for the network.
 const MOST_WAITING: usize = 64;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Short, because a network that is whole again is only noticed by the next attempt.
+const REACH_WITHIN: Duration = Duration::from_secs(1);
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -54,6 +58,12 @@ impl Client {
             way: Arc::new(Way { address, tls }),
         })
     }
+
+    /// A connection that has proven to know the secret and on which nothing was said yet, for those who speak the
+    /// rest themselves: whoever tries what a server bears.
+    pub async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
+        connect(&self.way.address, &self.way.tls).await
+    }
 }
 
 #[async_trait]
@@ -64,7 +74,9 @@ impl Backend for Client {
             let correspondent = Correspondent {
                 way: Arc::clone(&self.way),
                 heartbeat: join.policy.heartbeat(),
+                patience: join.policy.lease.max(OPEN_WITHIN),
                 started: Instant::now(),
+                heard: Instant::now(),
                 line: None,
                 opening: None,
                 jitter: Jitter::new(join.advert.instance),
@@ -90,6 +102,10 @@ struct Correspondent {
     /// A line on its way. Apart, because a lease lapses meanwhile, too.
     opening: Option<JoinHandle<Result<Line, String>>>,
     heartbeat: Duration,
+    /// A line on which nothing was heard for so long is given up: a network that was cut drops it without a word, and
+    /// TCP would only find out minutes after it is whole again.
+    patience: Duration,
+    heard: Instant,
     jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
@@ -127,6 +143,7 @@ impl Correspondent {
             let now = Instant::now();
             let wake = [
                 lapse.filter(|&at| at > now),
+                self.line.is_some().then_some(self.heard + self.patience),
                 (self.opening.is_none() && !self.call.has_joined())
                     .then_some(self.retry_at.max(now)),
                 (!self.was_in).then_some(deadline),
@@ -170,6 +187,7 @@ impl Correspondent {
         match opened {
             Ok(line) => {
                 (self.line, self.pause) = (Some(line), FIRST_PAUSE);
+                self.heard = Instant::now();
                 self.retry_at = Instant::now() + self.heartbeat;
                 let letters = self.call.speak(self.now());
                 self.post(letters);
@@ -187,8 +205,11 @@ impl Correspondent {
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
-    /// Not in yet, or not any more: asks again.
+    /// Not in yet, or not any more: asks again, on another line if this one is silent.
     fn try_again(&mut self) {
+        if self.line.is_some() && self.heard.elapsed() >= self.patience {
+            self.broken(format!("no word for {:?}", self.patience));
+        }
         if self.line.is_some() && !self.call.has_joined() && Instant::now() >= self.retry_at {
             self.retry_at = Instant::now() + self.heartbeat;
             let letters = self.call.speak(self.now());
@@ -204,6 +225,7 @@ impl Correspondent {
                 return Ok(());
             }
         };
+        self.heard = Instant::now();
         let had_joined = self.call.has_joined();
         match self.call.hear(answer) {
             Err(refusal) if refusal.passes() => self.trouble = refusal.to_string(),
@@ -325,20 +347,24 @@ impl Way {
     async fn channel(&self) -> Result<Channel, tonic::transport::Error> {
         let (address, tls) = (self.address.clone(), Arc::clone(&self.tls));
         let connect = move |_: http::Uri| {
-            let (address, tls) = (address.clone(), TlsConnector::from(Arc::clone(&tls)));
-            Box::pin(async move {
-                let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
-                stream.set_nodelay(true)?;
-                // Keys are known beforehand, so no name is looked at.
-                let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-                let stream = tls.connect(name, stream).await?;
-                std::io::Result::Ok(TokioIo::new(stream))
-            })
+            let (address, tls) = (address.clone(), Arc::clone(&tls));
+            Box::pin(async move { connect(&address, &tls).await.map(TokioIo::new) })
         };
         Endpoint::from_static("http://rendezvous")
             .connect_with_connector(tower::service_fn(connect))
             .await
     }
+}
+
+async fn connect(address: &Address, tls: &Arc<ClientConfig>) -> io::Result<TlsStream<TcpStream>> {
+    let reached = TcpStream::connect((address.host.as_str(), address.port));
+    let stream = timeout(REACH_WITHIN, reached).await??;
+    stream.set_nodelay(true)?;
+    // Keys are known beforehand, so no name is looked at.
+    let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+    TlsConnector::from(Arc::clone(tls))
+        .connect(name, stream)
+        .await
 }
 
 /// An error with all that lies under it: the last is usually what happened.

@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::{Grpc, StreamingService};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::disk::Disk;
 use super::identity::server_config;
@@ -58,6 +58,8 @@ impl Default for Limits {
 pub struct Server {
     address: SocketAddr,
     traffic: Arc<Traffic>,
+    places: Arc<Semaphore>,
+    num_places: usize,
     office: JoinHandle<Result<(), RendezvousError>>,
     door: JoinHandle<()>,
 }
@@ -85,9 +87,13 @@ pub async fn serve(
         .map_err(|error| refuse(error.to_string()))?;
     let (post, mail) = channel(4096);
     let traffic = Arc::new(Traffic::default());
+    let (num_places, places) = (
+        limits.connections,
+        Arc::new(Semaphore::new(limits.connections)),
+    );
     let door = Door {
         tls: TlsAcceptor::from(tls),
-        places: Arc::new(Semaphore::new(limits.connections)),
+        places: Arc::clone(&places),
         limits,
         post,
         handshakes: VecDeque::new(),
@@ -97,6 +103,8 @@ pub async fn serve(
         address,
         office: tokio::spawn(Office::new(record, disk, Arc::clone(&traffic)).run(mail)),
         traffic,
+        places,
+        num_places,
         door: tokio::spawn(door.attend(listener)),
     })
 }
@@ -128,6 +136,12 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How many agents are connected.
+    pub fn num_connected(&self) -> usize {
+        self.num_places
+            .saturating_sub(self.places.available_permits())
     }
 
     /// How many letters came so far, and how many answers went.
@@ -286,7 +300,10 @@ async fn forward(mut letters: Streaming<Letter>, post: Sender<Mail>, reply_to: S
         let letter = match letters.message().await {
             Ok(Some(letter)) => letter,
             Ok(None) => return,
-            Err(status) => return tracing::warn!(%status, "refused: not a letter"),
+            Err(status) if status.code() == Code::InvalidArgument => {
+                return tracing::warn!(%status, "refused: not a letter");
+            }
+            Err(status) => return tracing::debug!(%status, "an agent's line broke"),
         };
         let reply_to = reply_to.clone();
         if post.send(Mail { letter, reply_to }).await.is_err() {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use trainyard_rendezvous::server::{Client, Limits, Server, serve};
 use trainyard_rendezvous::{Address, Backend, Decision, Epoch, Secret};
 
@@ -124,4 +126,46 @@ async fn split_brain_an_agent_that_reaches_nobody_stops_by_itself() {
         agent.place_after(epoch).await.epoch > epoch,
         "it never goes back to that epoch"
     );
+}
+
+/// Passes connections on to a server. Those that are there when it is cut hear nothing any more, not even an end.
+async fn tap(server: SocketAddr, cut: Arc<Notify>) -> Address {
+    let listener = TcpListener::bind(LOOPBACK).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut from, _) = listener.accept().await.unwrap();
+            let cut = Arc::clone(&cut);
+            tokio::spawn(async move {
+                let mut to = TcpStream::connect(server).await.unwrap();
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
+                    () = cut.notified() => std::future::pending().await,
+                }
+            });
+        }
+    });
+    Address {
+        host: "127.0.0.1".into(),
+        port,
+    }
+}
+
+#[tokio::test]
+async fn a_line_that_died_without_a_word_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = Secret::random().unwrap();
+    let record = folder.path().join("record");
+    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
+        .await
+        .unwrap();
+    let cut = Arc::<Notify>::default();
+    let tap = tap(server.address(), Arc::clone(&cut)).await;
+    let client = Client::new(tap, "job", &secret).unwrap();
+    let agent = Agent::start(&client, join("job", "a", &policy(1, 1)))
+        .await
+        .unwrap();
+    let epoch = agent.place_after(Epoch(0)).await.epoch;
+    cut.notify_waiters();
+    assert!(agent.place_after(epoch).await.epoch > epoch);
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tch::Tensor;
 use trainyard_checkpoint::{Part, model_name, optimizer_name};
-use trainyard_mesh::{Axis, AxisSet, Mesh, Slice, slice_of};
+use trainyard_mesh::{AxisSet, Mesh, Slice, slice_of};
 use trainyard_nn::Parameter;
 use trainyard_nn::dtype::dtype_of;
 use trainyard_torch::{TorchError, World};
@@ -74,12 +74,15 @@ impl Held {
     fn of(name: String, parameter: &Parameter, tensor: Tensor, world: &World) -> Result<Held> {
         let layout = parameter.layout();
         let is_number = tensor.dim() == 0 && !parameter.shape().is_empty();
-        let (shape, slice, cut) = match is_number {
-            true => (Vec::new(), Slice::whole(&[]), AxisSet::of([])),
+        let (shape, slice, same_along) = match is_number {
+            true => {
+                let all = layout.same_axes().union(layout.cut_axes());
+                (Vec::new(), Slice::whole(&[]), all)
+            }
             false => {
                 let shape = parameter.shape().to_vec();
                 let slice = slice_of(&shape, &layout, world.mesh(), world.rank());
-                (shape, slice.map_err(invalid)?, layout.cut_axes())
+                (shape, slice.map_err(invalid)?, layout.same_axes())
             }
         };
         let kind = tensor.f_kind()?;
@@ -87,10 +90,6 @@ impl Held {
             name: name.clone(),
             kind,
         })?;
-        let stage = [Axis::DpReplicate, Axis::DpShard, Axis::Cp, Axis::Tp];
-        let same = stage
-            .into_iter()
-            .filter(|axis| !cut.iter().any(|c| c == *axis));
         Ok(Held {
             part: Part {
                 name,
@@ -99,7 +98,7 @@ impl Held {
                 slice,
             },
             tensor,
-            same_along: AxisSet::of(same),
+            same_along,
         })
     }
 }

@@ -6,8 +6,10 @@
 mod held;
 mod load;
 mod newest;
+mod peers;
 mod save;
 
 pub use load::{latest, load, load_opened};
 pub use newest::{Newest, newest};
+pub use peers::peers;
 pub use save::{Destination, Saved, Saver};

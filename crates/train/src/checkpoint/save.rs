@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,8 @@ pub struct Saver {
     /// Memory for the copy, when no save is under way.
     staging: Vec<u8>,
     under_way: Option<JoinHandle<Outcome>>,
+    /// Tells when the save under way is in its first place.
+    first: Option<Receiver<()>>,
     /// Set when the job ends: nobody waits for others any more.
     is_over: Arc<AtomicBool>,
 }
@@ -88,6 +91,7 @@ impl Saver {
             num_saves: 0,
             staging: Vec::new(),
             under_way: None,
+            first: None,
             is_over: Arc::default(),
         })
     }
@@ -124,10 +128,18 @@ impl Saver {
         let tasks: Vec<Task> = places.iter().zip(self.num_saves..).map(task).collect();
         self.num_saves += tasks.len() as u64;
         let thread = std::thread::Builder::new().name("checkpoint".to_owned());
+        let (tell, first) = channel();
         let spawned = thread.spawn(move || {
-            let outcomes = tasks.iter().map(|task| task.run(&staged)).collect();
+            let run = |task: &Task| {
+                let outcome = task.run(&staged);
+                // Nobody may care.
+                let _ = tell.send(());
+                outcome
+            };
+            let outcomes = tasks.iter().map(run).collect();
             (staged.bytes, outcomes)
         });
+        self.first = Some(first);
         self.under_way = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
         if places.iter().any(|place| !place.is_async) {
             self.finish();
@@ -136,6 +148,14 @@ impl Saver {
             pause: began.elapsed(),
             staging_bytes,
         })
+    }
+
+    /// Waits until the save under way is in the first of its places, or has failed there.
+    pub fn wait_for_first(&mut self) {
+        if let Some(first) = self.first.take() {
+            // An error is the end of a thread that panicked, which is told when it is joined.
+            let _ = first.recv();
+        }
     }
 
     /// Waits for the save under way. A failure is told here.

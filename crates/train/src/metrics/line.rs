@@ -1,6 +1,7 @@
 //! The log line torchtitan's users know.
 
 use super::StepMetrics;
+use crate::Pace;
 
 const RED: &str = "\x1b[31m";
 const GREEN: &str = "\x1b[32m";
@@ -13,16 +14,15 @@ const RESET: &str = "\x1b[0m";
 
 /// One line for a step, in colour if asked for.
 pub fn line(metrics: &StepMetrics, color: bool) -> String {
-    let fields = fields(metrics);
-    match color {
-        true => {
-            fields
-                .map(|(color, text)| format!("{color}{text}"))
-                .join("  ")
-                + RESET
-        }
-        false => fields.map(|(_, text)| text).join("  "),
-    }
+    let mut fields = fields(metrics).to_vec();
+    fields.extend(of_experts(metrics).map(|text| (RED, text)));
+    let text = |(color_code, text): (&'static str, String)| match color {
+        true => format!("{color_code}{text}"),
+        false => text,
+    };
+    let texts: Vec<String> = fields.into_iter().map(text).collect();
+    let end = if color { RESET } else { "" };
+    texts.join("  ") + end
 }
 
 fn fields(m: &StepMetrics) -> [(&'static str, String); 7] {
@@ -39,6 +39,22 @@ fn fields(m: &StepMetrics) -> [(&'static str, String); 7] {
         (CYAN, format!("tflops: {}", grouped(m.tflops, 2))),
         (MAGENTA, format!("mfu: {mfu}")),
     ]
+}
+
+/// What there is to tell of experts.
+fn of_experts(m: &StepMetrics) -> impl Iterator<Item = String> {
+    let busiest = m.imbalance().map(|x| format!("busiest expert: {x:.2}x"));
+    let dropped = m.dropped_share().filter(|&share| share > 0.0);
+    let dropped = dropped.map(|share| format!("dropped: {:.2}%", 100.0 * share));
+    let pace = |name: &str, pace: Pace| {
+        let (ms, speed) = (1e3 * pace.seconds, pace.bandwidth / 1e9);
+        format!("{name}: {ms:.1}ms({speed:.2}GB/s)")
+    };
+    let ways = m.expert_traffic.map(|traffic| {
+        let there = pace("dispatch", traffic.dispatch);
+        format!("{there}  {}", pace("combine", traffic.combine))
+    });
+    busiest.into_iter().chain(dropped).chain(ways)
 }
 
 /// A number with a comma between groups of three digits.
@@ -66,6 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{ExpertLoad, ExpertTraffic};
 
     fn metrics() -> StepMetrics {
         StepMetrics {
@@ -110,6 +127,33 @@ mod tests {
             ..metrics()
         };
         assert!(line(&unknown, false).ends_with("mfu: N/A"));
+    }
+
+    #[test]
+    fn experts_are_told_of_where_there_are_some() {
+        let pace = |seconds| Pace {
+            seconds,
+            bytes: 1e6,
+            bandwidth: 1.25e9,
+        };
+        let mut metrics = StepMetrics {
+            expert_loads: vec![ExpertLoad {
+                layer: 1,
+                rows: vec![3, 1],
+                dropped: 1,
+            }],
+            expert_traffic: Some(ExpertTraffic {
+                dispatch: pace(0.0031),
+                combine: pace(0.002),
+            }),
+            ..metrics()
+        };
+        assert!(line(&metrics, false).ends_with(
+            "busiest expert: 1.50x  dropped: 25.00%  dispatch: 3.1ms(1.25GB/s)  combine: 2.0ms(1.25GB/s)"
+        ));
+        metrics.expert_loads[0].dropped = 0;
+        metrics.expert_traffic = None;
+        assert!(line(&metrics, false).ends_with("busiest expert: 1.50x"));
     }
 
     #[test]

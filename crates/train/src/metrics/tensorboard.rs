@@ -30,8 +30,9 @@ impl TensorBoard {
 
     /// Writes the metrics of one step.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
-        let event = scalars_event(wall_time(), metrics.step, &scalars(metrics));
-        self.append(&event)
+        let scalars = scalars(metrics);
+        let named: Vec<(&str, f64)> = scalars.iter().map(|(tag, v)| (tag.as_str(), *v)).collect();
+        self.append(&scalars_event(wall_time(), metrics.step, &named))
     }
 
     fn append(&mut self, event: &[u8]) -> Result<()> {
@@ -42,7 +43,7 @@ impl TensorBoard {
 }
 
 /// What is written for a step. An unknown MFU is left out.
-fn scalars(m: &StepMetrics) -> Vec<(&'static str, f64)> {
+fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
     let mut scalars = vec![
         ("loss_metrics/global_avg_loss", m.loss),
         ("grad_norm", m.grad_norm),
@@ -54,7 +55,25 @@ fn scalars(m: &StepMetrics) -> Vec<(&'static str, f64)> {
         ("memory/max_active(GiB)", m.memory_gib()),
     ];
     scalars.extend(m.mfu.map(|mfu| ("mfu(%)", 100.0 * mfu)));
-    scalars
+    if let Some(traffic) = m.expert_traffic {
+        scalars.extend([
+            ("experts/dispatch(s)", traffic.dispatch.seconds),
+            ("experts/dispatch(bytes/s)", traffic.dispatch.bandwidth),
+            ("experts/combine(s)", traffic.combine.seconds),
+            ("experts/combine(bytes/s)", traffic.combine.bandwidth),
+        ]);
+    }
+    let loads = m.expert_loads.iter().flat_map(|load| {
+        let tag = |what| format!("experts/layer{}/{what}", load.layer);
+        [
+            (tag("max_over_mean"), load.imbalance()),
+            (tag("dropped(%)"), 100.0 * load.dropped_share()),
+        ]
+    });
+    let scalars = scalars
+        .into_iter()
+        .map(|(tag, value)| (tag.to_owned(), value));
+    scalars.chain(loads).collect()
 }
 
 /// Seconds since 1970.

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_plan::report::Report;
-use trainyard_plan::{Cluster, Degrees, Framework, Precision, Shape};
+use trainyard_plan::{Cluster, Degrees, Framework, Held, Shape};
 
 use super::followed::follow;
-use super::question::{cluster, precision, question};
+use super::question::{cluster, held, question};
 use super::{framework, style, write};
 use crate::failure::Failure;
 
@@ -28,17 +28,25 @@ pub(super) struct Ask {
     seq_len: usize,
     /// How numbers are held: bf16 (weights in bf16 beside fp32 ones), mixed (fp32 weights, cast when
     /// needed), fp32
-    #[arg(long, default_value = "bf16", value_parser = precision)]
-    precision: Precision,
+    #[arg(long, default_value = "bf16", value_name = "bf16|mixed|fp32", value_parser = held)]
+    precision: Held,
     /// How many plans to show
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
     /// A mesh to set beside the best, as in pp=16,tp=8; what is left goes to dp_shard
     #[arg(long, value_name = "AXES")]
     compare_mesh: Option<String>,
-    /// Follow the best plan by a dry run of the code that would run it, for every kind of rank
-    #[arg(long, conflicts_with = "json")]
-    dry_run: bool,
+    /// Follow the first N plans by a dry run of the code that would run them, for every kind of rank
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3", value_parser = count)]
+    dry_run: Option<usize>,
+    /// How unequal a dry run takes the loads of experts to be: by one over an expert's number to this power
+    #[arg(
+        long,
+        value_name = "POWER",
+        default_value_t = 0.0,
+        requires = "dry_run"
+    )]
+    routing_skew: f64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -85,12 +93,16 @@ impl Ask {
                 return Err(Failure::new(format!("{degrees} cannot split this")).hint(hint));
             }
         }
+        for plan in report.found.plans.iter().take(self.followed()) {
+            report.dry_runs.push(follow(
+                &report.question.shape,
+                &plan.strategy,
+                self.routing_skew,
+            )?);
+        }
         match self.json {
             true => println!("{:#}", report.to_json(self.top)),
             false => print!("{}", report.to_text(self.top, style())),
-        }
-        if let (true, Some(best)) = (self.dry_run, report.best()) {
-            print!("{}", follow(&report.question.shape, &best.strategy)?);
         }
         if let Some(path) = &self.html {
             write(path, &report.to_html(self.top))?;
@@ -102,6 +114,13 @@ impl Ask {
             Some(_) => Ok(ExitCode::SUCCESS),
             None => Ok(ExitCode::FAILURE),
         }
+    }
+}
+
+impl Ask {
+    /// How many plans are followed: of those that are shown.
+    fn followed(&self) -> usize {
+        self.dry_run.map_or(0, |most| most.min(self.top))
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use trainyard_plan::framework::Told;
 use trainyard_plan::report::{Report, in_words, term};
-use trainyard_plan::{Framework, Plan, Question, Shape};
+use trainyard_plan::{Calibration, Framework, Held, Plan, Question, Shape};
 
 use super::question::{cluster, question};
 use super::{framework, read};
@@ -72,9 +72,12 @@ impl Check {
             .hint(format!("use a cluster of {needed}, or change a degree")));
         }
         let (batch, seq_len) = (strategy.global_batch, strategy.seq_len);
-        let question = question(shape, cluster, batch, seq_len, strategy.precision);
+        let held = Held::same(strategy.precision);
+        let mut question = question(shape, cluster, batch, seq_len, held);
+        question.calibration = Calibration::of_cluster(&question.cluster, found.software);
         let plan = question.price(&strategy).map_err(Failure::new)?;
-        println!("{framework}: {}\n", in_words(&plan));
+        println!("{framework}: {}", in_words(&plan));
+        println!("taken to run with {}\n", found.software);
         let fits = print(&question, &plan);
         beside(question, plan);
         Ok(if fits {

@@ -1,30 +1,41 @@
 //! `trainyard plan compare`: a plan beside the run it was made for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_plan::compare::{Measured, with_constants};
-use trainyard_plan::report::{PlanFile, in_words, term};
-use trainyard_plan::{Calibration, Constants, model_flops_utilization};
+use trainyard_plan::compare::{Comparison, Measured, Row, Traced, with_constants};
+use trainyard_plan::report::{PlanFile, in_words};
+use trainyard_trace::read_all;
 
 use super::{read, write};
 use crate::failure::Failure;
 
-/// Set a plan beside a measured run, and fit the constants to it
+/// Set a plan beside a measured run term by term, and fit the constants to it
 ///
-/// The run is the metrics.jsonl of a job, or CSV with the header step_seconds,peak_bytes.
+/// The run is the folder of a job (its metrics.jsonl, and its traces if it was profiled), a metrics.jsonl,
+/// a folder of traces, or CSV with the header step_seconds,peak_bytes. Terms are in traces alone.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    trainyard plan compare plan.json outputs/metrics.jsonl\n  \
+    trainyard plan compare plan.json outputs\n  \
+    trainyard plan compare plan.json outputs/metrics.jsonl --trace outputs/profile_traces --json\n  \
     trainyard plan compare plan.json measured.csv --output cluster.toml")]
 pub(super) struct Compare {
-    /// What `trainyard plan --json` printed; its best plan is the one that ran
+    /// What `trainyard plan --json` printed
     #[arg(value_name = "PLAN.json")]
     plan: PathBuf,
     /// What was measured
     #[arg(value_name = "RUN")]
     run: PathBuf,
+    /// Which of its plans ran, from 1
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    place: usize,
+    /// The run's traces, a file per rank or their folder, where they are not in the run's folder
+    #[arg(long, value_name = "FILE")]
+    trace: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     /// Where to write a cluster file with the constants that explain the run
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -33,95 +44,135 @@ pub(super) struct Compare {
 impl Compare {
     /// Compares, refits and tells.
     pub fn execute(self) -> Result<ExitCode, Failure> {
-        let file = PlanFile::read(&read(&self.plan)?).map_err(Failure::new)?;
-        let run = Measured::read(&read(&self.run)?).map_err(Failure::new)?;
-        beside(&file, &run);
-        let PlanFile { question, plan } = &file;
-        let constants = run.refit(question, plan);
-        refitted(&file, &constants)?;
+        let file = PlanFile::read_place(&read(&self.plan)?, self.place).map_err(Failure::new)?;
+        let (measured, traced) = self.seen(&file)?;
+        let found = Comparison::of(&file, &measured, traced.as_ref()).map_err(Failure::new)?;
+        match self.json {
+            true => println!("{:#}", found.to_json()),
+            false => tell(&file, &measured, traced.as_ref(), &found),
+        }
         if let Some(path) = &self.output {
-            let cluster = with_constants(&question.cluster, &constants).map_err(Failure::new)?;
-            write(path, &cluster.to_toml())?;
+            let cluster = with_constants(&file.question.cluster, &found.constants);
+            write(path, &cluster.map_err(Failure::new)?.to_toml())?;
         }
         Ok(ExitCode::SUCCESS)
     }
+
+    /// What the run left behind.
+    fn seen(&self, file: &PlanFile) -> Result<(Measured, Option<Traced>), Failure> {
+        let left = Left::find(&self.run, &self.trace);
+        let traced = match left.traces.is_empty() {
+            true => None,
+            false => {
+                let ranks = read_all(&left.traces).map_err(Failure::new)?;
+                let degrees = &file.plan.strategy.degrees;
+                Some(Traced::of(&ranks, degrees, &file.question.cluster).map_err(Failure::new)?)
+            }
+        };
+        let measured = match (&left.metrics, &traced) {
+            (Some(path), _) => Measured::read(&read(path)?).map_err(Failure::new)?,
+            (None, Some(traced)) => traced.measured(),
+            (None, None) => {
+                let run = self.run.display();
+                let hint = "a job writes metrics.jsonl, and traces with `--profiling.enable_profiling true`";
+                return Err(Failure::new(format!("{run}: no run in it")).hint(hint));
+            }
+        };
+        Ok((measured, traced))
+    }
 }
 
-/// Prediction and measurement, where the run has one.
-fn beside(PlanFile { question, plan }: &PlanFile, run: &Measured) {
-    let (strategy, time) = (&plan.strategy, &plan.time);
-    let ranks = strategy.degrees.world_size() as f64;
-    let tokens = (strategy.global_batch * strategy.seq_len) as f64;
-    let peak = question.cluster.accelerator.peak.value * ranks;
-    let mfu = model_flops_utilization(&question.shape, strategy, time.likely, peak);
-    println!("{}\n{} measured steps\n", in_words(plan), run.num_steps);
-    println!(
-        "{:<22} {:>12} {:>12} {:>8}",
-        "", "predicted", "measured", "off"
+/// The files of a run.
+struct Left {
+    metrics: Option<PathBuf>,
+    traces: Vec<PathBuf>,
+}
+
+impl Left {
+    /// In a job's folder its metrics, and the folder that has a file per rank; any other path is what it is.
+    fn find(run: &Path, traces: &[PathBuf]) -> Left {
+        let mut traces = traces.to_vec();
+        if !run.is_dir() {
+            let metrics = Some(run.to_owned());
+            return Left { metrics, traces };
+        }
+        if traces.is_empty() {
+            let inside = std::fs::read_dir(run).into_iter().flatten().flatten();
+            let mut folders: Vec<PathBuf> = inside.map(|entry| entry.path()).collect();
+            folders.push(run.to_owned());
+            let is_trace = |folder: &PathBuf| folder.join("rank0.json").is_file();
+            traces.extend(folders.into_iter().find(is_trace));
+        }
+        let metrics = run.join("metrics.jsonl");
+        let metrics = metrics.is_file().then_some(metrics);
+        Left { metrics, traces }
+    }
+}
+
+fn tell(file: &PlanFile, measured: &Measured, traced: Option<&Traced>, found: &Comparison) {
+    let time = &file.plan.time;
+    println!("{}", in_words(&file.plan));
+    table(
+        &format!("{} measured steps", measured.num_steps),
+        &found.whole,
     );
-    row("step, seconds", time.likely, Some(run.seconds));
-    row("peak, bytes", plan.memory.total(), run.peak_bytes);
-    row(
-        "tokens/s/GPU",
-        tokens / time.likely / ranks,
-        run.tokens_per_second,
-    );
-    row("MFU", mfu, run.mfu);
-    let is_inside = (time.low..=time.high).contains(&run.seconds);
+    let is_inside = (time.low..=time.high).contains(&measured.seconds);
     let word = if is_inside { "inside" } else { "outside" };
     println!(
         "\nThe measured step is {word} the range of {:.4} to {:.4} s.",
         time.low, time.high
     );
-    if let Some(share) = run.data_share.filter(|share| *share > 0.0) {
-        let waited = share * run.seconds;
+    let heading = match traced {
+        Some(traced) => format!(
+            "seconds of rank {}, {} steps",
+            traced.rank, traced.num_steps
+        ),
+        None => "seconds".to_owned(),
+    };
+    table(&heading, &found.terms);
+    match traced {
+        Some(_) if !found.wires.is_empty() => table("seconds of a collective", &found.wires),
+        Some(_) => {}
+        None => println!("\nTerms are in traces: run with `--profiling.enable_profiling true`."),
+    }
+    if let (None, Some(share)) = (traced, measured.data_share.filter(|share| *share > 0.0)) {
+        let waited = share * measured.seconds;
         println!("It waited {waited:.4} s for data, which the planner takes to be free.");
     }
-}
-
-/// Terms and constants, before and after the fit.
-fn refitted(PlanFile { question, plan }: &PlanFile, constants: &Constants) -> Result<(), Failure> {
-    let mut after = question.clone();
-    after.calibration = Calibration {
-        constants: *constants,
-        ..question.calibration.clone()
-    };
-    let again = after.price(&plan.strategy).map_err(Failure::new)?;
     println!(
-        "\n{:<42} {:>11} {:>11}",
-        "term, seconds", "before", "refitted"
-    );
-    let terms = plan.time.terms().into_iter().zip(again.time.terms());
-    for ((name, before), (_, after)) in terms.filter(|((_, s), _)| *s > 0.0) {
-        println!("{:<42} {before:>11.5} {after:>11.5}", term(name));
-    }
-    let (before, after) = (plan.time.likely, again.time.likely);
-    println!("{:<42} {before:>11.5} {after:>11.5}", "step");
-    println!(
-        "\n{:<42} {:>11} {:>11}",
+        "\n{:<45} {:>11} {:>11}",
         "constants that moved", "before", "refitted"
     );
-    let values = question.calibration.constants.to_array();
-    let pairs = Constants::names().into_iter().zip(values);
-    for ((name, before), after) in pairs.zip(constants.to_array()) {
-        if (after / before).ln().abs() > 0.005 {
-            println!("{name:<42} {before:>11.4e} {after:>11.4e}");
-        }
+    for (name, before, after) in found.moved() {
+        println!("{name:<45} {before:>11.4e} {after:>11.4e}");
     }
-    Ok(())
 }
 
-fn row(name: &str, predicted: f64, measured: Option<f64>) {
-    let number = |value: f64| match value.abs() >= 1e6 {
-        true => format!("{value:.4e}"),
-        false => format!("{value:.4}"),
-    };
-    let (seen, off) = match measured {
-        Some(value) => (
-            number(value),
-            format!("{:+.1} %", 100.0 * (predicted / value - 1.0)),
-        ),
-        None => ("-".to_owned(), "-".to_owned()),
-    };
-    println!("{name:<22} {:>12} {seen:>12} {off:>8}", number(predicted));
+fn table(heading: &str, rows: &[Row]) {
+    println!(
+        "\n{heading:<45} {:>11} {:>12} {:>11} {:>7} {:>11}",
+        "predicted", "measured", "difference", "ratio", "refitted"
+    );
+    for row in rows {
+        let optional = |value: Option<f64>| value.map_or("-".to_owned(), number);
+        let measured = row.measured.map_or("not measured".to_owned(), number);
+        let ratio = row
+            .ratio()
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        println!(
+            "{:<45} {:>11} {measured:>12} {:>11} {ratio:>7} {:>11}",
+            row.name,
+            number(row.predicted),
+            optional(row.difference()),
+            optional(row.refitted),
+        );
+    }
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1e6 => format!("{value:.3e}"),
+        size if size >= 1.0 || size == 0.0 => format!("{value:.3}"),
+        _ => format!("{value:.6}"),
+    }
 }

@@ -5,6 +5,8 @@ mod calibrate;
 mod check;
 mod compare;
 mod followed;
+mod measure;
+mod predict;
 pub(super) mod question;
 
 use std::fs;
@@ -31,6 +33,7 @@ use crate::failure::Failure;
     trainyard plan --model my-llama/config.json --cluster cluster.toml --global-batch 512 --seq-len 4096 --html plan.html\n  \
     trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --emit torchtitan --output job.toml\n  \
     trainyard plan --model configs/llama3-405b.toml --cluster 16384xH100 --global-batch 2048 --seq-len 8192 --compare-mesh pp=16,tp=8\n  \
+    trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --dry-run=5\n  \
     trainyard plan check pretrain.sh --cluster 64xH100"
 )]
 pub struct Plan {
@@ -45,15 +48,19 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     Check(check::Check),
     Compare(compare::Compare),
+    Measure(measure::Measure),
+    Predict(predict::Predict),
 }
 
 impl Plan {
     /// Does it.
-    pub fn execute(self) -> Result<ExitCode, Failure> {
+    pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         match (self.command, self.ask) {
             (Some(Command::Calibrate(calibrate)), _) => calibrate.execute(),
             (Some(Command::Check(check)), _) => check.execute(),
             (Some(Command::Compare(compare)), _) => compare.execute(),
+            (Some(Command::Measure(measure)), _) => measure.execute(overrides),
+            (Some(Command::Predict(predict)), _) => predict.execute(overrides),
             (None, Some(ask)) => ask.execute(),
             (None, None) => Err(Failure::usage("nothing is asked")
                 .hint("name a --model, a --cluster, a --global-batch and a --seq-len")),

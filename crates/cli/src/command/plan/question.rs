@@ -1,23 +1,17 @@
 //! What every plan is asked with.
 
-use trainyard_plan::{Calibration, Cluster, Overheads, Precision, Question, Shape, Software};
+use trainyard_plan::{Calibration, Cluster, Held, Overheads, Precision, Question, Shape, Software};
 
 use crate::failure::Failure;
 
 /// How numbers are held, by name.
-pub(in crate::command) fn precision(name: &str) -> Result<Precision, String> {
-    let (compute, parameter, optimizer) = match name {
-        "bf16" => (2, 2, 12),
-        "mixed" => (2, 4, 8),
-        "fp32" => (4, 4, 8),
-        _ => return Err("use bf16, mixed or fp32".to_owned()),
-    };
-    Ok(Precision {
-        compute,
-        parameter,
-        gradient: 4,
-        optimizer,
-    })
+pub(in crate::command) fn held(name: &str) -> Result<Held, String> {
+    match name {
+        "bf16" => Ok(Held::same(Precision::BF16)),
+        "mixed" => Ok(Held::ours(2, 4)),
+        "fp32" => Ok(Held::ours(4, 4)),
+        _ => Err("use bf16, mixed or fp32".to_owned()),
+    }
 }
 
 /// The question, of a program as they are today.
@@ -26,7 +20,7 @@ pub(in crate::command) fn question(
     cluster: Cluster,
     global_batch: usize,
     seq_len: usize,
-    precision: Precision,
+    held: Held,
 ) -> Question {
     Question {
         shape,
@@ -35,7 +29,7 @@ pub(in crate::command) fn question(
         overheads: Overheads::default(),
         global_batch,
         seq_len,
-        precision,
+        held,
         fewer_machines: false,
     }
 }

@@ -16,7 +16,7 @@ use crate::failure::Failure;
     trainyard schedule --kind zb-h1 --stages 8 --microbatches 16 --svg out.svg\n  \
     trainyard schedule --kind interleaved --stages 8 --chunks 2 --microbatches 16\n  \
     trainyard schedule --csv order.csv --costs 1,1.2,0.8 --json\n  \
-    trainyard schedule --trace outputs/profile_trace --svg both.svg")]
+    trainyard schedule --trace outputs/profile_traces --svg both.svg")]
 pub struct Schedule {
     /// Which: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v
     #[arg(long, default_value = "1f1b", value_parser = kind)]

@@ -26,12 +26,14 @@ const BF16: Precision = Precision {
     compute: 2,
     parameter: 2,
     gradient: 2,
+    reduced: 2,
     optimizer: 16,
 };
 
 /// With gradients accumulated in four bytes.
 const BF16_WIDE: Precision = Precision {
     gradient: 4,
+    reduced: 4,
     optimizer: 12,
     ..BF16
 };
@@ -39,10 +41,8 @@ const BF16_WIDE: Precision = Precision {
 /// With neither: ZeRO keeps a copy of the weights even where they have the same type.
 const fn fp32(zero_stage: usize) -> Precision {
     Precision {
-        compute: 4,
-        parameter: 4,
-        gradient: 4,
         optimizer: if zero_stage == 0 { 8 } else { 12 },
+        ..Precision::FP32
     }
 }
 
@@ -124,7 +124,10 @@ fn fit_rest(fit: &mut Fit) {
         let why = "its pipelines know 1F1B only";
         fit.change(Choice::Schedule, why, "1F1B", |s| s.layers = LAYERS);
     }
-    if fit.strategy.recompute == Recompute::Selective {
+    if matches!(
+        fit.strategy.recompute,
+        Recompute::Selective | Recompute::Products
+    ) {
         let why = "it recomputes what the program marks, and has no choice by parts";
         fit.change(Choice::Recompute, why, "every block", |s| {
             s.recompute = Recompute::Full
@@ -173,6 +176,10 @@ fn json_of(s: &Strategy) -> Value {
     let d = &s.degrees;
     let mut zero = Map::new();
     zero.insert("stage".to_owned(), json!(s.zero_stage));
+    if s.zero_stage > 0 && s.degrees.pp == 1 {
+        // As the plan is priced; only stage 3 does it unasked.
+        zero.insert("overlap_comm".to_owned(), json!(true));
+    }
     if let Some(device) = match s.offload {
         Offload::None => None,
         Offload::Cpu => Some(json!({ "device": "cpu", "pin_memory": true })),
@@ -196,7 +203,7 @@ fn json_of(s: &Strategy) -> Value {
             "expert_parallel_degree": d.ep,
             "recompute": match s.recompute {
                 Recompute::None => "none",
-                Recompute::Selective | Recompute::Full => "full",
+                Recompute::Selective | Recompute::Products | Recompute::Full => "full",
             },
         },
     });

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::super::{FrameworkError, Read, Told};
 use super::{BF16, BF16_WIDE, FRAMEWORK, LAYERS, NOTES, fp32};
-use crate::{Degrees, Offload, Precision, Recompute, Strategy};
+use crate::{Degrees, Offload, Precision, Recompute, Software, Strategy};
 
 pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkError> {
     let root: Value = serde_json::from_str(text).map_err(|error| FRAMEWORK.syntax(error))?;
@@ -67,9 +67,28 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
     };
     check(&strategy)?;
     Ok(Read {
+        software: read_software(&file, &strategy)?,
         shape: None,
         strategy,
         world: None,
+    })
+}
+
+/// What DeepSpeed does with these keys; attention is the program's, and taken to be as it is today.
+fn read_software(file: &File<'_>, strategy: &Strategy) -> Result<Software, FrameworkError> {
+    let overlap = "/zero_optimization/overlap_comm";
+    let travels = file.root.pointer("/communication_data_type");
+    Ok(Software {
+        overlaps_data: match file.root.pointer(overlap) {
+            None | Some(Value::Null) => strategy.zero_stage == 3,
+            Some(_) => file.flag(overlap)?,
+        },
+        gradient_on_wire: match travels.and_then(Value::as_str) {
+            Some("fp32") => 4,
+            Some(_) => 2,
+            None => strategy.precision.compute,
+        },
+        ..Software::MODERN
     })
 }
 

@@ -5,7 +5,7 @@ use trainyard_schedule::Kind;
 use super::super::fit::Fit;
 use super::super::{Choice, FrameworkError};
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK};
-use crate::{Layers, Offload, Shape, Strategy};
+use crate::{Layers, Offload, Recompute, Shape, Strategy};
 
 pub(super) fn fit(shape: &Shape, strategy: &Strategy) -> Result<Fit, FrameworkError> {
     let mut fit = Fit::new(shape, strategy);
@@ -22,6 +22,13 @@ pub(super) fn fit(shape: &Shape, strategy: &Strategy) -> Result<Fit, FrameworkEr
         let why = "experts under tensor parallelism need shared positions";
         fit.change(Choice::SequenceParallel, why, "--sequence-parallel", |s| {
             s.sequence_parallel = true;
+        });
+    }
+    if fit.strategy.recompute == Recompute::Products {
+        let why = "it recomputes parts of blocks that it names, and not every second product";
+        let written = "full recomputation, which keeps less and computes more again";
+        fit.change(Choice::Recompute, why, written, |s| {
+            s.recompute = Recompute::Full
         });
     }
     fit_schedule(&mut fit);

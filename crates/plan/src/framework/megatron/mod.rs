@@ -22,17 +22,13 @@ const BF16: Precision = Precision::BF16;
 /// With `--grad-reduce-in-bf16` too: gradients are widened for the optimiser.
 const BF16_GRADIENTS: Precision = Precision {
     gradient: 2,
+    reduced: 2,
     optimizer: 16,
     ..BF16
 };
 
 /// With neither.
-const FP32: Precision = Precision {
-    compute: 4,
-    parameter: 4,
-    gradient: 4,
-    optimizer: 8,
-};
+const FP32: Precision = Precision::FP32;
 
 pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
     let fit = fit::fit(shape, strategy)?;
@@ -93,6 +89,13 @@ fn degree_flags(fit: &Fit) -> Vec<String> {
         2 => flags.push(fsdp("optim_grads")),
         _ => flags.push(fsdp("optim_grads_params")),
     }
+    // As the plan is priced: gradients and parameters travel while ranks compute.
+    if d.data_parallel() * d.cp > 1 {
+        flags.push(match s.zero_stage {
+            0 => "--overlap-grad-reduce".to_owned(),
+            _ => "--overlap-grad-reduce --overlap-param-gather".to_owned(),
+        });
+    }
     if s.zero_stage > 0 && d.dp_replicate > 1 {
         flags.push(format!(
             "--num-distributed-optimizer-instances {}",
@@ -111,7 +114,7 @@ fn step_flags(s: &Strategy) -> Vec<String> {
     let recompute = match s.recompute {
         Recompute::None => "",
         Recompute::Selective => "--recompute-granularity selective",
-        Recompute::Full => {
+        Recompute::Products | Recompute::Full => {
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
         }
     };

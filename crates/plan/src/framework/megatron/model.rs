@@ -24,6 +24,7 @@ pub(super) fn write(shape: &Shape) -> Vec<String> {
         "--tokenizer-type NullTokenizer".to_owned(),
         format!("--vocab-size {}", shape.vocab_size.saturating_sub(1)),
         format!("--padded-vocab-size {}", shape.vocab_size),
+        "--attention-dropout 0.0 --hidden-dropout 0.0".to_owned(),
     ];
     let mut add = |is_there: bool, flag: &str| {
         if is_there {

@@ -5,7 +5,7 @@ use trainyard_schedule::Kind;
 use super::super::{FrameworkError, Read, Told, check, check_degrees};
 use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, fit, model};
-use crate::{Degrees, Layers, Offload, Recompute, Shape, Strategy};
+use crate::{AttentionKernel, Degrees, Layers, Offload, Recompute, Shape, Software, Strategy};
 
 /// Flags whose meaning a plan does not have: what they do, and what to do instead.
 const REFUSED: [(&str, &str, &str); 16] = [
@@ -125,9 +125,44 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         fit::check_shape(shape, &strategy)?;
     }
     Ok(Read {
+        software: read_software(&flags, &strategy)?,
         shape,
         strategy,
         world: flags.world,
+    })
+}
+
+/// What Megatron does with these flags: it overlaps, fuses and drops only as it is told, and drops a tenth
+/// unless it is told not to.
+fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, FrameworkError> {
+    let is_fused = match flags.get("--attention-backend").as_deref() {
+        Some("unfused" | "local") => false,
+        Some(_) => true,
+        None => {
+            let is_local = flags.get("--transformer-impl").as_deref() == Some("local");
+            flags.has("--use-flash-attn") || !is_local
+        }
+    };
+    let drops = |flag: &str| match flags.get(flag) {
+        None => Ok(true),
+        Some(text) => match text.parse::<f64>() {
+            Ok(share) => Ok(share > 0.0),
+            Err(_) => Err(FrameworkError::Value {
+                key: flag.to_owned(),
+                value: text,
+                expected: "a share",
+            }),
+        },
+    };
+    Ok(Software {
+        attention: match is_fused {
+            true => AttentionKernel::Flash,
+            false => AttentionKernel::Materialised,
+        },
+        dropout: drops("--attention-dropout")? || drops("--hidden-dropout")?,
+        overlaps_data: flags.has("--overlap-grad-reduce"),
+        overlaps_tensor: flags.has("--tp-comm-overlap"),
+        gradient_on_wire: strategy.precision.gradient,
     })
 }
 

@@ -28,6 +28,13 @@ pub(super) fn fit(
             s.sequence_parallel = true;
         });
     }
+    let is_sparse = fit.shape.experts.is_some() || fit.shape.latent.is_some();
+    if fit.strategy.recompute == Recompute::Products && is_sparse {
+        let why = "a plan knows what its \"selective\" keeps of dense blocks alone";
+        fit.change(Choice::Recompute, why, "full recomputation", |s| {
+            s.recompute = Recompute::Full
+        });
+    }
     if fit.strategy.recompute == Recompute::Selective {
         let why = "its \"selective\" keeps attention and recomputes every second matrix product";
         let written = "full recomputation, which keeps less and computes more again";

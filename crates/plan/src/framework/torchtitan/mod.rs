@@ -25,6 +25,7 @@ const fn precision(compute: usize, held: usize) -> Precision {
         compute,
         parameter: held,
         gradient: held,
+        reduced: held,
         optimizer: 2 * held,
     }
 }

@@ -6,7 +6,7 @@ use super::super::{Framework, FrameworkError, Read, Told, check_degrees};
 use super::flavors::{FLAVORS, Flavor, Registered};
 use super::keys::Keys;
 use super::{PRECISIONS, mixes_types, precision};
-use crate::{Degrees, Layers, Offload, Precision, Recompute, Strategy};
+use crate::{Degrees, Layers, Offload, Precision, Recompute, Software, Strategy};
 
 /// What both versions do with the layers that a pipeline splits, unless they are told otherwise.
 const UNREAD: [(&str, &str, &str); 4] = [
@@ -61,7 +61,7 @@ pub(super) fn read(keys: &Keys, world: Option<usize>, told: &Told) -> Result<Rea
         global_batch,
         micro_batch,
         seq_len,
-        recompute: read_recompute(keys, defaults)?,
+        recompute: read_recompute(keys, flavor, defaults)?,
         offload: match keys.flag("training.enable_cpu_offload", false)? {
             true => Offload::Cpu,
             false => Offload::None,
@@ -78,6 +78,7 @@ pub(super) fn read(keys: &Keys, world: Option<usize>, told: &Told) -> Result<Rea
         strategy.precision = precision(4, 4);
     }
     Ok(Read {
+        software: read_software(keys)?,
         shape: flavor.map(|flavor| flavor.shape(seq_len)),
         strategy,
         world,
@@ -250,7 +251,40 @@ fn read_layers(
     })
 }
 
-fn read_recompute(keys: &Keys, defaults: Option<Registered>) -> Result<Recompute, FrameworkError> {
+/// What torchtitan does with these keys: FSDP hides what it sends, and sums in 32 bits unless told otherwise.
+fn read_software(keys: &Keys) -> Result<Software, FrameworkError> {
+    let key = match keys.framework {
+        Framework::TorchtitanCommandLine => "compile.enable_async_tensor_parallel",
+        _ => "parallelism.enable_async_tensor_parallel",
+    };
+    let travels = keys.get("training.mixed_precision_reduce");
+    Ok(Software {
+        overlaps_tensor: keys.flag(key, false)?,
+        gradient_on_wire: if travels == Some("bfloat16") { 2 } else { 4 },
+        ..Software::MODERN
+    })
+}
+
+/// Keys that name products to be computed again whatever their number, and what they say by default.
+const NAMED_PRODUCTS: [&str; 2] = [
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns",
+];
+
+/// Whether its selective recomputation is the one that a plan knows.
+fn counts_products(keys: &Keys, flavor: Option<&Flavor>) -> bool {
+    let usual = ["[]", "[\"moe.router.gate\"]", "moe.router.gate"];
+    let is_usual = |key: &&str| keys.get(key).is_none_or(|names| usual.contains(&names));
+    let shape = flavor.map(|flavor| flavor.shape(0));
+    let is_dense = shape.is_none_or(|shape| shape.experts.is_none() && shape.latent.is_none());
+    is_dense && NAMED_PRODUCTS.iter().all(is_usual)
+}
+
+fn read_recompute(
+    keys: &Keys,
+    flavor: Option<&Flavor>,
+    defaults: Option<Registered>,
+) -> Result<Recompute, FrameworkError> {
     let (mode, option) = match defaults {
         Some(defaults) => {
             let given = keys.get("activation_checkpoint:");
@@ -266,10 +300,8 @@ fn read_recompute(keys: &Keys, defaults: Option<Registered>) -> Result<Recompute
     let why = match (mode, option) {
         ("none" | "None", _) => return Ok(Recompute::None),
         ("full", _) | ("selective", "1") => return Ok(Recompute::Full),
-        ("selective", "op") => {
-            "it keeps attention and recomputes every second matrix product, and a plan's selective \
-             recomputes attention"
-        }
+        ("selective", "op") if counts_products(keys, flavor) => return Ok(Recompute::Products),
+        ("selective", "op") => "a plan knows what it keeps of dense blocks alone",
         ("selective", _) => "a plan recomputes the same in every block",
         _ => "a plan knows no such policy",
     };

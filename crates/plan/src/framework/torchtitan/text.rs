@@ -35,6 +35,10 @@ pub(super) fn toml(fit: &Fit, flavor: &Flavor) -> String {
         settings.push((key, Value::Number(1)));
     }
     settings.push(("activation_checkpoint.mode", Value::Text(recompute(s))));
+    if s.recompute == Recompute::Products {
+        let key = "activation_checkpoint.selective_ac_option";
+        settings.push((key, Value::Text("op")));
+    }
     for (path, value) in &settings {
         let (section, key) = path.split_once('.').unwrap_or(("", path));
         if section != last {
@@ -148,6 +152,7 @@ fn reshard(s: &Strategy) -> &'static str {
 fn recompute(s: &Strategy) -> &'static str {
     match s.recompute {
         Recompute::None => "none",
+        Recompute::Products => "selective",
         Recompute::Selective | Recompute::Full => "full",
     }
 }

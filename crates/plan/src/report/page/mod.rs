@@ -1,5 +1,6 @@
 //! The same as one page: the answer first, then what it is made of. It needs no network and no script.
 
+mod followed;
 mod machines;
 mod memory;
 mod scatter;
@@ -43,6 +44,11 @@ impl Report {
         let what = "Bytes on one GPU of every kind of rank, against what it has.";
         section(page, "What fills the memory", what);
         memory::draw(page, &self.question, &best.strategy);
+        if !self.dry_runs.is_empty() {
+            let what = "The first plans in our own words: bytes of tensors by formula, and by a dry run of the code.";
+            section(page, "Formulas beside the code", what);
+            followed::draw(page, self);
+        }
         let what = "Each part of a step begins where the one above ends. What is hidden behind computing is not \
                     shown: these are the seconds that are paid.";
         section(page, "Where the time goes", what);

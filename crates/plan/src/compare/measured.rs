@@ -1,8 +1,6 @@
-//! A plan beside the run it was made for.
+//! What a run says of itself: its metrics, or a table.
 
 use serde::Deserialize;
-
-use crate::{Cluster, ClusterError, Constants, Plan, Question, Run, fit};
 
 /// What a run was seen to take.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -73,31 +71,6 @@ impl Measured {
             num_steps,
         })
     }
-
-    /// Constants that explain the run, held to what was known before: one run moves little but what it
-    /// speaks about most.
-    pub fn refit(&self, question: &Question, plan: &Plan) -> Constants {
-        let run = Run {
-            shape: question.shape.clone(),
-            strategy: plan.strategy.clone(),
-            cluster: &question.cluster,
-            software: question.calibration.software,
-            seconds: self.seconds,
-        };
-        fit(
-            &[run],
-            &question.calibration.constants,
-            &Constants::doubts(),
-        )
-    }
-}
-
-/// The cluster with these constants stated.
-pub fn with_constants(cluster: &Cluster, constants: &Constants) -> Result<Cluster, ClusterError> {
-    let mut pairs = Constants::names().into_iter().zip(constants.to_array());
-    pairs.try_fold(cluster.clone(), |cluster, (name, value)| {
-        cluster.with_constant(name, value)
-    })
 }
 
 fn json_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {

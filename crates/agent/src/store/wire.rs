@@ -1,0 +1,179 @@
+//! The words of libtorch's `TCPStore`: little-endian numbers, and bytes after their length.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// More than any worker needs, and less than would fill the memory.
+const LONGEST_KEY: u64 = 64 << 10;
+const LONGEST_VALUE: u64 = 64 << 20;
+const MOST_KEYS: u64 = 128 << 10;
+
+pub const MAGIC: u32 = 0x3C85_F7CE;
+
+/// What a client says first.
+pub const VALIDATE: u8 = 0;
+
+/// The answer to whether all keys are there.
+pub const READY: u8 = 0;
+pub const NOT_READY: u8 = 1;
+/// The end of a wait.
+pub const STOP_WAITING: u8 = 0;
+pub const WAIT_CANCELED: u8 = 1;
+
+/// What a client asks.
+#[derive(Debug, PartialEq)]
+pub enum Query {
+    Set(Vec<u8>, Vec<u8>),
+    CompareSet {
+        key: Vec<u8>,
+        expected: Vec<u8>,
+        desired: Vec<u8>,
+    },
+    Get(Vec<u8>),
+    Add(Vec<u8>, i64),
+    Check(Vec<Vec<u8>>),
+    Wait(Vec<Vec<u8>>),
+    NumKeys,
+    Delete(Vec<u8>),
+    Append(Vec<u8>, Vec<u8>),
+    MultiGet(Vec<Vec<u8>>),
+    MultiSet(Vec<(Vec<u8>, Vec<u8>)>),
+    CancelWait,
+    Ping(u32),
+    ListKeys,
+}
+
+/// Reads the rest of a greeting, of which the kind has been read.
+pub async fn validate(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
+    match from.read_u32_le().await? {
+        MAGIC => Ok(()),
+        other => Err(invalid(format!("{other:#x} is no greeting"))),
+    }
+}
+
+impl Query {
+    /// Reads the rest of a query, of which the kind has been read.
+    pub async fn read(kind: u8, from: &mut (impl AsyncRead + Unpin)) -> io::Result<Query> {
+        Ok(match kind {
+            1 => Query::Set(key(from).await?, value(from).await?),
+            2 => Query::CompareSet {
+                key: key(from).await?,
+                expected: value(from).await?,
+                desired: value(from).await?,
+            },
+            3 => Query::Get(key(from).await?),
+            4 => Query::Add(key(from).await?, from.read_i64_le().await?),
+            5 => Query::Check(keys(from).await?),
+            6 => Query::Wait(keys(from).await?),
+            7 => Query::NumKeys,
+            8 => Query::Delete(key(from).await?),
+            9 => Query::Append(key(from).await?, value(from).await?),
+            10 => Query::MultiGet(keys(from).await?),
+            11 => {
+                let mut pairs = Vec::new();
+                for _ in 0..count(from).await? {
+                    pairs.push((key(from).await?, value(from).await?));
+                }
+                Query::MultiSet(pairs)
+            }
+            12 => Query::CancelWait,
+            13 => Query::Ping(from.read_u32_le().await?),
+            17 => Query::ListKeys,
+            other => return Err(invalid(format!("query {other} is not known here"))),
+        })
+    }
+}
+
+/// Bytes after their length.
+pub fn write(bytes: &[u8], into: &mut Vec<u8>) {
+    into.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    into.extend_from_slice(bytes);
+}
+
+async fn key(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    bytes(from, LONGEST_KEY).await
+}
+
+async fn value(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    bytes(from, LONGEST_VALUE).await
+}
+
+async fn keys(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<Vec<u8>>> {
+    let mut keys = Vec::new();
+    for _ in 0..count(from).await? {
+        keys.push(key(from).await?);
+    }
+    Ok(keys)
+}
+
+async fn count(from: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
+    match from.read_u64_le().await? {
+        count if count <= MOST_KEYS => Ok(count),
+        count => Err(invalid(format!(
+            "{count} keys, and {MOST_KEYS} are the most"
+        ))),
+    }
+}
+
+/// Memory is taken as bytes come, not as they are announced.
+async fn bytes(from: &mut (impl AsyncRead + Unpin), longest: u64) -> io::Result<Vec<u8>> {
+    let length = from.read_u64_le().await?;
+    if length > longest {
+        let message = format!("{length} bytes, and {longest} are the most");
+        return Err(invalid(message));
+    }
+    let mut bytes = Vec::new();
+    from.take(length).read_to_end(&mut bytes).await?;
+    match bytes.len() as u64 == length {
+        true => Ok(bytes),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(bytes: &[u8]) -> io::Result<Query> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(async {
+            let mut from = bytes;
+            let kind = from.read_u8().await?;
+            Query::read(kind, &mut from).await
+        })
+    }
+
+    #[test]
+    fn libtorchs_own_bytes_are_understood() {
+        let set = b"\x01\x02\0\0\0\0\0\0\0/a\x01\0\0\0\0\0\0\0x";
+        assert_eq!(read(set).unwrap(), Query::Set(b"/a".into(), b"x".into()));
+        let check = b"\x05\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/a\x03\0\0\0\0\0\0\0/zz";
+        let keys = vec![b"/a".to_vec(), b"/zz".to_vec()];
+        assert_eq!(read(check).unwrap(), Query::Check(keys));
+        let add = b"\x04\x02\0\0\0\0\0\0\0/n\x03\0\0\0\0\0\0\0";
+        assert_eq!(read(add).unwrap(), Query::Add(b"/n".into(), 3));
+    }
+
+    #[test]
+    fn what_is_too_long_takes_no_memory() {
+        let mut long = vec![3];
+        long.extend_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(read(&long).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        long[0] = 6;
+        assert_eq!(read(&long).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&bytes);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `trainyard mesh`: where ranks stand, and who works with whom.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use trainyard_mesh::Chart;
+
+use super::ConfigFile;
+use crate::failure::Failure;
+
+/// Say how a config lays out its ranks
+///
+/// One line; with `--show` a drawing: where every rank stands, which experts it has, and which ranks
+/// exchange rows, add up gradients and share states.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "trainyard mesh CONFIG.toml --world N [--show] [--SECTION.KEY VALUE]...",
+    after_help = "Examples:\n  \
+    trainyard mesh configs/small_moe.toml --world 4 --show --parallelism.data_parallel_shard_degree 4\n  \
+    trainyard mesh configs/moe-671b.toml --world 2048"
+)]
+pub struct Mesh {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// How many ranks the job would have
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    world: u64,
+    /// Draw it
+    #[arg(long)]
+    show: bool,
+}
+
+impl Mesh {
+    /// Prints it.
+    pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
+        let config = self.config.load(overrides)?;
+        let mesh = config.mesh(self.world as usize).map_err(Failure::new)?;
+        if !self.show {
+            println!("{mesh}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        let spec = config.model.resolve().map_err(Failure::new)?;
+        let num_experts = spec.experts().map_or(0, |experts| experts.num_experts);
+        let is_sharded = config.parallelism.zero_stage > 0;
+        print!("{}", Chart::new(mesh, num_experts, is_sharded));
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,189 @@
+//! Whether experts and ranks fit each other.
+
+use crate::{Config, ConfigError, ModelSpec, MoeConfig, Offload, OptimizerName};
+
+impl Config {
+    /// Refuses degrees and settings that a model's experts exclude. Expects checked degrees.
+    pub(crate) fn check_experts(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        let degree = self.parallelism.expert_parallel_degree;
+        let Some(mixture) = model.experts() else {
+            return match degree {
+                1 => Ok(()),
+                _ => Err(ConfigError::contradiction(
+                    format!(
+                        "parallelism.expert_parallel_degree = {degree}, but the model has no experts"
+                    ),
+                    "describe them in [model.moe], or use parallelism.expert_parallel_degree = 1",
+                )),
+            };
+        };
+        self.check_expert_ranks(mixture)?;
+        self.check_capacity(mixture)?;
+        if self.parallelism.offload != Offload::None {
+            return Err(ConfigError::not_built(
+                "parallelism.offload with [model.moe]",
+                "parallelism.offload = \"none\"",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_expert_ranks(&self, mixture: &MoeConfig) -> Result<(), ConfigError> {
+        let (tp, degree) = (
+            self.num_tensor_ranks(),
+            self.parallelism.expert_parallel_degree,
+        );
+        let ranks = usize::try_from(degree).unwrap_or(1);
+        let number = mixture.num_experts;
+        if !number.is_multiple_of(ranks) {
+            let most = ranks.min(number);
+            let nearest = (1..=most).rev().find(|&n| number.is_multiple_of(n));
+            return Err(ConfigError::contradiction(
+                format!(
+                    "model.moe.num_experts = {number} cannot be shared evenly by \
+                     parallelism.expert_parallel_degree = {degree}"
+                ),
+                format!(
+                    "the nearest number that divides it is {}",
+                    nearest.unwrap_or(1)
+                ),
+            ));
+        }
+        let local = self.parallelism.expert_parallel_local_degree;
+        if local > 0 && !ranks.is_multiple_of(local) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.expert_parallel_degree = {degree} is no multiple of \
+                     parallelism.expert_parallel_local_degree = {local}"
+                ),
+                "use a divisor of it, or 0 for what the launcher says",
+            ));
+        }
+        let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
+        if ranks > 1 && layerwise.contains(&self.optimizer.name) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.expert_parallel_degree = {degree} leaves no rank with all experts, \
+                     whose norm LAMB and LARS need"
+                ),
+                "use optimizer.name = \"AdamW\"",
+            ));
+        }
+        if tp > 1 && !self.parallelism.enable_sequence_parallel {
+            return Err(ConfigError::not_built(
+                "[model.moe] where tensor-parallel ranks all have all positions",
+                "parallelism.enable_sequence_parallel = true",
+            ));
+        }
+        let width = mixture.shared_width();
+        if !width.is_multiple_of(tp) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "shared experts of width {width} cannot be shared evenly by \
+                     parallelism.tensor_parallel_degree = {tp}"
+                ),
+                "choose model.moe.moe_intermediate_size so that it divides",
+            ));
+        }
+        Ok(())
+    }
+
+    /// An expert's room is that in a sequence, which only a rank with whole sequences can tell.
+    fn check_capacity(&self, mixture: &MoeConfig) -> Result<(), ConfigError> {
+        let is_shared = self.num_tensor_ranks() > 1 || self.num_context_ranks() > 1;
+        match (mixture.capacity_factor, is_shared) {
+            (Some(factor), true) => Err(ConfigError::not_built(
+                format!(
+                    "model.moe.capacity_factor = {factor} where ranks share sequences \
+                     (tensor_parallel_degree or context_parallel_degree)"
+                ),
+                "no model.moe.capacity_factor, so that no token is dropped",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    fn refusal(text: &str) -> String {
+        match Config::parse(text, &[]) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn with_experts(text: &str) -> String {
+        refusal(&format!("model.moe.num_experts = 6\n{text}"))
+    }
+
+    #[test]
+    fn what_experts_exclude_is_named_with_what_could_be() {
+        assert_eq!(with_experts("parallelism.expert_parallel_degree = 3"), "");
+        for (text, conflict, remedy) in [
+            (
+                "parallelism.expert_parallel_degree = 4",
+                "num_experts = 6",
+                "divides it is 3",
+            ),
+            (
+                "parallelism.expert_parallel_degree = 3\nparallelism.expert_parallel_local_degree = 2",
+                "no multiple",
+                "divisor",
+            ),
+            (
+                "model.moe.num_experts_per_tok = 7",
+                "num_experts = 6",
+                "num_experts_per_tok = 6",
+            ),
+            (
+                "parallelism.tensor_parallel_degree = 2\nparallelism.enable_sequence_parallel = false",
+                "all have all positions",
+                "enable_sequence_parallel = true",
+            ),
+            (
+                "model.moe.capacity_factor = 1.5\nparallelism.context_parallel_degree = 2",
+                "capacity_factor = 1.5",
+                "no token is dropped",
+            ),
+            (
+                "parallelism.expert_parallel_degree = 2\noptimizer.name = \"LAMB\"",
+                "no rank with all experts",
+                "AdamW",
+            ),
+            (
+                "parallelism.offload = \"cpu\"",
+                "offload with [model.moe]",
+                "none",
+            ),
+            (
+                "model.moe.router_z_loss_coef = -1",
+                "router_z_loss_coef = -1",
+                "0",
+            ),
+        ] {
+            let message = with_experts(text);
+            assert!(message.contains(conflict), "{text}: {message}");
+            assert!(message.contains(remedy), "{text}: {message}");
+        }
+        let message = refusal("parallelism.expert_parallel_degree = 2");
+        assert!(message.contains("has no experts"), "{message}");
+        let message = refusal("model.moe.n_shared_experts = 2");
+        assert!(message.contains("model.moe.num_experts"), "{message}");
+    }
+
+    #[test]
+    fn experts_are_laid_over_the_ranks_of_the_inner_axes() {
+        let text = "model.moe.num_experts = 8\nparallelism.expert_parallel_degree = 4\n\
+                    parallelism.data_parallel_shard_degree = -1\n\
+                    parallelism.tensor_parallel_degree = 2";
+        let config = Config::parse(text, &[]).unwrap();
+        let mesh = config.mesh(8).unwrap();
+        assert_eq!((mesh.ep(), mesh.efsdp()), (4, 2));
+        let message = config.mesh(6).unwrap_err().to_string();
+        assert!(message.contains("ep 4 does not divide"), "{message}");
+        assert_eq!(config.on_one_rank().mesh(1).unwrap().ep(), 1);
+    }
+}

@@ -1,0 +1,236 @@
+//! The same job on another number of ranks: what a run does when machines come and go.
+//!
+//! Tensor, context and pipeline degrees stay as they were asked for, since they follow from the model and
+//! the machines. Data parallelism takes the ranks there are. The global batch stays, and with it the
+//! stream of samples and the learning rate's meaning; what a rank computes at once is made to divide it.
+
+use crate::{Config, ConfigError};
+
+/// The value that means "all ranks that the other degrees leave".
+const REST: i64 = -1;
+
+/// A config that fits a number of ranks, and why it is as it is.
+#[derive(Clone, Debug)]
+pub struct Refit {
+    /// The config.
+    pub config: Config,
+    /// What was kept and what was changed, for people.
+    pub reason: String,
+}
+
+impl Config {
+    /// The same job on `num_ranks` ranks, of a run that has `full` when every machine is there.
+    ///
+    /// Depends on nothing else, so all ranks of a world come to the same.
+    pub fn refit(&self, num_ranks: usize, full: usize) -> Result<Refit, ConfigError> {
+        self.parallelism.check_degrees()?;
+        let kept = self.kept_ranks();
+        let left = kept.filter(|kept| num_ranks > 0 && num_ranks.is_multiple_of(*kept));
+        let (Some(kept), Some(left)) = (kept, left.map(|kept| num_ranks / kept)) else {
+            return Err(no_whole_groups(num_ranks, kept));
+        };
+        let section = &self.parallelism;
+        let (replicate, shard) = divide(
+            section.data_parallel_replicate_degree,
+            section.data_parallel_shard_degree,
+            left,
+        );
+        let full_left = (full / kept).max(1);
+        let asked = self.training.local_batch_size;
+        let global = self.training.global_batch_size;
+        let global = global.unwrap_or_else(|| asked.saturating_mul(full_left));
+        let local = largest_share(asked, global, left).ok_or_else(|| uneven(global, left))?;
+
+        let mut config = self.clone();
+        config.parallelism.data_parallel_replicate_degree = degree(replicate);
+        config.parallelism.data_parallel_shard_degree = degree(shard);
+        config.training.global_batch_size = Some(global);
+        config.training.local_batch_size = local;
+        let reason = format!(
+            "{num_ranks} of {full} ranks: data parallel {replicate} x {shard} (replicated x sharded), \
+             the other degrees as asked; global batch {global} = {left} ranks x {} micro-batches x {local}",
+            global / (left * local)
+        );
+        Ok(Refit { config, reason })
+    }
+
+    /// The ranks of one data-parallel replica, which are not changed.
+    fn kept_ranks(&self) -> Option<usize> {
+        let section = &self.parallelism;
+        let degrees = [
+            section.pipeline_parallel_degree,
+            section.context_parallel_degree,
+            section.tensor_parallel_degree,
+        ];
+        degrees.into_iter().try_fold(1usize, |product, degree| {
+            product.checked_mul(usize::try_from(degree).ok()?)
+        })
+    }
+}
+
+/// The replicas and shards of `left` ranks that are nearest to those asked for.
+///
+/// As many shards as asked for if that comes out even. Else more rather than fewer, so that no rank has
+/// to hold more than it was meant to; only with too few ranks for that, all of them.
+fn divide(replicate: i64, shard: i64, left: usize) -> (usize, usize) {
+    let as_count = |degree: i64| usize::try_from(degree).ok().filter(|count| *count > 0);
+    if shard == REST {
+        let fits = |replicas: &usize| left.is_multiple_of(*replicas);
+        let replicas = as_count(replicate).filter(fits).unwrap_or(1);
+        return (replicas, left / replicas);
+    }
+    let wanted = as_count(shard).unwrap_or(1);
+    let shards = (wanted..=left).find(|shards| left.is_multiple_of(*shards));
+    let shards = shards.unwrap_or(left);
+    (left / shards, shards)
+}
+
+/// The most samples a rank can compute at once, up to `asked`, so that all ranks do as many and as often.
+fn largest_share(asked: usize, global: usize, ranks: usize) -> Option<usize> {
+    let share = (global > 0 && global.is_multiple_of(ranks)).then(|| global / ranks)?;
+    (1..=asked.min(share))
+        .rev()
+        .find(|local| share.is_multiple_of(*local))
+}
+
+fn degree(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn no_whole_groups(num_ranks: usize, kept: Option<usize>) -> ConfigError {
+    let Some(kept) = kept.filter(|kept| *kept > 0) else {
+        return ConfigError::contradiction(
+            "the degrees of [parallelism] multiply to more ranks than can be counted",
+            "use smaller degrees",
+        );
+    };
+    ConfigError::contradiction(
+        format!(
+            "{num_ranks} ranks do not make whole groups of {kept}, the product of the tensor, context and \
+             pipeline degrees, which stay when machines come and go"
+        ),
+        format!("give every machine a multiple of {kept} ranks, or raise MIN of --nnodes"),
+    )
+}
+
+fn uneven(global: usize, ranks: usize) -> ConfigError {
+    ConfigError::contradiction(
+        format!(
+            "a global batch of {global} does not divide evenly over {ranks} data-parallel ranks"
+        ),
+        format!(
+            "use a training.global_batch_size that every number of machines divides, such as {}",
+            global.max(1).saturating_mul(ranks)
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use trainyard_mesh::Axis;
+
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text, &[]).unwrap()
+    }
+
+    #[test]
+    fn replicas_follow_the_ranks_and_the_global_batch_stays() {
+        let asked = config("training.local_batch_size = 4");
+        for (ranks, local, times) in [(3, 4, 1), (2, 3, 2), (1, 4, 3)] {
+            let refit = asked.refit(ranks, 3).unwrap();
+            let batching = refit.config.batching(ranks).unwrap();
+            assert_eq!(batching.global, 12);
+            assert_eq!((batching.local, batching.num_microbatches), (local, times));
+            let mesh = refit.config.mesh(ranks).unwrap();
+            assert_eq!(mesh.size(Axis::DpReplicate), ranks);
+        }
+        let reason = asked.refit(2, 3).unwrap().reason;
+        assert!(
+            reason.starts_with("2 of 3 ranks: data parallel 2 x 1"),
+            "{reason}"
+        );
+        assert!(
+            reason.ends_with("12 = 2 ranks x 2 micro-batches x 3"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn what_shares_layers_stays() {
+        let asked = config(
+            "[parallelism]\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = 4\n\
+             [training]\nlocal_batch_size = 3\nglobal_batch_size = 12",
+        );
+        let mesh = asked.refit(6, 8).unwrap().config.mesh(6).unwrap();
+        assert_eq!(mesh.size(Axis::Tp), 2);
+        assert_eq!(mesh.size(Axis::DpShard), 3);
+        let message = asked.refit(5, 8).unwrap_err().to_string();
+        assert!(message.contains("whole groups of 2"), "{message}");
+    }
+
+    #[test]
+    fn shards_grow_rather_than_fill_the_memory() {
+        assert_eq!(divide(2, 4, 8), (2, 4));
+        assert_eq!(divide(2, 4, 4), (1, 4));
+        assert_eq!(divide(2, 4, 6), (1, 6));
+        assert_eq!(divide(-1, 4, 10), (2, 5));
+        assert_eq!(divide(2, 4, 3), (1, 3));
+        assert_eq!(divide(3, 1, 5), (5, 1));
+        assert_eq!(divide(2, -1, 6), (2, 3));
+        assert_eq!(divide(2, -1, 5), (1, 5));
+    }
+
+    #[test]
+    fn a_batch_that_comes_out_uneven_is_explained() {
+        let asked = config("training.global_batch_size = 8\ntraining.local_batch_size = 4");
+        let message = asked.refit(3, 4).unwrap_err().to_string();
+        assert!(
+            message.contains("8 does not divide evenly over 3"),
+            "{message}"
+        );
+        assert!(message.contains("such as 24"), "{message}");
+    }
+
+    proptest! {
+        /// Whatever comes out fits, and has the same global batch in every world of the run.
+        #[test]
+        fn what_fits_is_a_mesh_and_a_batch(
+            degrees in prop::array::uniform3(1i64..4), shard in prop::sample::select(vec![-1i64, 1, 2, 3, 4]),
+            local in 1usize..7, ranks in 1usize..40, full in 1usize..40,
+        ) {
+            let mut asked = Config::default();
+            [
+                asked.parallelism.pipeline_parallel_degree,
+                asked.parallelism.context_parallel_degree,
+                asked.parallelism.tensor_parallel_degree,
+            ] = degrees;
+            asked.parallelism.data_parallel_shard_degree = shard;
+            asked.training.local_batch_size = local;
+            if let Ok(refit) = asked.refit(ranks, full) {
+                let mesh = refit.config.mesh(ranks).unwrap();
+                prop_assert_eq!(mesh.world_size(), ranks);
+                let data = mesh.size(Axis::DpReplicate) * mesh.size(Axis::DpShard);
+                let batching = refit.config.batching(data).unwrap();
+                let kept = degrees.iter().product::<i64>() as usize;
+                prop_assert_eq!(batching.global, local * (full / kept).max(1));
+                prop_assert!(batching.local <= local);
+            }
+        }
+
+        #[test]
+        fn never_panics(degrees in prop::array::uniform5(any::<i64>()), ranks: usize, full: usize) {
+            let mut asked = Config::default();
+            [
+                asked.parallelism.pipeline_parallel_degree,
+                asked.parallelism.context_parallel_degree,
+                asked.parallelism.tensor_parallel_degree,
+                asked.parallelism.data_parallel_shard_degree,
+                asked.parallelism.data_parallel_replicate_degree,
+            ] = degrees;
+            let _ = asked.refit(ranks % 5000, full);
+        }
+    }
+}
