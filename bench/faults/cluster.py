@@ -1,5 +1,6 @@
 """Agents on loopback that train a tiny model, and what they say, with the time at which they said it."""
 
+import bisect
 import math
 import os
 import re
@@ -29,6 +30,8 @@ GLOBAL_BATCH = 8
 STOOD_STILL = 0.5
 WARMUP = 10  # the config's: no job is shorter
 ANY_BATCH = 12  # for worlds of one to four: all of them divide it
+COMPARED = 1000  # steps: of longer jobs the first so many are compared, since the reference takes as long
+TOLERANCE = 1.5e-5  # losses are told with five digits
 
 
 class TooSlow(Exception):
@@ -42,10 +45,12 @@ def free_port():
 
 
 def train(steps, *more, global_batch=GLOBAL_BATCH):
-    """A worker's command: every step is told, and copied into memory."""
+    """A worker's command: every step is told, and copied into memory. In double precision, in which the losses of worlds
+    of any size agree in every digit that is told."""
     config = str(ROOT / "configs" / "llama-tiny.toml")
     keys = {
         "training.steps": steps,
+        "training.dtype": "float64",
         "training.global_batch_size": global_batch,
         "metrics.log_freq": 1,
         "checkpoint.memory_interval": 1,
@@ -119,21 +124,26 @@ class Process:
 
     def wait_for(self, pattern, since=0.0, within=60.0):
         """The time and match of the first line after a time that has a pattern."""
-        deadline, seen = time.monotonic() + within, 0
+        deadline, seen = time.monotonic() + within, self.first_after(since)
         with self.news:
             while True:
                 for at, line in self.lines[seen:]:
-                    if at >= since and (found := re.search(pattern, line)):
+                    if found := re.search(pattern, line):
                         return at, found
                 seen = len(self.lines)
                 if not self.news.wait(deadline - time.monotonic()):
                     tail = "\n".join(line for _, line in self.lines[-15:])
                     raise TooSlow(f"no {pattern!r} within {within} s; the last lines were\n{tail}")
 
+    def first_after(self, since):
+        """The index of the first line from a time on: a long job has said much by then."""
+        with self.news:
+            return bisect.bisect_left(self.lines, (since,))
+
     def last_step(self):
         with self.news:
-            steps = [int(found[1]) for _, line in self.lines if (found := STEP.search(line))]
-        return steps[-1] if steps else 0
+            steps = (int(found[1]) for _, line in reversed(self.lines) if (found := STEP.search(line)))
+            return next(steps, 0)
 
     def losses(self):
         """Of every step, the losses it was told with."""
@@ -181,11 +191,13 @@ class Cluster:
 def first_of(agents, pattern, since=0.0, within=60.0):
     """The time and match of the first line after a time, whoever says it: rank 0 may move."""
     deadline = time.monotonic() + within
+    seen = [(agent, agent.first_after(since)) for agent in agents]
     while True:
-        told = [(at, found) for agent in agents for at, line in list(agent.lines)
-                if at >= since and (found := re.search(pattern, line))]  # fmt: skip
+        news = [(agent, agent.lines[number:]) for agent, number in seen]
+        told = [(at, found) for _, lines in news for at, line in lines if (found := re.search(pattern, line))]
         if told:
             return min(told, key=lambda one: one[0])
+        seen = [(agent, number + len(lines)) for (agent, number), (_, lines) in zip(seen, news)]
         if time.monotonic() > deadline:
             tails = "\n---\n".join("\n".join(line for _, line in agent.lines[-15:]) for agent in agents)
             raise TooSlow(f"no {pattern!r} within {within} s; the last lines were\n{tails}")
@@ -226,12 +238,24 @@ def reused_epochs(agents):
     return sorted(map(int, twice))
 
 
+def told_steps(agents):
+    """Every step with the time at which it was told, in order. Not those of a world that was over by then: an agent that
+    stood still passes on what its workers had said before."""
+    lines = sorted((at, number, line) for number, agent in enumerate(agents) for at, line in list(agent.lines))
+    newest, epochs, steps = 0, {}, []
+    for at, number, line in lines:
+        if found := FORMED.search(line):
+            epochs[number] = int(found[1])
+            newest = max(newest, epochs[number])
+        elif (found := STEP.search(line)) and epochs.get(number) == newest:
+            steps.append((at, int(found[1])))
+    return steps
+
+
 def kept(agents):
     """The steps that count, with the times at which they were told: those that no later world took again."""
-    told = sorted((at, int(found[1])) for agent in agents for at, line in list(agent.lines)
-                  if (found := STEP.search(line)))  # fmt: skip
     steps = []
-    for at, step in told:
+    for at, step in told_steps(agents):
         while steps and steps[-1][1] >= step:
             steps.pop()
         steps.append((at, step))
@@ -240,8 +264,7 @@ def kept(agents):
 
 def most_lost(agents):
     """The most steps that a new world had to take again."""
-    told = sorted((at, int(found[1])) for agent in agents for at, line in list(agent.lines)
-                  if (found := STEP.search(line)))  # fmt: skip
+    told = told_steps(agents)
     return max((before - step + 1 for (_, before), (_, step) in zip(told, told[1:])), default=0)
 
 
@@ -288,10 +311,11 @@ def when_gone(pids, within=30.0):
 
 
 def undisturbed(steps, global_batch=GLOBAL_BATCH):
-    """The losses of the same job that nobody disturbs."""
+    """The losses of the same job that nobody disturbs, as far as they are compared."""
     command = [compare.program("trainyard"), "run", "--standalone", "--nproc-per-node", "2", "--"]
-    halves = ["--training.local_batch_size", str(global_batch // 2)]
-    job = Process([*command, *train(max(steps, WARMUP), *halves, global_batch=global_batch)])
+    at_once = max(size for size in range(1, 9) if global_batch // 2 % size == 0)
+    halves = ["--training.local_batch_size", str(at_once)]
+    job = Process([*command, *train(min(max(steps, WARMUP), COMPARED), *halves, global_batch=global_batch)])
     job.process.wait()
     job.reader.join()
     return job.losses()

@@ -47,7 +47,8 @@ fn main() {
 
     let lib = libtorch.join("lib");
     println!("cargo:rustc-link-search=native={}", lib.display());
-    for name in ["torch", "torch_cpu", "c10"] {
+    // Not `torch`: it is empty but for its wish for the CUDA libraries, which take a third of a program's start.
+    for name in ["torch_cpu", "c10"] {
         println!("cargo:rustc-link-lib={name}");
     }
 }

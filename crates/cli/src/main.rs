@@ -3,6 +3,7 @@
 //! It starts in milliseconds and holds no libtorch. What it can do alone (start ranks, check a
 //! config, read a trace) it does; what needs tensors it hands to `trainyard-engine` beside it.
 
+mod audience;
 mod command;
 mod engine;
 mod failure;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     if let Some(code) = trainyard_elastic::worker::intercept() {
         return code;
     }
+    audience::may_leave();
     let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
     match Cli::parse_from(args).command.execute(&overrides) {
         Ok(code) => code,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use trainyard_trace::{Collective, CollectiveKind, Purpose, Span, SpanKind};
 
@@ -31,6 +31,21 @@ fn ask<'a>(model: &'a str, cluster: &'a str) -> Vec<&'a str> {
     let mut args = vec!["--model", model, "--cluster", cluster];
     args.extend(["--global-batch", "64", "--seq-len", "8192"]);
     args
+}
+
+#[test]
+fn it_ends_without_a_word_when_nobody_reads() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_trainyard"))
+        .arg("plan")
+        .args(ask(&config("llama3-8b.toml"), "16xH100"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141), "{}", said(&output));
+    assert!(!said(&output).contains("panicked"), "{}", said(&output));
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub struct Blame {
 impl Patience {
     /// How long a rank may be at what it is at: learned from its steps, if it steps and there were enough.
     pub fn allows(&self, pulse: &Pulse) -> Duration {
-        match (pulse.stage, step_limit(pulse)) {
+        match (pulse.stage, pulse.p99_ns.map(step_limit)) {
             (Stage::Stepping, Some(limit)) => limit,
             (Stage::Ended, _) => Duration::MAX,
             _ => self.otherwise,
@@ -50,8 +50,10 @@ impl Patience {
     /// was found for long.
     pub fn blame(&self, own: &[Sighting], all: &[Sighting]) -> Vec<Blame> {
         let allows = |seen: &Sighting| self.allows(&seen.pulse);
+        // A pulse does not wait for a step to end, so a single step is enough to know when it is late.
         let is_frozen = |seen: &Sighting| {
-            let limit = step_limit(&seen.pulse).unwrap_or(Duration::MAX);
+            let steps = seen.pulse.p99_ns.or(seen.pulse.longest_ns);
+            let limit = steps.map_or(LONGEST_SILENCE, step_limit);
             seen.silent >= limit.min(LONGEST_SILENCE)
         };
         let computes = |seen: &Sighting| !seen.pulse.waits() && seen.stalled >= allows(seen);
@@ -77,10 +79,10 @@ impl Patience {
     }
 }
 
-/// How long a step may take, if there were enough to tell.
-fn step_limit(pulse: &Pulse) -> Option<Duration> {
-    let p99 = Duration::from_nanos(pulse.p99_ns?);
-    Some(p99.mul_f64(TIMES).max(LEAST))
+/// How long a step may take where nearly all take so many nanoseconds.
+fn step_limit(nearly_all: u64) -> Duration {
+    let nearly_all = Duration::from_nanos(nearly_all);
+    nearly_all.mul_f64(TIMES).max(LEAST)
 }
 
 /// What there is to say of a rank; of one who is not to be seen at fault, what there is to say at all.
@@ -182,7 +184,9 @@ mod tests {
         assert_eq!(blamed(&[saving]), [0], "but it must run");
         let mut first = seen(0, None, 600 * SECOND);
         first.silent = 6 * SECOND;
-        assert_eq!(blamed(&[first]), NOBODY, "a first step");
+        assert_eq!(blamed(&[first.clone()]), NOBODY, "a first step");
+        first.pulse.longest_ns = Some(1_000_000_000);
+        assert_eq!(blamed(&[first]), [0], "a second one, by its silence alone");
         let mut ended = seen(0, None, Duration::MAX);
         (ended.pulse.stage, ended.silent) = (Stage::Ended, Duration::MAX);
         assert_eq!(blamed(&[ended]), NOBODY);

@@ -24,6 +24,8 @@ const SLOW_FOR: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Vigil {
     looked: Instant,
+    /// Watched between the last two looks.
+    passed: Duration,
     seen: BTreeMap<usize, Sighting>,
     /// Since when a rank is seen to be slow, and whether that was told.
     slow: BTreeMap<usize, (Duration, bool)>,
@@ -33,6 +35,7 @@ impl Vigil {
     pub(crate) fn new(now: Instant) -> Vigil {
         Vigil {
             looked: now,
+            passed: Duration::ZERO,
             seen: BTreeMap::new(),
             slow: BTreeMap::new(),
         }
@@ -52,7 +55,7 @@ impl Vigil {
     /// Takes note of what was read.
     fn see(&mut self, pulses: Vec<Pulse>, now: Instant) {
         let passed = now.duration_since(self.looked).min(LONGEST_LOOK);
-        self.looked = now;
+        (self.looked, self.passed) = (now, passed);
         let before = std::mem::take(&mut self.seen);
         let sighting = |pulse: Pulse| {
             let (mut stalled, mut silent) = (Duration::ZERO, Duration::ZERO);
@@ -87,7 +90,7 @@ impl Vigil {
         let mut news = Vec::new();
         for slow in found {
             let (mut lasted, mut told) = before.get(&slow.rank).copied().unwrap_or_default();
-            lasted += LOOK;
+            lasted += self.passed;
             if lasted >= SLOW_FOR && !told {
                 told = true;
                 news.push(slow);

@@ -140,9 +140,13 @@ impl Workers {
         let all: Vec<Sighting> = own.iter().chain(others).cloned().collect();
         for blame in self.patience.blame(&own, &all) {
             let local = blame.rank - self.first_rank;
-            if self.hung.insert(blame.rank, blame.why).is_none() {
-                self.crew.members()[local].signal(Signal::KILL);
+            if self.hung.contains_key(&blame.rank) {
+                continue;
             }
+            // Now: a report waits until the others have ended.
+            tracing::warn!("killing rank {}, which hangs: {}", blame.rank, blame.why);
+            self.crew.members()[local].signal(Signal::KILL);
+            self.hung.insert(blame.rank, blame.why);
         }
         for slow in self.vigil.newly_slow(&all) {
             tracing::warn!("{slow}");

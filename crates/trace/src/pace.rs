@@ -45,6 +45,13 @@ impl Pace {
         Some(*p99)
     }
 
+    /// The longest step, as long as there were only a few.
+    pub fn longest_of_few(&self) -> Option<Duration> {
+        let few = self.steps.iter().take(FEW);
+        let longest = few.map(|step| step.took).max();
+        longest.filter(|_| self.steps.len() < FEW)
+    }
+
     /// The part of the last steps in which this rank did not wait for others.
     pub fn work_share(&self) -> Option<f64> {
         if self.steps.len() < FEW {
@@ -73,7 +80,9 @@ mod tests {
 
     #[test]
     fn a_few_steps_teach_nothing() {
-        assert_eq!(of(&[9000, 20, 20, 20]).p99(), None);
+        let few = of(&[9000, 20, 20, 20]);
+        assert_eq!(few.p99(), None);
+        assert_eq!(few.longest_of_few(), Some(Duration::from_secs(9)));
         assert!(of(&[9000, 20, 20, 20, 20]).p99().is_some());
     }
 

@@ -134,6 +134,8 @@ pub struct Pulse {
     pub written_ns: u64,
     /// What 99 of a hundred steps stay below, when there were enough to tell.
     pub p99_ns: Option<u64>,
+    /// The longest of the steps, as long as there were not enough to tell more.
+    pub longest_ns: Option<u64>,
     /// The part of the last steps in which it did not wait for others.
     pub work_share: Option<f64>,
     /// The loss that was reported last.

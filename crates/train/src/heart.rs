@@ -115,6 +115,17 @@ impl State {
         (self.pulse.stage, self.pulse.step) = (stage, step);
         (self.pulse.since_ns, self.waited_ns) = (now_ns, waited_ns);
     }
+
+    /// The pulse with what the pace says.
+    fn told(&self) -> Pulse {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Pulse {
+            p99_ns: self.pace.p99().map(nanoseconds),
+            longest_ns: self.pace.longest_of_few().map(nanoseconds),
+            work_share: self.pace.work_share(),
+            ..self.pulse.clone()
+        }
+    }
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -146,13 +157,7 @@ impl Writer {
     }
 
     fn beat(&self) {
-        let (mut pulse, pace) = {
-            let state = lock(&self.state);
-            (state.pulse.clone(), state.pace.clone())
-        };
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        pulse.p99_ns = pace.p99().map(nanoseconds);
-        pulse.work_share = pace.work_share();
+        let mut pulse = lock(&self.state).told();
         pulse.entered = self.entered();
         pulse.passed = self.ledger.passed();
         // A full disk must not stop a job; the launcher then sees an old pulse.

@@ -1,5 +1,6 @@
 //! A state saved by some ranks and loaded by others.
 
+mod again;
 mod hugging_face;
 mod meshes;
 
@@ -15,6 +16,11 @@ const MESHES: &[Case] = &[Case {
 const EXPERTS: &[Case] = &[Case {
     name: "experts_of_any_mesh_are_loaded_by_any_other",
     run: meshes::experts,
+}];
+
+const AGAIN: &[Case] = &[Case {
+    name: "a_step_that_is_saved_again_is_whole",
+    run: again::is_whole,
 }];
 
 const HUGGING_FACE: &[Case] = &[Case {
@@ -33,6 +39,11 @@ fn main() -> ExitCode {
             name: "experts",
             sizes: &[8],
             cases: EXPERTS,
+        },
+        Suite {
+            name: "again",
+            sizes: &[2],
+            cases: AGAIN,
         },
         Suite {
             name: "hugging_face",

@@ -248,19 +248,17 @@ struct Timed {
 }
 
 fn average(group: &Group, times: &[f64]) -> Result<Vec<f64>> {
-    let all = Tensor::from_slice(times);
-    group
-        .all_reduce(&all, ReduceOp::Sum, Purpose::Control)?
-        .wait()?;
-    let sums = Vec::<f64>::try_from(&all)?;
+    let sums = over_ranks(group, times, ReduceOp::Sum)?;
     Ok(sums.iter().map(|sum| sum / group.size() as f64).collect())
 }
 
 fn slowest(group: &Group, times: &[f64]) -> Result<Vec<f64>> {
+    over_ranks(group, times, ReduceOp::Max)
+}
+
+fn over_ranks(group: &Group, times: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
     let all = Tensor::from_slice(times);
-    group
-        .all_reduce(&all, ReduceOp::Max, Purpose::Control)?
-        .wait()?;
+    group.all_reduce(&all, op, Purpose::Control)?.wait()?;
     Ok(Vec::<f64>::try_from(&all)?)
 }
 

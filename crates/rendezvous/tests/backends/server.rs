@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use trainyard_rendezvous::server::{Client, Limits, Server, serve};
-use trainyard_rendezvous::{Address, Backend, Decision, Epoch, Secret};
+use trainyard_rendezvous::{Address, Backend, Decision, Epoch, RendezvousError, Secret};
 
 use crate::agent::{Agent, join, policy};
 use crate::suite::{Venue, every_backend};
@@ -57,25 +58,77 @@ async fn a_server_does_what_every_backend_must() {
     every_backend(&servers).await;
 }
 
-async fn start_again(address: SocketAddr, secret: &Secret, record: &Path) -> Server {
-    loop {
-        match serve(address, "job", secret, record, Limits::default()).await {
-            Ok(server) => return server,
-            Err(error) if error.to_string().contains("in use") => tokio::task::yield_now().await,
-            Err(error) => panic!("{error}"),
+/// A server of the run `job` that can be ended, and started where it was.
+struct Served {
+    folder: TempDir,
+    secret: Secret,
+    server: Server,
+}
+
+impl Served {
+    async fn start() -> Served {
+        let folder = tempfile::tempdir().unwrap();
+        let secret = Secret::random().unwrap();
+        let server = Served::serve(LOOPBACK, &secret, folder.path())
+            .await
+            .unwrap();
+        Served {
+            folder,
+            secret,
+            server,
+        }
+    }
+
+    async fn serve(
+        at: SocketAddr,
+        secret: &Secret,
+        folder: &Path,
+    ) -> Result<Server, RendezvousError> {
+        serve(at, "job", secret, &folder.join("record"), Limits::default()).await
+    }
+
+    fn client(&self) -> Client {
+        self.client_at(address(&self.server))
+    }
+
+    fn client_at(&self, address: Address) -> Client {
+        Client::new(address, "job", &self.secret).unwrap()
+    }
+
+    /// Nobody serves until it is started again.
+    fn end(self) -> Ended {
+        Ended {
+            at: self.server.address(),
+            folder: self.folder,
+            secret: self.secret,
+        }
+    }
+}
+
+struct Ended {
+    at: SocketAddr,
+    folder: TempDir,
+    secret: Secret,
+}
+
+impl Ended {
+    async fn start_again(&self) -> Server {
+        loop {
+            match Served::serve(self.at, &self.secret, self.folder.path()).await {
+                Ok(server) => return server,
+                Err(error) if error.to_string().contains("in use") => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("{error}"),
+            }
         }
     }
 }
 
 #[tokio::test]
 async fn a_server_that_restarts_disturbs_nobody_and_reuses_no_epoch() {
-    let folder = tempfile::tempdir().unwrap();
-    let record = folder.path().join("record");
-    let secret = Secret::random().unwrap();
-    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
-        .await
-        .unwrap();
-    let client = Client::new(address(&server), "job", &secret).unwrap();
+    let served = Served::start().await;
+    let client = served.client();
     let policy = policy(1, 2);
     let a = Agent::start(&client, join("job", "a", &policy))
         .await
@@ -86,9 +139,8 @@ async fn a_server_that_restarts_disturbs_nobody_and_reuses_no_epoch() {
     let epoch = a.place_after(Epoch(0)).await.epoch;
     b.place_after(Epoch(0)).await;
 
-    let at = server.address();
-    drop(server);
-    let _server = start_again(at, &secret, &record).await;
+    let ended = served.end();
+    let _server = ended.start_again().await;
     // Two leases later everybody is where they were.
     tokio::time::sleep(2 * policy.lease).await;
     for agent in [&a, &b] {
@@ -100,28 +152,22 @@ async fn a_server_that_restarts_disturbs_nobody_and_reuses_no_epoch() {
 
 #[tokio::test]
 async fn split_brain_an_agent_that_reaches_nobody_stops_by_itself() {
-    let folder = tempfile::tempdir().unwrap();
-    let secret = Secret::random().unwrap();
-    let record = folder.path().join("record");
-    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
-        .await
-        .unwrap();
-    let client = Client::new(address(&server), "job", &secret).unwrap();
+    let served = Served::start().await;
+    let client = served.client();
     let policy = policy(1, 1);
     let agent = Agent::start(&client, join("job", "a", &policy))
         .await
         .unwrap();
     let epoch = agent.place_after(Epoch(0)).await.epoch;
     let began = std::time::Instant::now();
-    let at = server.address();
-    drop(server);
+    let ended = served.end();
     let lapsed = |decision: &Decision| *decision == Decision::Lapsed { epoch };
     agent.wait_for("its lease to lapse", lapsed).await;
     assert!(
         began.elapsed() < policy.lease,
         "before anybody else can have its place"
     );
-    let _server = start_again(at, &secret, &record).await;
+    let _server = ended.start_again().await;
     assert!(
         agent.place_after(epoch).await.epoch > epoch,
         "it never goes back to that epoch"
@@ -153,15 +199,9 @@ async fn tap(server: SocketAddr, cut: Arc<Notify>) -> Address {
 
 #[tokio::test]
 async fn a_line_that_died_without_a_word_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let secret = Secret::random().unwrap();
-    let record = folder.path().join("record");
-    let server = serve(LOOPBACK, "job", &secret, &record, Limits::default())
-        .await
-        .unwrap();
+    let served = Served::start().await;
     let cut = Arc::<Notify>::default();
-    let tap = tap(server.address(), Arc::clone(&cut)).await;
-    let client = Client::new(tap, "job", &secret).unwrap();
+    let client = served.client_at(tap(served.server.address(), Arc::clone(&cut)).await);
     let agent = Agent::start(&client, join("job", "a", &policy(1, 1)))
         .await
         .unwrap();

@@ -87,6 +87,7 @@ fn look(storage: Option<&dyn Store>, memory: Option<&Arc<dyn Store>>) -> Result<
     };
     let step_of = |folder: &String| folder.strip_prefix("step-")?.parse().ok();
     let Some(choice) = choose(stored.as_ref().and_then(step_of), step_in_memory) else {
+        tracing::info!("there is no state to resume from: training begins with step 1");
         return Ok(Told::Nothing);
     };
     if memory.is_some() {

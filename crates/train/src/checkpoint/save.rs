@@ -58,6 +58,8 @@ pub struct Saver {
     rank: usize,
     num_ranks: usize,
     num_saves: u64,
+    /// The step that was saved last.
+    last: Option<u64>,
     /// Memory for the copy, when no save is under way.
     staging: Vec<u8>,
     under_way: Option<JoinHandle<Outcome>>,
@@ -89,6 +91,7 @@ impl Saver {
             rank: world.rank(),
             num_ranks: world.size(),
             num_saves: 0,
+            last: None,
             staging: Vec::new(),
             under_way: None,
             first: None,
@@ -106,6 +109,9 @@ impl Saver {
     ) -> Result<Saved> {
         let began = Instant::now();
         self.finish();
+        if self.last.replace(state.step) == Some(state.step) {
+            self.wait_for_tidying()?;
+        }
         trainer.settle()?;
         let own = written(held(trainer, world)?, world.mesh(), world.rank())?;
         let mut staged = Staged::new(std::mem::take(&mut self.staging));
@@ -148,6 +154,26 @@ impl Saver {
             pause: began.elapsed(),
             staging_bytes,
         })
+    }
+
+    /// Waits until the first rank has tidied up after the last save. It would take files of another one of the
+    /// same step, which are in the same folder, for what an interrupted save has left.
+    fn wait_for_tidying(&self) -> Result<()> {
+        let Some(meeting) = &self.meeting else {
+            return Ok(());
+        };
+        let key = format!("tidied up before {}", self.num_saves);
+        if self.rank == 0 {
+            return Ok(meeting.set(&key, b"yes")?);
+        }
+        let began = Instant::now();
+        loop {
+            match meeting.get_within(&key, GLANCE) {
+                Ok(_) => return Ok(()),
+                Err(_) if began.elapsed() < PATIENCE => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Waits until the save under way is in the first of its places, or has failed there.
