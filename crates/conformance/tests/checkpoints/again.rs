@@ -33,7 +33,12 @@ pub fn is_whole(rank: &Rank) -> Outcome {
     };
     let mut saver = Saver::new(&world)?;
     for _ in 0..2 {
-        saver.save(&session.trainer, &world, state(rank), &[place.clone()])?;
+        saver.save(
+            &session.trainer,
+            &world,
+            state(rank),
+            std::slice::from_ref(&place),
+        )?;
     }
     saver.finish();
     rank.meet()?;
