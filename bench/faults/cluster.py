@@ -238,6 +238,20 @@ def reused_epochs(agents):
     return sorted(map(int, twice))
 
 
+def step_times(agents):
+    """Of every step that was told, by the time at which it was: how long it took; none for the first of a world."""
+    times = {}
+    for agent in agents:
+        before = None
+        for at, line in list(agent.lines):
+            if FORMED.search(line):
+                before = None
+            elif STEP.search(line):
+                times[at] = at - before if before else None
+                before = at
+    return times
+
+
 def told_steps(agents):
     """Every step with the time at which it was told, in order. Not those of a world that was over by then: an agent that
     stood still passes on what its workers had said before."""

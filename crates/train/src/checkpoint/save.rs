@@ -19,7 +19,7 @@ use trainyard_checkpoint::{
     CheckpointError, Elements, Part, Shard, Store, TrainState, commit, retain, step_folder,
     write_shard,
 };
-use trainyard_torch::{Store as Meeting, World, bytes};
+use trainyard_torch::{Store as Meeting, TorchError, World, bytes};
 use trainyard_trace::readable_bytes;
 
 use super::held::{held, written};
@@ -166,14 +166,8 @@ impl Saver {
         if self.rank == 0 {
             return Ok(meeting.set(&key, b"yes")?);
         }
-        let began = Instant::now();
-        loop {
-            match meeting.get_within(&key, GLANCE) {
-                Ok(_) => return Ok(()),
-                Err(_) if began.elapsed() < PATIENCE => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        told(meeting, &key, &self.is_over)?;
+        Ok(())
     }
 
     /// Waits until the save under way is in the first of its places, or has failed there.
@@ -206,6 +200,17 @@ impl Drop for Saver {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.finish();
+    }
+}
+
+/// What another rank tells under a key, however long it takes, unless the job is over meanwhile.
+fn told(meeting: &Meeting, key: &str, is_over: &AtomicBool) -> Result<Vec<u8>, TorchError> {
+    let began = Instant::now();
+    loop {
+        match meeting.get_within(key, GLANCE) {
+            Err(_) if began.elapsed() < PATIENCE && !is_over.load(Ordering::Relaxed) => {}
+            told => return told,
+        }
     }
 }
 
@@ -319,14 +324,8 @@ impl Task {
         let Some(meeting) = &self.meeting else {
             return Err(self.failed(rank, "there is no way to hear of it"));
         };
-        let began = Instant::now();
-        let text = loop {
-            match meeting.get_within(&self.key(rank), GLANCE) {
-                Ok(text) => break text,
-                Err(_) if began.elapsed() < PATIENCE && !self.is_over.load(Ordering::Relaxed) => {}
-                Err(error) => return Err(self.failed(rank, error)),
-            }
-        };
+        let text = told(meeting, &self.key(rank), &self.is_over);
+        let text = text.map_err(|e| self.failed(rank, e))?;
         // The store is in memory, and these are long.
         meeting
             .set(&self.key(rank), b"")
