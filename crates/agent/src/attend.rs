@@ -18,8 +18,6 @@ use crate::{AgentError, Store, Way};
 
 /// Workers of a broken world may hang in a collective, and everybody waits for the slowest.
 const BROKEN_GRACE: Duration = Duration::from_millis(500);
-/// The longest message that a rendezvous takes.
-const LONGEST_MESSAGE: usize = 2048;
 /// How long an agent that serves the run waits for the others to hear of its end, beyond a lease.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -311,13 +309,14 @@ impl Agent<'_> {
 
 /// A message as short as the rendezvous takes it: its first line, and as much of the end as fits.
 fn shortened(message: &str) -> String {
-    if message.len() <= LONGEST_MESSAGE {
+    const LONGEST: usize = Report::LONGEST_MESSAGE;
+    if message.len() <= LONGEST {
         return message.to_owned();
     }
     const GAP: &str = "\n    ...";
     let (first, rest) = message.split_once('\n').unwrap_or((message, ""));
-    let first: String = first.chars().take(LONGEST_MESSAGE / 8).collect();
-    let room = LONGEST_MESSAGE.saturating_sub(first.len() + GAP.len());
+    let first: String = first.chars().take(LONGEST / 8).collect();
+    let room = LONGEST.saturating_sub(first.len() + GAP.len());
     let mut start = rest.len().saturating_sub(room);
     while !rest.is_char_boundary(start) {
         start += 1;
@@ -342,10 +341,10 @@ mod tests {
             .collect();
         let message = format!("rank 3 exited with code 1\n{}", lines.join("\n"));
         let short = shortened(&message);
-        assert!(short.len() <= LONGEST_MESSAGE);
+        assert!(short.len() <= Report::LONGEST_MESSAGE);
         assert!(short.starts_with("rank 3 exited with code 1\n"));
         assert!(short.ends_with("line é 399"));
         assert_eq!(shortened("short"), "short");
-        assert!(shortened(&"é".repeat(5000)).len() <= LONGEST_MESSAGE);
+        assert!(shortened(&"é".repeat(5000)).len() <= Report::LONGEST_MESSAGE);
     }
 }

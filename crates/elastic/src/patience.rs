@@ -9,6 +9,9 @@ use trainyard_trace::{Hang, Pulse, Sighting, Stage, diagnose};
 const LEAST: Duration = Duration::from_secs(4);
 const TIMES: f64 = 2.8;
 
+/// A process that does not run at all is called sooner: by then a new start would have cost less than waiting.
+const LEAST_SILENCE: Duration = Duration::from_secs(3);
+
 /// A process that writes no pulse for so long does not run, whatever it is at.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 
@@ -35,7 +38,7 @@ pub struct Blame {
 impl Patience {
     /// How long a rank may be at what it is at: learned from its steps, if it steps and there were enough.
     pub fn allows(&self, pulse: &Pulse) -> Duration {
-        match (pulse.stage, pulse.p99_ns.map(step_limit)) {
+        match (pulse.stage, pulse.p99_ns.map(|p99| limit(p99, LEAST))) {
             (Stage::Stepping, Some(limit)) => limit,
             (Stage::Ended, _) => Duration::MAX,
             _ => self.otherwise,
@@ -53,7 +56,7 @@ impl Patience {
         // A pulse does not wait for a step to end, so a single step is enough to know when it is late.
         let is_frozen = |seen: &Sighting| {
             let steps = seen.pulse.p99_ns.or(seen.pulse.longest_ns);
-            let limit = steps.map_or(LONGEST_SILENCE, step_limit);
+            let limit = steps.map_or(LONGEST_SILENCE, |steps| limit(steps, LEAST_SILENCE));
             seen.silent >= limit.min(LONGEST_SILENCE)
         };
         let computes = |seen: &Sighting| !seen.pulse.waits() && seen.stalled >= allows(seen);
@@ -79,10 +82,10 @@ impl Patience {
     }
 }
 
-/// How long a step may take where nearly all take so many nanoseconds.
-fn step_limit(nearly_all: u64) -> Duration {
+/// How long a step may take where nearly all take so many nanoseconds, and at least so long.
+fn limit(nearly_all: u64, least: Duration) -> Duration {
     let nearly_all = Duration::from_nanos(nearly_all);
-    nearly_all.mul_f64(TIMES).max(LEAST)
+    nearly_all.mul_f64(TIMES).max(least)
 }
 
 /// What there is to say of a rank; of one who is not to be seen at fault, what there is to say at all.
@@ -173,6 +176,16 @@ mod tests {
         stopped.silent = 6 * SECOND;
         let others = [stopped, seen(1, step, 6 * SECOND)];
         assert_eq!(blamed(&others), [0]);
+    }
+
+    #[test]
+    fn a_stopped_process_is_found_before_a_slow_step() {
+        let mut one = seen(0, Some(SECOND / 10), 7 * SECOND / 2);
+        assert_eq!(blamed(&[one.clone()]), NOBODY, "it computes");
+        one.silent = 7 * SECOND / 2;
+        assert_eq!(blamed(&[one.clone()]), [0]);
+        one.pulse.p99_ns = Some(2_000_000_000);
+        assert_eq!(blamed(&[one]), NOBODY, "two steps may take as long");
     }
 
     #[test]

@@ -3,89 +3,14 @@
 //! Nothing here waits, sends or looks at a clock. `now` is the time since some fixed moment on the clock of
 //! whoever decides, and only that clock; it never goes back.
 
+mod settle;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::advert::check_name;
-use crate::world::form;
-use crate::{Advert, Cause, Close, Decision, Epoch, Phase, Policy, Record, Refusal};
+use crate::{Advert, Cause, Decision, Epoch, Event, Join, Phase, Reason, Record, Refusal, Report};
 
 const MOST_AGENTS: usize = 16_384;
-/// So that nobody can make epochs run out.
-const LAST_EPOCH: Epoch = Epoch(1 << 48);
-const LONGEST_MESSAGE: usize = 2048;
-
-/// Something that happened.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// An agent joins, or says again that it is there after its connection broke.
-    Join(Box<Join>),
-    /// An agent is there.
-    Heartbeat {
-        /// Its node.
-        node: String,
-        /// Its instance.
-        instance: u64,
-    },
-    /// An agent says how its workers of an epoch are.
-    Report {
-        /// Its node.
-        node: String,
-        /// Its instance.
-        instance: u64,
-        /// Of which world it speaks.
-        epoch: Epoch,
-        /// What it says.
-        report: Report,
-    },
-    /// An agent goes.
-    Leave {
-        /// Its node.
-        node: String,
-        /// Its instance.
-        instance: u64,
-    },
-    /// An agent's lease is over, says whoever keeps the leases.
-    Lost {
-        /// Its node.
-        node: String,
-    },
-    /// Nothing but time passed.
-    Tick,
-}
-
-/// What an agent joins with.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Join {
-    /// The run it wants to be part of.
-    pub run: String,
-    /// What it asks of its worlds.
-    pub policy: Policy,
-    /// Who it is.
-    pub advert: Advert,
-    /// The newest epoch it knows of, so that even a decider that forgot everything reuses none.
-    pub seen: Epoch,
-    /// What it last said of its workers; it is said again, in case nobody heard it.
-    pub said: Option<(Epoch, Report)>,
-}
-
-/// What an agent says of its workers.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Report {
-    /// They have ended well, all of them.
-    Succeeded,
-    /// One failed.
-    Failed {
-        /// Which and how, for people.
-        message: String,
-    },
-    /// None is left: it was told to wait, or lost its lease.
-    Stopped,
-}
 
 /// Something to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -96,32 +21,6 @@ pub enum Action {
     Accept,
     /// Tell it that it was not listened to.
     Refuse(Refusal),
-}
-
-/// Why things are as they are after a step.
-#[derive(Clone, Debug, Eq, PartialEq)]
-#[allow(missing_docs)] // the fields are what the words say
-pub enum Reason {
-    /// Too few nodes.
-    TooFew { have: usize, need: u32 },
-    /// Enough nodes; others may still come.
-    LastCall {
-        have: usize,
-        most: u32,
-        ends: Duration,
-    },
-    /// Some members of the broken world have not stopped their workers yet.
-    Stopping { left: usize },
-    /// The world works.
-    Running { epoch: Epoch, parked: usize },
-    /// A world was formed.
-    Formed { epoch: Epoch, nodes: usize },
-    /// The world was broken.
-    Broke { epoch: Epoch, cause: Cause },
-    /// The run is over.
-    Closed(Close),
-    /// The event was refused.
-    Refused(Refusal),
 }
 
 /// Who says when a lease is over.
@@ -500,144 +399,14 @@ impl State {
         self.done.clear();
     }
 
-    /// Forms or closes the world if it is time.
-    fn settle(&mut self, now: Duration) -> Reason {
-        let Some(policy) = self.record.policy.clone() else {
-            return Reason::TooFew { have: 0, need: 1 };
-        };
-        match self.record.phase.clone() {
-            Phase::Closed(how) => Reason::Closed(how),
-            Phase::Running => self.settle_running(&policy, now),
-            Phase::Gathering(cause) => self.settle_gathering(&policy, cause, now),
-        }
-    }
-
-    fn settle_running(&mut self, policy: &Policy, now: Duration) -> Reason {
-        let epoch = self.record.epoch;
-        if self
-            .record
-            .world
-            .iter()
-            .all(|member| self.done.contains(&member.node))
-        {
-            return self.close(Close::Succeeded, now);
-        }
-        let parked = self.agents.len() - self.present();
-        let room = self.record.world.len() < policy.max_nodes as usize;
-        // A world of which a part has finished is about to end: nobody is let in.
-        if parked == 0 || !room || !self.done.is_empty() {
-            self.last_call = None;
-            return Reason::Running { epoch, parked };
-        }
-        let ends = *self
-            .last_call
-            .get_or_insert(now.saturating_add(policy.last_call));
-        if now < ends {
-            return Reason::Running { epoch, parked };
-        }
-        self.break_up(Cause::Grows, now);
-        Reason::Broke {
-            epoch,
-            cause: Cause::Grows,
-        }
-    }
-
-    fn settle_gathering(&mut self, policy: &Policy, cause: Cause, now: Duration) -> Reason {
-        let (have, stopping) = self.readiness();
-        if now >= self.since.saturating_add(policy.join_timeout) {
-            let (have, need) = (have as u32, policy.min_nodes);
-            return self.close(Close::TimedOut { have, need }, now);
-        }
-        if have + stopping < policy.min_nodes as usize {
-            self.last_call = None;
-            let need = policy.min_nodes;
-            return Reason::TooFew { have, need };
-        }
-        let window = match cause {
-            Cause::Start => policy.last_call,
-            _ => policy.regather,
-        };
-        let ends = *self.last_call.get_or_insert(now.saturating_add(window));
-        if stopping > 0 {
-            return Reason::Stopping { left: stopping };
-        }
-        if have < policy.min_nodes as usize {
-            let need = policy.min_nodes;
-            return Reason::TooFew { have, need };
-        }
-        // Where nobody is missing there is nobody to wait for.
-        let whole = match cause {
-            Cause::Start => false,
-            Cause::Grows => true,
-            _ => self.present() == self.record.world.len(),
-        };
-        if have < policy.max_nodes as usize && !whole && now < ends {
-            return Reason::LastCall {
-                have,
-                most: policy.max_nodes,
-                ends,
-            };
-        }
-        match cause {
-            // A failure beside which a node was lost is taken for that node's.
-            Cause::Failed { node, message } if self.present() == self.record.world.len() => {
-                if self.record.restarts >= policy.max_restarts {
-                    let restarts = self.record.restarts;
-                    return self.close(
-                        Close::Failed {
-                            node,
-                            message,
-                            restarts,
-                        },
-                        now,
-                    );
-                }
-                self.record.restarts += 1;
-            }
-            _ => {}
-        }
-        self.form(policy, now)
-    }
-
-    fn form(&mut self, policy: &Policy, now: Duration) -> Reason {
-        let mut ready: Vec<&Agent> = self
-            .agents
-            .values()
-            .filter(|agent| agent.is_ready(self.record.epoch))
-            .collect();
-        ready.sort_by_key(|agent| agent.arrived);
-        let candidates: Vec<&Advert> = ready.iter().map(|agent| &agent.advert).collect();
-        let world = form(
-            &self.record.world,
-            self.record.holder,
-            &candidates,
-            policy.max_nodes as usize,
-        );
-        let epoch = self.record.epoch.max(self.floor).next();
-        self.record.epoch = epoch;
-        self.record.world = world.members;
-        self.record.holder = world.holder;
-        for agent in self.agents.values_mut() {
-            agent.is_member = false;
-        }
-        for member in &self.record.world {
-            if let Some(agent) = self.agents.get_mut(&member.node) {
-                agent.is_member = true;
-            }
-        }
-        self.enter(Phase::Running, now);
-        let nodes = self.record.world.len();
-        Reason::Formed { epoch, nodes }
-    }
-
-    fn close(&mut self, how: Close, now: Duration) -> Reason {
-        self.enter(Phase::Closed(how.clone()), now);
-        Reason::Closed(how)
-    }
-
     /// How many members of the newest world are there.
     fn present(&self) -> usize {
         self.agents.values().filter(|agent| agent.is_member).count()
+    }
+
+    /// Whether all of them are.
+    fn is_whole(&self) -> bool {
+        self.present() == self.record.world.len()
     }
 
     /// How many could be in the next world now, and how many have yet to stop their workers.
@@ -655,109 +424,5 @@ impl Agent {
     /// An agent is ready when it has no workers: it said so, or was not in the last world.
     fn is_ready(&self, last: Epoch) -> bool {
         !self.is_member || self.stopped == Some(last)
-    }
-}
-
-impl Join {
-    /// Whether an agent may be part of the run of this record, as far as that does not depend on the others.
-    pub fn check(&self, record: &Record) -> Result<(), Refusal> {
-        let Join {
-            run,
-            policy,
-            advert,
-            ..
-        } = self;
-        check_name("run", run)?;
-        if *run != record.run {
-            return Err(Refusal::OtherRun {
-                expected: record.run.clone(),
-                given: run.clone(),
-            });
-        }
-        policy.check()?;
-        advert.check()?;
-        if let Some((_, report)) = &self.said {
-            report.check()?;
-        }
-        if self.seen > LAST_EPOCH {
-            return Err(Refusal::malformed(format!(
-                "{} is out of reason",
-                self.seen
-            )));
-        }
-        if let Some(first) = record.policy.as_ref().filter(|first| *first != policy) {
-            return Err(Refusal::OtherPolicy {
-                node: advert.node.clone(),
-                differs: difference(first, policy),
-            });
-        }
-        if let Some(lacking) = policy.requires.difference(&advert.capabilities).next() {
-            return Err(Refusal::Lacks {
-                node: advert.node.clone(),
-                capability: lacking.clone(),
-            });
-        }
-        match advert.node_rank {
-            Some(rank) if rank >= policy.max_nodes => Err(Refusal::RankTooHigh {
-                rank,
-                max_nodes: policy.max_nodes,
-            }),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Report {
-    fn check(&self) -> Result<(), Refusal> {
-        match self {
-            Report::Failed { message } if message.len() > LONGEST_MESSAGE => {
-                Err(Refusal::malformed(format!(
-                    "a message of {} bytes, and {LONGEST_MESSAGE} are the most",
-                    message.len()
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The first difference between two policies, for people.
-fn difference(first: &Policy, other: &Policy) -> String {
-    if (first.min_nodes, first.max_nodes) != (other.min_nodes, other.max_nodes) {
-        return format!(
-            "nnodes {}:{}, not {}:{}",
-            other.min_nodes, other.max_nodes, first.min_nodes, first.max_nodes
-        );
-    }
-    if first.max_restarts != other.max_restarts {
-        return format!(
-            "max restarts {}, not {}",
-            other.max_restarts, first.max_restarts
-        );
-    }
-    if first.requires != other.requires {
-        return "other capabilities are required".into();
-    }
-    "another wait".into()
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::TooFew { have, need } => write!(f, "{have} of at least {need} nodes are there"),
-            Reason::LastCall { have, most, .. } => {
-                write!(f, "{have} nodes are there; last call for up to {most}")
-            }
-            Reason::Stopping { left } => {
-                write!(f, "{left} nodes still have workers of the last world")
-            }
-            Reason::Running { epoch, parked } => {
-                write!(f, "{epoch} runs; {parked} nodes are parked")
-            }
-            Reason::Formed { epoch, nodes } => write!(f, "{epoch} formed of {nodes} nodes"),
-            Reason::Broke { epoch, cause } => write!(f, "{epoch} broken: {cause}"),
-            Reason::Closed(how) => write!(f, "the run is over: {how}"),
-            Reason::Refused(refusal) => write!(f, "refused: {refusal}"),
-        }
     }
 }

@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use trainyard_mesh::{AxisSet, Mesh};
 use trainyard_torch::World;
-use trainyard_trace::{Entered, Ledger, PULSE_FOLDER, Pace, Pulse, Stage, is_over};
-
-use crate::leave::Asked;
+use trainyard_trace::{Entered, Ledger, PULSE_FOLDER, Pace, Pulse, Stage};
 
 /// How often a pulse is written.
 const EVERY: Duration = Duration::from_millis(100);
@@ -38,9 +36,9 @@ struct State {
 
 impl Heart {
     /// Beats into the folder that the launcher names.
-    pub fn from_env(world: &World, num_steps: u64, asked: Asked) -> Heart {
+    pub fn from_env(world: &World, num_steps: u64) -> Heart {
         let folder = std::env::var_os(PULSE_FOLDER).map(PathBuf::from);
-        Heart(folder.and_then(|folder| Beating::start(folder, world, num_steps, asked)))
+        Heart(folder.and_then(|folder| Beating::start(folder, world, num_steps)))
     }
 
     /// The loop is at something else now.
@@ -64,7 +62,7 @@ impl Heart {
 
 impl Beating {
     /// None where no thread can be had: a job does not end for that.
-    fn start(folder: PathBuf, world: &World, num_steps: u64, asked: Asked) -> Option<Beating> {
+    fn start(folder: PathBuf, world: &World, num_steps: u64) -> Option<Beating> {
         let ledger = world.ledger().clone();
         let pulse = Pulse {
             rank: world.rank(),
@@ -82,7 +80,6 @@ impl Beating {
             mesh: world.mesh().clone(),
             ledger: ledger.clone(),
             state: Arc::clone(&state),
-            asked,
         };
         let (stop, stopped) = channel();
         let thread = thread::Builder::new().name("heart".to_owned());
@@ -138,7 +135,6 @@ struct Writer {
     mesh: Mesh,
     ledger: Ledger,
     state: Arc<Mutex<State>>,
-    asked: Asked,
 }
 
 impl Writer {
@@ -146,10 +142,6 @@ impl Writer {
     fn until(self, stopped: &Receiver<()>) {
         loop {
             self.beat();
-            // In a broken world the loop may hang, and there is nothing to finish.
-            if self.asked.is_set() && is_over(&self.folder) {
-                self.asked.give_in();
-            }
             if stopped.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
                 return self.beat();
             }

@@ -30,7 +30,7 @@ pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
     let limit = config.training.memory_limit_bytes;
     memory::limit((limit > 0).then_some(limit));
     let (asked, steps) = (Asked::default(), config.training.steps);
-    let heart = Heart::from_env(world, steps, asked.clone());
+    let heart = Heart::from_env(world, steps);
     // Before the first step there is nothing to save, and SIGTERM does what it always does; unless the state
     // comes from memory that leaves with this rank's machine.
     let is_copied = config.checkpoint.memory_interval > 0;

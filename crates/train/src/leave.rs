@@ -1,17 +1,22 @@
 //! Leaving in time: a rank that is told to end finishes its step, and all ranks save together.
 //!
 //! SIGTERM only raises a flag. About twice a second the ranks compare their flags, after the same step on
-//! all of them, so no rank goes on while another leaves, and the steps in between cost nothing.
+//! all of them, so no rank goes on while another leaves, and the steps in between cost nothing. Of a broken
+//! world, in which nobody can agree on anything, a rank is gone as soon as it is told.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use tch::Tensor;
 use trainyard_torch::{Group, ReduceOp, World};
-use trainyard_trace::{PULSE_FOLDER, Purpose};
+use trainyard_trace::{PULSE_FOLDER, Purpose, is_over};
 
 use crate::error::{Result, TrainError};
 
@@ -32,21 +37,28 @@ impl Asked {
     /// launcher says when theirs is.
     pub fn listen(&self) -> io::Result<()> {
         let is_alone = std::env::var("WORLD_SIZE").map_or(true, |size| size == "1");
-        let is_watched = std::env::var_os(PULSE_FOLDER).is_some();
-        if is_alone || is_watched {
-            signal_hook::flag::register(SIGTERM, Arc::clone(&self.0))?;
+        let board = std::env::var_os(PULSE_FOLDER).map(PathBuf::from);
+        if !is_alone && board.is_none() {
+            return Ok(());
         }
+        let mut signals = Signals::new([SIGTERM])?;
+        let asked = Arc::clone(&self.0);
+        let thread = thread::Builder::new().name("told to end".to_owned());
+        thread.spawn(move || {
+            for _ in signals.forever() {
+                asked.store(true, Ordering::Relaxed);
+                // The loop may hang, and there is nothing to finish.
+                if board.as_deref().is_some_and(is_over) {
+                    let _ = emulate_default_handler(SIGTERM);
+                }
+            }
+        })?;
         Ok(())
     }
 
     /// Whether it was.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// Ends the process as if nobody had listened.
-    pub fn give_in(&self) {
-        let _ = signal_hook::low_level::emulate_default_handler(SIGTERM);
     }
 }
 
@@ -98,7 +110,7 @@ impl Leave {
                 let waited = TOLD_WITHIN;
                 return Err(TrainError::LeftBehind { waited });
             }
-            std::thread::sleep(GLANCE);
+            thread::sleep(GLANCE);
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ fn main() -> ExitCode {
         },
         Suite {
             name: "over_time",
-            sizes: &[2, 4],
+            sizes: &[4],
             cases: OVER_TIME,
         },
         Suite {

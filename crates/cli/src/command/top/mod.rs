@@ -1,5 +1,6 @@
 //! `trainyard top`: how the jobs of this machine are.
 
+mod live;
 mod screen;
 mod view;
 
@@ -16,13 +17,10 @@ use crate::failure::Failure;
 /// Columns where there is no terminal that has some.
 const WIDTH: u16 = 110;
 
-/// The terminal's word for an empty screen.
-const CLEAR: &str = "\x1b[H\x1b[2J";
-
 /// Show how the jobs of this machine are: every rank's step, loss, speed and memory, and the last faults
 ///
 /// Jobs are those that `trainyard run` started here as the same user. Of a job on several machines the
-/// ranks of all of them are shown. Leave with Ctrl-C.
+/// ranks of all of them are shown. `q` leaves; arrows and pages scroll.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard top\n  \
@@ -54,8 +52,8 @@ impl Top {
             .map_err(|error| Failure::usage(format!("--interval {}: {error}", self.interval)))?;
         let shown = match (self.json, self.once) {
             (true, _) => self.print_json(),
-            (false, true) => self.print(""),
-            (false, false) => self.show(interval),
+            (_, true) => self.print(),
+            _ => live::show(interval, move || self.look()),
         };
         match shown {
             // Whoever reads may have read enough.
@@ -73,17 +71,9 @@ impl Top {
         writeln!(io::stdout(), "{text}")
     }
 
-    fn print(&self, before: &str) -> io::Result<()> {
+    fn print(&self) -> io::Result<()> {
         let width = tcgetwinsize(io::stdout()).map_or(WIDTH, |size| size.ws_col);
-        let text = screen::text(&self.look(), width.max(WIDTH / 2));
-        write!(io::stdout(), "{before}{text}")?;
-        io::stdout().flush()
-    }
-
-    fn show(&self, interval: Duration) -> io::Result<()> {
-        loop {
-            self.print(CLEAR)?;
-            std::thread::sleep(interval);
-        }
+        let painted = screen::paint(&self.look(), width.max(WIDTH / 2));
+        write!(io::stdout(), "{}", screen::text(&painted))
     }
 }

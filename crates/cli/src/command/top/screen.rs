@@ -1,11 +1,11 @@
-//! How it looks.
+//! How it looks: all jobs one below the other on a sheet as long as it takes, of which a terminal shows a part.
 
 use ratatui::Frame;
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 use trainyard_trace::{Stage, readable_bytes};
 
 use super::view::{JobView, RankView};
@@ -26,34 +26,47 @@ const COLUMNS: [(&str, Constraint); 9] = [
     ("AT", Constraint::Min(10)),
 ];
 
-/// All jobs, one below the other.
-fn draw(jobs: &[JobView], frame: &mut Frame<'_>) {
-    let area = frame.area();
+const NOTHING: &str = "no job of this user runs here: start one with `trainyard run`";
+const KEYS: &str = "q leaves, arrows and pages scroll";
+
+/// The sheet.
+pub fn paint(jobs: &[JobView], width: u16) -> Buffer {
+    let height = jobs.iter().map(height).fold(0, u16::saturating_add).max(1);
+    let area = Rect::new(0, 0, width, height);
+    let mut sheet = Buffer::empty(area);
     if jobs.is_empty() {
-        frame.render_widget(Paragraph::new(NOTHING), area);
-        return;
+        Paragraph::new(NOTHING).render(area, &mut sheet);
     }
-    let heights = jobs.iter().map(|job| Constraint::Length(height(job)));
-    for (job, area) in jobs
-        .iter()
-        .zip(Layout::vertical(heights).split(area).iter())
-    {
-        draw_job(job, frame, *area);
+    let heights = jobs.iter().map(|job| Constraint::Length(self::height(job)));
+    let areas = Layout::vertical(heights).split(area);
+    for (job, area) in jobs.iter().zip(areas.iter()) {
+        paint_job(job, *area, &mut sheet);
     }
+    sheet
 }
 
-const NOTHING: &str = "no job of this user runs here: start one with `trainyard run`";
-
-/// The jobs as text.
-pub fn text(jobs: &[JobView], width: u16) -> String {
-    let height = jobs.iter().map(height).fold(0, u16::saturating_add).max(1);
-    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
-    let Ok(_) = terminal.draw(|frame| draw(jobs, frame));
-    let buffer = terminal.backend().buffer();
-    let line = |y: u16| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
+/// A sheet as text.
+pub fn text(sheet: &Buffer) -> String {
+    let (width, height) = (sheet.area.width, sheet.area.height);
+    let line = |y: u16| -> String { (0..width).map(|x| sheet[(x, y)].symbol()).collect() };
     (0..height)
         .map(|y| format!("{}\n", line(y).trim_end()))
         .collect()
+}
+
+/// Shows the sheet from a line on, or from the last that leaves no empty screen below: it returns which.
+pub fn draw(jobs: &[JobView], first_line: u16, frame: &mut Frame<'_>) -> u16 {
+    let [shown, below] =
+        Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
+    let sheet = paint(jobs, shown.width);
+    let first_line = first_line.min(sheet.area.height.saturating_sub(shown.height));
+    for y in 0..shown.height.min(sheet.area.height - first_line) {
+        for x in 0..shown.width {
+            frame.buffer_mut()[(x, y)] = sheet[(x, first_line + y)].clone();
+        }
+    }
+    frame.render_widget(Line::from(KEYS).dim(), below);
+    first_line
 }
 
 /// A title, a header, the ranks, the faults, and an empty line.
@@ -62,7 +75,7 @@ fn height(job: &JobView) -> u16 {
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
-fn draw_job(job: &JobView, frame: &mut Frame<'_>, area: Rect) {
+fn paint_job(job: &JobView, area: Rect, sheet: &mut Buffer) {
     let faults = faults(job);
     let num_faults = u16::try_from(faults.len()).unwrap_or(u16::MAX);
     let [title, table, below, _] = Layout::vertical([
@@ -72,14 +85,14 @@ fn draw_job(job: &JobView, frame: &mut Frame<'_>, area: Rect) {
         Constraint::Length(1),
     ])
     .areas(area);
-    frame.render_widget(Line::from(headline(job)), title);
+    Line::from(headline(job)).bold().render(title, sheet);
     let names = COLUMNS.map(|(name, _)| Cell::from(name));
-    let header = Row::new(names);
-    let rows = job.ranks.iter().map(row);
     let widths = COLUMNS.map(|(_, width)| width);
-    frame.render_widget(Table::new(rows, widths).header(header), table);
+    let ranks = Table::new(job.ranks.iter().map(row), widths);
+    let header = Row::new(names).style(Style::new().dim());
+    Widget::render(ranks.header(header), table, sheet);
     let faults: Vec<Line> = faults.into_iter().map(Line::from).collect();
-    frame.render_widget(Paragraph::new(faults), below);
+    Paragraph::new(faults).red().render(below, sheet);
 }
 
 fn headline(job: &JobView) -> String {
@@ -112,29 +125,28 @@ fn headline(job: &JobView) -> String {
 
 fn row(rank: &RankView) -> Row<'static> {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let cells = [
-        rank.rank.to_string(),
-        rank.node.to_string(),
-        state(rank.stage).to_owned(),
-        format!("{}/{}", rank.step, rank.num_steps),
-        or_none(rank.loss.map(|loss| format!("{loss:.5}"))),
-        or_none(rank.tokens_per_second.map(|speed| format!("{speed:.0}"))),
-        or_none(rank.memory_bytes.map(readable_bytes)),
-        or_none(
-            rank.work_share
-                .map(|share| format!("{:.0} %", 100.0 * share)),
-        ),
-        rank.whereabouts.clone(),
-    ];
-    Row::new(cells)
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    Row::new([
+        Cell::from(rank.rank.to_string()),
+        Cell::from(rank.node.to_string()),
+        state(rank.stage),
+        Cell::from(format!("{}/{}", rank.step, rank.num_steps)),
+        Cell::from(or_none(rank.loss.map(|loss| format!("{loss:.5}")))),
+        Cell::from(or_none(
+            rank.tokens_per_second.map(|speed| format!("{speed:.0}")),
+        )),
+        Cell::from(or_none(rank.memory_bytes.map(readable_bytes))),
+        Cell::from(or_none(rank.work_share.map(percent))),
+        Cell::from(rank.whereabouts.clone()),
+    ])
 }
 
-fn state(stage: Stage) -> &'static str {
+fn state(stage: Stage) -> Cell<'static> {
     match stage {
-        Stage::Starting => "starts",
-        Stage::Stepping => "trains",
-        Stage::Between => "pauses",
-        Stage::Ended => "is done",
+        Stage::Starting => Cell::from("starts").yellow(),
+        Stage::Stepping => Cell::from("trains").green(),
+        Stage::Between => Cell::from("pauses").cyan(),
+        Stage::Ended => Cell::from("is done").dim(),
     }
 }
 
@@ -149,6 +161,9 @@ fn faults(job: &JobView) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
     use super::*;
 
     fn rank(rank: usize, whereabouts: &str) -> RankView {
@@ -189,11 +204,38 @@ rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
   it was in step 90
 
 ";
-        assert_eq!(text(&[job], 108), expected);
+        assert_eq!(text(&paint(&[job], 108)), expected);
+    }
+
+    #[test]
+    fn more_ranks_than_lines_are_scrolled_to_and_not_beyond() {
+        let job = JobView {
+            run_id: "llama7".into(),
+            num_nodes: 1,
+            world_size: 20,
+            restarts: 0,
+            max_restarts: 0,
+            ranks: (0..20).map(|number| rank(number, "")).collect(),
+            faults: Vec::new(),
+        };
+        let jobs = [job];
+        let mut terminal = Terminal::new(TestBackend::new(80, 6)).unwrap();
+        let mut first_line = 3;
+        terminal
+            .draw(|frame| first_line = draw(&jobs, first_line, frame))
+            .unwrap();
+        assert_eq!(first_line, 3);
+        let shown = text(terminal.backend().buffer());
+        assert!(shown.starts_with("1     1    trains"), "{shown}");
+        assert!(shown.ends_with(&format!("{KEYS}\n")), "{shown}");
+        terminal
+            .draw(|frame| first_line = draw(&jobs, 1000, frame))
+            .unwrap();
+        assert_eq!(first_line, 23 - 5);
     }
 
     #[test]
     fn without_a_job_there_is_a_hint() {
-        assert_eq!(text(&[], 80), format!("{NOTHING}\n"));
+        assert_eq!(text(&paint(&[], 80)), format!("{NOTHING}\n"));
     }
 }
