@@ -128,7 +128,7 @@ fn main() -> ExitCode {
         },
         Suite {
             name: "over_time",
-            sizes: &[4],
+            sizes: &[2, 4],
             cases: OVER_TIME,
         },
         Suite {

@@ -41,20 +41,23 @@ where
     shown
 }
 
+/// Drawn is what is new: a look, or what a key asks for, or a terminal of another size.
 fn until_left(terminal: &mut DefaultTerminal, looks: &Receiver<Vec<JobView>>) -> io::Result<()> {
-    let (mut seen, mut first_line) = (None, 0u16);
+    let (mut jobs, mut first_line) = (None, 0u16);
     loop {
-        seen = looks.try_iter().last().or(seen);
-        if let Some(jobs) = &seen {
-            terminal.draw(|frame| first_line = screen::draw(jobs, first_line, frame))?;
-        }
-        if !poll(GLANCE)? {
+        let event = poll(GLANCE)?.then(read).transpose()?;
+        let look = looks.try_iter().last();
+        if event.is_none() && look.is_none() {
             continue;
         }
-        match wish(&read()?) {
+        match event.as_ref().and_then(wish) {
             Some(Wish::Leave) => return Ok(()),
             Some(Wish::Scroll(lines)) => first_line = first_line.saturating_add_signed(lines),
             None => {}
+        }
+        jobs = look.or(jobs);
+        if let Some(jobs) = &jobs {
+            terminal.draw(|frame| first_line = screen::draw(jobs, first_line, frame))?;
         }
     }
 }

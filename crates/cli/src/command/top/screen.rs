@@ -31,13 +31,13 @@ const KEYS: &str = "q leaves, arrows and pages scroll";
 
 /// The sheet.
 pub fn paint(jobs: &[JobView], width: u16) -> Buffer {
-    let height = jobs.iter().map(height).fold(0, u16::saturating_add).max(1);
-    let area = Rect::new(0, 0, width, height);
+    let num_lines = jobs.iter().map(height).fold(0, u16::saturating_add);
+    let area = Rect::new(0, 0, width, num_lines.max(1));
     let mut sheet = Buffer::empty(area);
     if jobs.is_empty() {
         Paragraph::new(NOTHING).render(area, &mut sheet);
     }
-    let heights = jobs.iter().map(|job| Constraint::Length(self::height(job)));
+    let heights = jobs.iter().map(|job| Constraint::Length(height(job)));
     let areas = Layout::vertical(heights).split(area);
     for (job, area) in jobs.iter().zip(areas.iter()) {
         paint_job(job, *area, &mut sheet);
@@ -219,18 +219,14 @@ rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
             faults: Vec::new(),
         };
         let jobs = [job];
-        let mut terminal = Terminal::new(TestBackend::new(80, 6)).unwrap();
+        let Ok(mut terminal) = Terminal::new(TestBackend::new(80, 6));
         let mut first_line = 3;
-        terminal
-            .draw(|frame| first_line = draw(&jobs, first_line, frame))
-            .unwrap();
+        let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, first_line, frame));
         assert_eq!(first_line, 3);
         let shown = text(terminal.backend().buffer());
         assert!(shown.starts_with("1     1    trains"), "{shown}");
         assert!(shown.ends_with(&format!("{KEYS}\n")), "{shown}");
-        terminal
-            .draw(|frame| first_line = draw(&jobs, 1000, frame))
-            .unwrap();
+        let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, 1000, frame));
         assert_eq!(first_line, 23 - 5);
     }
 
