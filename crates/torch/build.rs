@@ -37,6 +37,8 @@ fn main() {
         .flag("-Wno-unused-parameter")
         .flag("-Wno-sign-compare")
         .flag("-Wno-extra")
+        // libtorch's headers would put more of it into every program than there is code.
+        .debug(false)
         .opt_level(2);
     if cuda {
         cuda_sources(&mut build, &libtorch);

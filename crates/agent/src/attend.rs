@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
-use trainyard_elastic::{EPOCH, FULL_WORLD_SIZE, Job, Outcome, Ranks, Signals, Workers};
-use trainyard_rendezvous::{Address, Advert, Epoch, Join, Place, Policy, Report, Secret};
+use trainyard_elastic::{
+    EPOCH, FULL_WORLD_SIZE, Job, LEAST_WORLD_SIZE, Outcome, Ranks, Signals, Workers,
+};
+use trainyard_rendezvous::{Address, Advert, Join, Place, Policy, Report, Secret, Seen};
 
 use crate::decide::{Action, Ending, Event, Graces, State};
 use crate::exchange::Exchange;
@@ -116,7 +118,7 @@ impl Part {
             run: self.job.run_id.clone(),
             policy: self.policy.clone(),
             advert,
-            seen: Epoch(0),
+            seen: Seen::default(),
             said: None,
         })
     }
@@ -137,15 +139,13 @@ impl Part {
             let (epoch, node) = (place.epoch.0, place.node_rank);
             folder.join(format!("epoch_{epoch}/node_{node}"))
         });
+        // The same on all nodes of a world.
+        let per_node = place.world_size.div_ceil(place.num_nodes.max(1));
+        let with = |num_nodes: u32| (per_node * num_nodes).to_string();
         job.env("TORCHELASTIC_USE_AGENT_STORE", "True")
             .env(EPOCH, place.epoch.0.to_string())
-            .env(FULL_WORLD_SIZE, self.full_world_size(place).to_string())
-    }
-
-    /// How many ranks there would be if every node were there. The same on all nodes of a world.
-    fn full_world_size(&self, place: &Place) -> u32 {
-        let per_node = place.world_size.div_ceil(place.num_nodes.max(1));
-        per_node * self.policy.max_nodes
+            .env(FULL_WORLD_SIZE, with(self.policy.max_nodes))
+            .env(LEAST_WORLD_SIZE, with(self.policy.min_nodes))
     }
 }
 
@@ -269,6 +269,7 @@ impl Agent<'_> {
         if !self.line.is_still(place) {
             return vec![Event::NotStarted];
         }
+        self.store.open();
         let mut job = self.part.job_at(place);
         job.faults = self.faults.clone();
         let (first, last) = (job.rank_of(0), job.rank_of(job.nproc - 1));

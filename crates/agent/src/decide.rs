@@ -139,11 +139,14 @@ impl State {
     }
 
     fn told(&mut self, decision: Decision, now: Instant) -> Vec<Action> {
-        // An agent that is about to end only sees its workers off.
-        if matches!(self.wanted, Wanted::End(_)) {
-            return Vec::new();
-        }
         let (broken, at_once) = (self.graces.broken, Duration::ZERO);
+        if matches!(self.wanted, Wanted::End(_)) {
+            // An agent that is about to end only sees its workers off; at once, if another world may come.
+            return match decision {
+                Decision::Lapsed { .. } => self.stop(Action::Dismiss, at_once, now),
+                _ => Vec::new(),
+            };
+        }
         match decision {
             Decision::Run(place) if place.epoch <= self.started.max(self.stopped) => Vec::new(),
             // Workers of an older epoch that are still there outlived their world.

@@ -36,6 +36,7 @@ mod sharing;
 mod shrink;
 mod spec;
 mod suggest;
+mod without_effect;
 
 use serde::{Deserialize, Serialize};
 

@@ -35,10 +35,8 @@ impl Config {
             section.data_parallel_shard_degree,
             left,
         );
-        let full_left = (full / kept).max(1);
+        let global = self.global_batch(full / kept);
         let asked = self.training.local_batch_size;
-        let global = self.training.global_batch_size;
-        let global = global.unwrap_or_else(|| asked.saturating_mul(full_left));
         let local = largest_share(asked, global, left).ok_or_else(|| uneven(global, left))?;
 
         let mut config = self.clone();
@@ -52,6 +50,43 @@ impl Config {
             global / (left * local)
         );
         Ok(Refit { config, reason })
+    }
+
+    /// What would end this job on one of the numbers of ranks that its run may have, and what would not.
+    ///
+    /// Better said when it begins than in the night when a machine is lost.
+    pub fn misfit(&self, sizes: &[usize], full: usize) -> Option<String> {
+        let refit = |size: &usize| self.refit(*size, full).err().map(|error| (*size, error));
+        let (size, error) = sizes.iter().find_map(refit)?;
+        let reason = match self.fitting_batch(sizes, full) {
+            Some(fitting) => {
+                format!("training.global_batch_size = {fitting} would fit all of them")
+            }
+            None => error.to_string(),
+        };
+        let (least, most) = (sizes.iter().min()?, sizes.iter().max()?);
+        Some(format!(
+            "the run may have {least} to {most} ranks, but this job cannot go on with {size}: {reason}"
+        ))
+    }
+
+    /// The next larger global batch that divides evenly over all of these numbers of ranks.
+    fn fitting_batch(&self, sizes: &[usize], full: usize) -> Option<usize> {
+        let kept = self.kept_ranks().filter(|kept| *kept > 0)?;
+        let ranks = sizes
+            .iter()
+            .map(|size| size.is_multiple_of(kept).then_some(size / kept));
+        let common = ranks
+            .into_iter()
+            .try_fold(1, |common, ranks| lcm(common, ranks?))?;
+        self.global_batch(full / kept)
+            .checked_next_multiple_of(common)
+    }
+
+    /// The batch of a run with so many data-parallel ranks when every machine is there.
+    fn global_batch(&self, full: usize) -> usize {
+        let of_all = || self.training.local_batch_size.saturating_mul(full.max(1));
+        self.training.global_batch_size.unwrap_or_else(of_all)
     }
 
     /// The ranks of one data-parallel replica, which are not changed.
@@ -93,6 +128,15 @@ fn largest_share(asked: usize, global: usize, ranks: usize) -> Option<usize> {
         .find(|local| share.is_multiple_of(*local))
 }
 
+/// The least that both divide, if it can be counted.
+fn lcm(a: usize, b: usize) -> Option<usize> {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a.checked_mul(b.checked_div(divisor)?)
+}
+
 fn degree(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
@@ -119,8 +163,8 @@ fn uneven(global: usize, ranks: usize) -> ConfigError {
             "a global batch of {global} does not divide evenly over {ranks} data-parallel ranks"
         ),
         format!(
-            "use a training.global_batch_size that every number of machines divides, such as {}",
-            global.max(1).saturating_mul(ranks)
+            "use a training.global_batch_size that comes out even with every number of machines, such as {}",
+            lcm(global.max(1), ranks).unwrap_or(usize::MAX)
         ),
     )
 }
@@ -194,7 +238,40 @@ mod tests {
         assert!(message.contains("such as 24"), "{message}");
     }
 
+    #[test]
+    fn a_number_of_machines_that_would_end_the_job_is_told_before() {
+        let asked = config("training.local_batch_size = 4");
+        let words = asked.misfit(&[16, 24, 32], 32).unwrap();
+        assert_eq!(
+            words,
+            "the run may have 16 to 32 ranks, but this job cannot go on with 24: \
+             training.global_batch_size = 192 would fit all of them"
+        );
+        let larger = config("training.local_batch_size = 4\ntraining.global_batch_size = 192");
+        assert_eq!(larger.misfit(&[16, 24, 32], 32), None);
+        let whole = config("[parallelism]\ntensor_parallel_degree = 4");
+        let words = whole.misfit(&[2, 4], 4).unwrap();
+        assert!(
+            words.contains("with 2: 2 ranks do not make whole groups of 4"),
+            "{words}"
+        );
+    }
+
     proptest! {
+        /// What is proposed does fit, and a larger batch is proposed only where the own does not.
+        #[test]
+        fn a_proposed_batch_fits(per_machine in 1usize..9, least in 1usize..5, more in 0usize..5, local in 1usize..9) {
+            let most = least + more;
+            let sizes: Vec<usize> = (least..=most).map(|machines| machines * per_machine).collect();
+            let full = most * per_machine;
+            let mut asked = Config::default();
+            asked.training.local_batch_size = local;
+            let fits = |config: &Config| sizes.iter().all(|size| config.refit(*size, full).is_ok());
+            prop_assert_eq!(asked.misfit(&sizes, full).is_none(), fits(&asked));
+            asked.training.global_batch_size = asked.fitting_batch(&sizes, full);
+            prop_assert!(fits(&asked));
+        }
+
         /// Whatever comes out fits, and has the same global batch in every world of the run.
         #[test]
         fn what_fits_is_a_mesh_and_a_batch(

@@ -1,22 +1,28 @@
 //! The board of a job on this machine: a small folder in memory, where ranks leave their pulses and where
 //! anybody of the same user can read how the job is.
 //!
-//! Folders are named for the launcher's process, so one whose launcher was killed is known for what it is,
-//! and the next launcher clears it away.
+//! A launcher holds a lock in its folder, so one whose launcher was killed is known for what it is, and the
+//! next launcher clears it away. Processes' numbers would not do: containers may share this place, and have
+//! numbers of their own.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use rustix::process::{Pid, geteuid, test_kill_process};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 use trainyard_trace::call_over;
 
 use crate::Job;
 
 const NOTICE: &str = "job.json";
+
+/// Between a folder and the notice in it.
+const HUNG_UP_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a launcher says about its job.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -69,52 +75,54 @@ impl Notice {
 
 /// A job's folder, which goes with this value.
 #[derive(Debug)]
-pub(crate) struct Board(PathBuf);
+pub(crate) struct Board {
+    folder: TempDir,
+    /// Locked as long as this is there.
+    _notice: File,
+}
 
 impl Board {
     pub(crate) fn hang_up(job: &Job) -> io::Result<Board> {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let wall = wall();
         own(&wall)?;
-        for (folder, pid) in folders(&wall) {
-            if !is_running(pid) {
+        for folder in folders(&wall) {
+            if is_left_behind(&folder) {
                 let _ = fs::remove_dir_all(folder);
             }
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = wall.join(format!("{}-{number}", std::process::id()));
-        // Of an earlier process with this number.
-        let _ = fs::remove_dir_all(&folder);
-        DirBuilder::new().mode(0o700).create(&folder)?;
-        let board = Board(folder);
-        let text = serde_json::to_vec(&Notice::of(job)).map_err(io::Error::other)?;
-        fs::write(board.0.join(NOTICE), text)?;
-        Ok(board)
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("{}-", std::process::id()))
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(wall)?;
+        // Nobody sees a notice without its lock.
+        let next = folder.path().join(".notice");
+        let mut notice = File::create(&next)?;
+        flock(&notice, FlockOperation::NonBlockingLockShared)?;
+        serde_json::to_writer(&mut notice, &Notice::of(job)).map_err(io::Error::other)?;
+        fs::rename(next, folder.path().join(NOTICE))?;
+        Ok(Board {
+            folder,
+            _notice: notice,
+        })
     }
 
     pub(crate) fn folder(&self) -> &Path {
-        &self.0
+        self.folder.path()
     }
 
     /// Lets ranks know that their world is broken: who is told to end has nothing to finish.
     pub(crate) fn call_it_over(&self) {
-        let _ = call_over(&self.0);
-    }
-}
-
-impl Drop for Board {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = call_over(self.folder());
     }
 }
 
 /// What this user's launchers on this machine say, and where their ranks' pulses are.
 pub fn notices() -> Vec<(PathBuf, Notice)> {
-    let running = folders(&wall()).into_iter();
-    let running = running.filter(|(_, pid)| is_running(*pid));
     let read = |folder: &Path| serde_json::from_slice(&fs::read(folder.join(NOTICE)).ok()?).ok();
-    let mut found: Vec<(PathBuf, Notice)> = running
-        .filter_map(|(folder, _)| Some((folder.clone(), read(&folder)?)))
+    let mut found: Vec<(PathBuf, Notice)> = folders(&wall())
+        .into_iter()
+        .filter(|folder| !is_left_behind(folder))
+        .filter_map(|folder| Some((folder.clone(), read(&folder)?)))
         .collect();
     found.sort_by_key(|(_, notice)| (notice.run_id.clone(), notice.node_rank, notice.pid));
     found
@@ -142,20 +150,20 @@ fn own(wall: &Path) -> io::Result<()> {
     }
 }
 
-/// Folders on the wall, with the process each is named for.
-fn folders(wall: &Path) -> Vec<(PathBuf, i32)> {
+fn folders(wall: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(wall).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let pid = name.split_once('-')?.0.parse().ok()?;
-            Some((entry.path(), pid))
-        })
-        .collect()
+    entries.map(|entry| entry.path()).collect()
 }
 
-fn is_running(pid: i32) -> bool {
-    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
+/// Whether its launcher is no more. One that is only being hung up has no notice, and time.
+fn is_left_behind(folder: &Path) -> bool {
+    match File::open(folder.join(NOTICE)) {
+        // Nobody else has it, not even to read.
+        Ok(notice) => flock(&notice, FlockOperation::NonBlockingLockExclusive).is_ok(),
+        Err(_) => fs::metadata(folder)
+            .and_then(|found| found.modified())
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age > HUNG_UP_WITHIN)),
+    }
 }
 
 #[cfg(test)]
@@ -183,10 +191,15 @@ mod tests {
     #[test]
     fn what_a_killed_launcher_left_is_cleared_away() {
         own(&wall()).unwrap();
-        // No process has so large a number.
-        let left = wall().join("2147483646-0");
+        let left = wall().join(format!("left-{}", std::process::id()));
         fs::create_dir_all(&left).unwrap();
-        let _board = Board::hang_up(&Job::new("p", 1)).unwrap();
-        assert!(!left.exists());
+        let begun = wall().join(format!("begun-{}", std::process::id()));
+        fs::create_dir_all(&begun).unwrap();
+        fs::write(left.join(NOTICE), "{}").unwrap();
+        let board = Board::hang_up(&Job::new("p", 1)).unwrap();
+        assert!(!left.exists() && begun.exists());
+        let _other = Board::hang_up(&Job::new("p", 1)).unwrap();
+        assert!(board.folder().exists(), "its launcher lives");
+        fs::remove_dir(begun).unwrap();
     }
 }

@@ -9,6 +9,8 @@ use crate::Job;
 pub const EPOCH: &str = "TRAINYARD_EPOCH";
 /// How many ranks an elastic run has when every machine is there.
 pub const FULL_WORLD_SIZE: &str = "TRAINYARD_FULL_WORLD_SIZE";
+/// How many it has when no more machines may be lost.
+pub const LEAST_WORLD_SIZE: &str = "TRAINYARD_LEAST_WORLD_SIZE";
 
 /// Where the ranks of a job meet.
 #[derive(Clone, Debug, Eq, PartialEq)]

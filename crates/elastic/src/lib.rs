@@ -49,7 +49,7 @@ pub mod worker;
 mod workers;
 
 pub use board::{Notice, notices};
-pub use environment::{EPOCH, FULL_WORLD_SIZE, Master, environment};
+pub use environment::{EPOCH, FULL_WORLD_SIZE, LEAST_WORLD_SIZE, Master, environment};
 pub use error::LaunchError;
 pub use job::{Console, Job, Output, Ranks};
 pub use launch::launch;

@@ -1,7 +1,8 @@
 //! The way of the ranks' output: from their pipes to the console and the log files.
 //!
 //! One thread per stream reads the pipes of all ranks, so a rank is never held up by a slow
-//! neighbour's line, and the thread that watches the ranks is never held up by a slow console.
+//! neighbour's line, and the thread that watches the ranks is not held up by a slow console until they
+//! have ended: then it waits for the last of what they wrote.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -261,13 +261,17 @@ fn hung_rank() {
     );
     let start = Instant::now();
     let outcome = launch(&quiet(2, &script)).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(6));
+    let took = start.elapsed();
+    assert!(
+        took >= Duration::from_secs(3) && took < Duration::from_secs(6),
+        "{took:?}"
+    );
     assert_eq!(outcome.exit_code(), 137);
     let report = outcome.report().unwrap();
     let first = format!("rank 1 (pid {}) hung and was killed", outcome.ends[1].pid);
     assert!(report.starts_with(&first), "{report}");
     assert!(
-        report.contains(": rank 1 does not run: stopped or starved for 4."),
+        report.contains(": rank 1 does not run: stopped or starved for "),
         "{report}"
     );
     assert!(

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use trainyard_rendezvous::server::{Client, Limits, serve};
 use trainyard_rendezvous::{
-    Address, Advert, Backend, Decision, Epoch, Join, Policy, Report, Seat, Secret,
+    Address, Advert, Backend, Decision, Epoch, Join, Policy, Report, Seat, Secret, Seen,
 };
 
 type Error = Box<dyn std::error::Error>;
@@ -259,7 +259,7 @@ impl Agent {
                 capabilities: BTreeSet::from(["cuda".to_owned()]),
                 node_rank: None,
             },
-            seen: Epoch(0),
+            seen: Seen::default(),
             said: None,
         };
         let (shown, runs) = watch::channel(Epoch(0));

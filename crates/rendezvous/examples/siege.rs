@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use trainyard_rendezvous::server::Client;
-use trainyard_rendezvous::{Address, Advert, Epoch, Join, Letter, Policy, Report, Say, Secret};
+use trainyard_rendezvous::{
+    Address, Advert, Epoch, Join, Letter, Policy, Report, Say, Secret, Seen,
+};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -190,7 +192,10 @@ impl Besieger {
                     run: self.run.clone(),
                     policy,
                     advert,
-                    seen: epoch,
+                    seen: Seen {
+                        epoch,
+                        version: self.dice.number(),
+                    },
                     said: Some((epoch, Report::Stopped)),
                 }))
             }

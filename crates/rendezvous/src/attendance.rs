@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::{Decision, Epoch};
+use crate::{Decision, Epoch, Seen};
 
 /// What an agent knows of its run.
 #[derive(Clone, Debug)]
@@ -72,9 +72,24 @@ impl Attendance {
         self.version
     }
 
-    /// The newest epoch heard of.
-    pub fn seen(&self) -> Epoch {
-        self.seen
+    /// The newest heard of.
+    pub fn seen(&self) -> Seen {
+        Seen {
+            epoch: self.seen,
+            version: self.version.unwrap_or(0),
+        }
+    }
+
+    /// When an agent that hears nothing more gives up: so long after its lease, or after it began to ask.
+    pub fn gives_up_at(&self, patience: Duration) -> Duration {
+        self.valid_until
+            .unwrap_or_default()
+            .saturating_add(patience)
+    }
+
+    /// Whether it may have workers.
+    pub fn may_work(&self) -> bool {
+        self.works.is_some()
     }
 
     /// The workers of an epoch are no more.

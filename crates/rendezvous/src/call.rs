@@ -229,6 +229,12 @@ impl Call {
         self.attendance.lapses_at()
     }
 
+    /// When one who hears nothing more gives up.
+    pub fn gives_up_at(&self) -> Duration {
+        let patience = self.join.policy.join_timeout;
+        self.attendance.gives_up_at(patience)
+    }
+
     /// Whether the last join was heard, and the lease with it holds.
     pub fn has_joined(&self) -> bool {
         self.has_joined

@@ -5,8 +5,27 @@ use serde::{Deserialize, Serialize};
 use crate::advert::check_name;
 use crate::{Advert, Epoch, Policy, Record, Refusal, Report};
 
-/// So that nobody can make epochs run out.
-const LAST_EPOCH: Epoch = Epoch(1 << 48);
+/// So that nobody can make epochs or versions run out.
+const LAST: u64 = 1 << 48;
+
+/// The newest that an agent knows of, so that even a decider that forgot everything uses nothing twice.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seen {
+    /// No epoch up to this one may be used.
+    pub epoch: Epoch,
+    /// Whoever knows a record of this version believes no older one.
+    pub version: u64,
+}
+
+impl Seen {
+    pub(crate) fn max(self, other: Seen) -> Seen {
+        Seen {
+            epoch: self.epoch.max(other.epoch),
+            version: self.version.max(other.version),
+        }
+    }
+}
 
 /// What an agent joins with.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -18,8 +37,8 @@ pub struct Join {
     pub policy: Policy,
     /// Who it is.
     pub advert: Advert,
-    /// The newest epoch it knows of, so that even a decider that forgot everything reuses none.
-    pub seen: Epoch,
+    /// What it knows of earlier worlds.
+    pub seen: Seen,
     /// What it last said of its workers; it is said again, in case nobody heard it.
     pub said: Option<(Epoch, Report)>,
 }
@@ -45,11 +64,10 @@ impl Join {
         if let Some((_, report)) = &self.said {
             report.check()?;
         }
-        if self.seen > LAST_EPOCH {
-            return Err(Refusal::malformed(format!(
-                "{} is out of reason",
-                self.seen
-            )));
+        let Seen { epoch, version } = self.seen;
+        if epoch > Epoch(LAST) || version > LAST {
+            let message = format!("{epoch} or version {version} is out of reason");
+            return Err(Refusal::malformed(message));
         }
         if let Some(first) = record.policy.as_ref().filter(|first| *first != policy) {
             return Err(Refusal::OtherPolicy {

@@ -37,7 +37,7 @@ pub use backend::{Backend, RendezvousError, Seat};
 pub use call::{Answer, Call, Letter, Say};
 pub use desk::{Desk, Reply};
 pub use event::{Event, Report};
-pub use join::Join;
+pub use join::{Join, Seen};
 pub use policy::Policy;
 pub use reason::Reason;
 pub use record::{Cause, Close, Decision, Phase, Place, Record};

@@ -233,7 +233,8 @@ impl State {
             self.record.policy = Some(policy);
             self.since = now;
         }
-        self.floor = self.floor.max(seen);
+        self.floor = self.floor.max(seen.epoch);
+        self.record.version = self.record.version.max(seen.version);
         let node = advert.node.clone();
         let is_new = !self.agents.contains_key(&node);
         if let Some(known) = self.agents.get_mut(&node) {

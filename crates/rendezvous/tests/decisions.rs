@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use trainyard_rendezvous::{
     Action, Address, Advert, Cause, Close, Decision, Epoch, Event, Join, Leases, Phase, Policy,
-    Reason, Record, Refusal, Report, State, step,
+    Reason, Record, Refusal, Report, Seen, State, step,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -75,7 +75,7 @@ impl Run {
             run: "job".into(),
             policy: self.policy.clone(),
             advert,
-            seen: Epoch(0),
+            seen: Seen::default(),
             said: None,
         };
         self.event(Event::Join(Box::new(join)))
@@ -434,7 +434,7 @@ fn a_stranger_is_told_why() {
         run: "other".into(),
         policy,
         advert: a,
-        seen: Epoch(0),
+        seen: Seen::default(),
         said: None,
     };
     assert!(matches!(
@@ -451,11 +451,18 @@ fn a_decider_that_forgot_everything_reuses_no_epoch() {
         run: "job".into(),
         policy,
         advert,
-        seen: Epoch(41),
+        seen: Seen {
+            epoch: Epoch(41),
+            version: 7,
+        },
         said: None,
     };
     run.event(Event::Join(Box::new(join))).unwrap();
     assert_eq!(run.record().epoch, Epoch(42));
+    assert!(
+        run.record().version > 7,
+        "or whoever knows version 7 would not believe it"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 // cxx turns exceptions into Rust errors, and Rust callbacks return errors that are thrown here.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,10 +54,14 @@ struct StoreHandle {
   c10::intrusive_ptr<c10d::Store> store;
 };
 struct GroupHandle {
+  explicit GroupHandle(c10::intrusive_ptr<c10d::Backend> backend) : backend(std::move(backend)) {}
   c10::intrusive_ptr<c10d::Backend> backend;
+  // Of Gloo's messages, which keep the time they were connected with unless they are waited for with another. 0: that.
+  mutable std::atomic<uint64_t> message_timeout_ms{0};
 };
 struct WorkHandle {
   c10::intrusive_ptr<c10d::Work> work;
+  uint64_t timeout_ms;
 };
 
 std::shared_ptr<StoreHandle> tcp_store(rust::Str host, uint16_t port, int32_t listen_fd, uint64_t timeout_ms);
@@ -70,6 +75,7 @@ bool store_check(const StoreHandle& store, rust::Str key);
 std::shared_ptr<GroupHandle> gloo_group(
     const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms);
 std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, int32_t size, uint64_t timeout_ms);
+void set_timeout(const GroupHandle& group, uint64_t timeout_ms);
 
 std::unique_ptr<WorkHandle> all_reduce(const GroupHandle& group, const AtTensor& tensor, uint8_t op);
 std::unique_ptr<WorkHandle> all_gather(const GroupHandle& group, const AtTensor& out, const AtTensor& in);
@@ -142,6 +148,7 @@ void foreach_zero(Addresses tensors);
 std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps);
 std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal);
 void register_meta_kernels();
+void use_deterministic_algorithms(bool on);
 
 // --- observers (observe.cc) ----------------------------------------------------------------------
 void keep_freed_memory();

@@ -16,8 +16,8 @@ std::string text(rust::Str s) {
   return std::string(s.data(), s.size());
 }
 
-std::unique_ptr<WorkHandle> hand_out(c10::intrusive_ptr<c10d::Work> work) {
-  return std::make_unique<WorkHandle>(WorkHandle{std::move(work)});
+std::unique_ptr<WorkHandle> hand_out(c10::intrusive_ptr<c10d::Work> work, uint64_t timeout_ms = 0) {
+  return std::make_unique<WorkHandle>(WorkHandle{std::move(work), timeout_ms});
 }
 
 c10d::ReduceOp reduce_op(uint8_t op) {
@@ -78,7 +78,14 @@ std::shared_ptr<GroupHandle> gloo_group(
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(text(address)));
   options->threads = 1; // our lane issues one collective at a time
   return std::make_shared<GroupHandle>(
-      GroupHandle{c10::make_intrusive<c10d::ProcessGroupGloo>(store.store, rank, size, options)});
+      c10::make_intrusive<c10d::ProcessGroupGloo>(store.store, rank, size, options));
+}
+
+void set_timeout(const GroupHandle& group, uint64_t timeout_ms) {
+  group.backend->setTimeout(ms(timeout_ms));
+  if (group.backend->getBackendName() == "gloo") {
+    group.message_timeout_ms = timeout_ms;
+  }
 }
 
 std::unique_ptr<WorkHandle> all_reduce(const GroupHandle& group, const AtTensor& tensor, uint8_t op) {
@@ -148,12 +155,12 @@ std::unique_ptr<WorkHandle> scatter(const GroupHandle& group, const AtTensor& ou
 
 std::unique_ptr<WorkHandle> send(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag) {
   std::vector<at::Tensor> tensors{tensor};
-  return hand_out(group.backend->send(tensors, peer, tag));
+  return hand_out(group.backend->send(tensors, peer, tag), group.message_timeout_ms);
 }
 
 std::unique_ptr<WorkHandle> recv(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag) {
   std::vector<at::Tensor> tensors{tensor};
-  return hand_out(group.backend->recv(tensors, peer, tag));
+  return hand_out(group.backend->recv(tensors, peer, tag), group.message_timeout_ms);
 }
 
 std::unique_ptr<WorkHandle> barrier(const GroupHandle& group) {
@@ -161,7 +168,7 @@ std::unique_ptr<WorkHandle> barrier(const GroupHandle& group) {
 }
 
 void work_wait(const WorkHandle& work) {
-  work.work->wait();
+  work.work->wait(ms(work.timeout_ms));
 }
 
 } // namespace trainyard

@@ -119,4 +119,8 @@ std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const 
   return std::make_unique<at::Tensor>(out);
 }
 
+void use_deterministic_algorithms(bool on) {
+  at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/false);
+}
+
 } // namespace trainyard

@@ -9,7 +9,7 @@ std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, 
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(timeout_ms);
   return std::make_shared<GroupHandle>(
-      GroupHandle{c10::make_intrusive<c10d::ProcessGroupNCCL>(store.store, rank, size, options)});
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(store.store, rank, size, options));
 }
 
 } // namespace trainyard

@@ -89,6 +89,7 @@ pub(crate) mod ffi {
             size: i32,
             timeout_ms: u64,
         ) -> Result<SharedPtr<GroupHandle>>;
+        fn set_timeout(group: &GroupHandle, timeout_ms: u64) -> Result<()>;
         fn all_reduce(
             group: &GroupHandle,
             tensor: &AtTensor,
@@ -227,6 +228,7 @@ pub(crate) mod ffi {
             causal: bool,
         ) -> Result<UniquePtr<AtTensor>>;
         fn register_meta_kernels() -> Result<()>;
+        fn use_deterministic_algorithms(on: bool) -> Result<()>;
 
         fn keep_freed_memory();
         fn observe_memory();

@@ -8,6 +8,7 @@ mod carry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cxx::SharedPtr;
 use tch::{Kind, Tensor};
@@ -19,6 +20,7 @@ use crate::compose;
 use crate::error::Result;
 use crate::lane::Lane;
 use crate::sockets::{Sockets, WireBytes};
+use crate::store::millis;
 use crate::work::{State, Work};
 
 /// How values of different ranks become one.
@@ -118,6 +120,18 @@ impl Group {
             aborted: Arc::new(AtomicBool::new(false)),
             engine,
         }))
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        let handles = match &self.0.engine {
+            Engine::Alone | Engine::Fake(_) => vec![],
+            Engine::Gloo(gloo) => vec![&gloo.handle, &gloo.downward],
+            Engine::Nccl(handle) => vec![handle],
+        };
+        for handle in handles {
+            ffi::set_timeout(handle, millis(timeout))?;
+        }
+        Ok(())
     }
 
     /// A group of one rank, whose collectives do nothing.

@@ -7,6 +7,12 @@ use crate::border::{addresses, borrow, owned, unpacked};
 use crate::bridge::ffi;
 use crate::error::Result;
 
+/// Whether, in this process, operators with no deterministic way of computing are errors, the others use it,
+/// and new memory is filled, as PyTorch's `use_deterministic_algorithms` has it.
+pub fn use_deterministic_algorithms(on: bool) -> Result<()> {
+    Ok(ffi::use_deterministic_algorithms(on)?)
+}
+
 /// Settings of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {

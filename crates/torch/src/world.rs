@@ -92,7 +92,8 @@ enum Carrier {
         attempt: String,
         backend: Backend,
         address: String,
-        timeout: Duration,
+        /// Of groups to come, too.
+        timeout: Mutex<Duration>,
     },
 }
 
@@ -116,7 +117,7 @@ impl World {
                 attempt: at.agent_store.clone().unwrap_or_default(),
                 backend,
                 address: own_address(&at.master_addr, at.master_port),
-                timeout: at.timeout,
+                timeout: Mutex::new(at.timeout),
             },
         };
         Ok(Self::with(mesh, at.rank, ledger, carrier))
@@ -231,6 +232,18 @@ impl World {
         self.group(AxisSet::ALL)
     }
 
+    /// How long to wait for others from now on. Only while no collective is under way.
+    pub fn set_timeout(&self, wanted: Duration) -> Result<()> {
+        let Carrier::Real { timeout, .. } = &self.carrier else {
+            return Ok(());
+        };
+        let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
+        *timeout.lock().unwrap_or_else(|p| p.into_inner()) = wanted;
+        groups
+            .values()
+            .try_for_each(|group| group.set_timeout(wanted))
+    }
+
     /// What the kernel counted on the connections of all groups formed so far.
     pub fn wire_bytes(&self) -> WireBytes {
         let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
@@ -265,7 +278,8 @@ impl World {
                 let first = members.first().copied().unwrap_or(0);
                 let name = format!("{attempt}group/{}/{first}", place.name);
                 let store = store.prefixed(&name)?;
-                self.connect(&place, &store, *backend, address, *timeout)?
+                let timeout = *timeout.lock().unwrap_or_else(|p| p.into_inner());
+                self.connect(&place, &store, *backend, address, timeout)?
             }
         };
         Ok(Group::new(place, self.ledger.clone(), engine))

@@ -308,3 +308,23 @@ fn heads_that_do_not_divide_are_refused() {
         "{refusal}"
     );
 }
+
+// --- determinism -------------------------------------------------------------------------------------
+
+/// One test for both states, since the switch is the process's.
+#[test]
+fn what_is_not_deterministic_is_refused_where_that_is_asked_for() {
+    let put = || {
+        let (index, source) = (
+            Tensor::from_slice(&[1i64, 1]),
+            Tensor::from_slice(&[2.0, 3.0]),
+        );
+        Tensor::zeros([4], (Kind::Double, Device::Cpu)).f_put_(&index, &source, false)
+    };
+    assert!(put().is_ok());
+    kernel::use_deterministic_algorithms(true).unwrap();
+    let refused = put().unwrap_err().to_string();
+    kernel::use_deterministic_algorithms(false).unwrap();
+    assert!(refused.contains("deterministic"), "{refused}");
+    assert!(put().is_ok());
+}

@@ -28,7 +28,8 @@ impl Sighting {
     }
 
     fn lasted(&self, entered: &Entered) -> Duration {
-        self.pulse.ago(entered.since_ns) + self.silent
+        // Of other machines one reads what somebody wrote.
+        self.pulse.ago(entered.since_ns).saturating_add(self.silent)
     }
 }
 
@@ -295,6 +296,14 @@ mod tests {
             matches!(found[1], Hang::Missing { rank: 1, .. }),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn times_beyond_all_reason_are_borne() {
+        let mut absurd = seen(1, vec![entered(9, 0)], 8);
+        (absurd.silent, absurd.stalled) = (Duration::MAX, Duration::MAX);
+        let words = diagnose(&[absurd, seen(0, vec![], 8)]);
+        assert!(words.iter().all(|hang| !hang.to_string().is_empty()));
     }
 
     #[test]

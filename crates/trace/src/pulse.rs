@@ -168,7 +168,9 @@ impl Pulse {
     /// The last one a rank wrote; none if it has not begun to, or wrote something else.
     pub fn read(folder: &Path, rank: usize) -> Option<Pulse> {
         let text = fs::read(Pulse::path(folder, rank)).ok()?;
-        serde_json::from_slice(&text).ok()
+        let pulse: Pulse = serde_json::from_slice(&text).ok()?;
+        // Whose it is, its file says: scripts of others may count their ranks otherwise.
+        Some(Pulse { rank, ..pulse })
     }
 
     /// How long ago something was when this was written.
@@ -227,6 +229,14 @@ mod tests {
         assert_eq!(Pulse::read(folder.path(), 3), Some(pulse));
         fs::write(Pulse::path(folder.path(), 3), "{").unwrap();
         assert_eq!(Pulse::read(folder.path(), 3), None);
+    }
+
+    #[test]
+    fn whose_a_pulse_is_its_file_says() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(Pulse::path(folder.path(), 9), r#"{"rank": 1, "step": 4}"#).unwrap();
+        let pulse = Pulse::read(folder.path(), 9).unwrap();
+        assert_eq!((pulse.rank, pulse.step), (9, 4));
     }
 
     #[test]

@@ -151,6 +151,15 @@ pub enum TrainError {
         /// For how long this rank waited.
         waited: std::time::Duration,
     },
+    /// The job is at its end, and what it came to is not in storage.
+    #[error(
+        "the state after step {step}, the job's last, was not saved, for the reason told above: make room, and \
+         start the job again, it goes on from the checkpoint before"
+    )]
+    NotSaved {
+        /// The last step.
+        step: u64,
+    },
     /// There is nothing to train.
     #[error("the model has no parameters, so there is no gradient to measure")]
     NoParameters,

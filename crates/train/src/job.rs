@@ -8,7 +8,7 @@ use trainyard_config::{AsyncMode, Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
 use trainyard_nn::Place;
 use trainyard_parallel::offload::Counters;
-use trainyard_torch::{World, memory};
+use trainyard_torch::{World, kernel, memory};
 use trainyard_trace::{SpanKind, Stage, chrome_file_name, readable_bytes};
 
 use crate::build;
@@ -27,6 +27,12 @@ use crate::trainer::{StepOutcome, Trainer};
 pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
     memory::observe();
     fits::check(config, world)?;
+    kernel::use_deterministic_algorithms(config.debug.deterministic)?;
+    if world.rank() == 0 {
+        for key in config.without_effect() {
+            tracing::warn!("{key} is torchtitan's and has no effect here");
+        }
+    }
     let limit = config.training.memory_limit_bytes;
     memory::limit((limit > 0).then_some(limit));
     let (asked, steps) = (Asked::default(), config.training.steps);
@@ -71,6 +77,8 @@ struct Job<'a> {
     is_copying: bool,
     /// The last step that was saved in storage.
     stored: Option<u64>,
+    /// Whether this process has taken a step.
+    is_warm: bool,
     sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
@@ -132,6 +140,7 @@ impl<'a> Job<'a> {
             memory,
             is_copying: false,
             stored: None,
+            is_warm: false,
             sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
             config,
             world,
@@ -165,6 +174,10 @@ impl<'a> Job<'a> {
         let is_copying = std::mem::take(&mut self.is_copying);
         if let Some(saver) = self.saver.as_mut().filter(|_| is_copying) {
             saver.wait_for_first();
+        }
+        if !std::mem::replace(&mut self.is_warm, true) {
+            let timeout = self.config.comm.train_timeout_seconds;
+            self.world.set_timeout(Duration::from_secs(timeout))?;
         }
         let step = self.trainer.steps_taken();
         if self.sinks.is_due(step) || step == self.config.training.steps {
@@ -327,7 +340,10 @@ impl<'a> Job<'a> {
         // Rank 0 serves the store: nobody leaves before all are done.
         self.world.everyone()?.barrier()?.wait()?;
         self.heart.enter(Stage::Ended, step);
-        Ok(())
+        match &self.saver {
+            Some(saver) if saver.has_lost(step) => Err(TrainError::NotSaved { step }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -380,6 +396,7 @@ fn storage(config: &Config) -> Result<Option<Destination>> {
             store: checkpoints(config)?,
             keep: section.keep_latest_k,
             is_async: section.async_mode == AsyncMode::Async,
+            is_lasting: true,
         })
     };
     section.enable.then(destination).transpose()
@@ -401,6 +418,7 @@ fn memory(config: &Config, world: &World) -> Result<Option<Destination>> {
         store: Arc::new(peers),
         keep: 1,
         is_async: true,
+        is_lasting: false,
     }))
 }
 

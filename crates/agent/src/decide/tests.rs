@@ -158,6 +158,17 @@ fn a_signal_gives_workers_time_then_the_agent_leaves() {
 }
 
 #[test]
+fn split_brain_who_leaves_has_no_time_beyond_its_lease() {
+    let mut agent = Agent::running(1);
+    agent.after(Event::Signal(Signal::TERM));
+    assert_eq!(agent.after(wait(1)), [], "it may still save");
+    let lapsed = Event::Told(Decision::Lapsed { epoch: Epoch(1) });
+    assert_eq!(agent.after(lapsed), [Action::Tell(Signal::KILL)]);
+    let end = Action::End(Ending::Interrupted(Signal::TERM));
+    assert_eq!(agent.after(Event::Ended), [Action::Leave, end]);
+}
+
+#[test]
 fn a_place_that_is_gone_is_not_reported() {
     let mut agent = Agent::running(1);
     assert_eq!(agent.after(Event::NotStarted), []);

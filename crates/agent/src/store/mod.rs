@@ -3,7 +3,8 @@
 //! It speaks the protocol of libtorch's `TCPStore`, so that our workers and PyTorch's are its clients
 //! unchanged (`TORCHELASTIC_USE_AGENT_STORE`), and it lives in the agent, so that no worker takes it along.
 //! It listens on the named address and no other. Every epoch begins with an empty one: what is left of
-//! a broken world is dropped, connections and all.
+//! a broken world is dropped, connections and all, and whoever comes then waits at the door until the next
+//! world is there. By that time no worker of the last one is alive on any machine.
 //!
 //! Like `TCPStore` it knows no secret: whoever reaches the address can read and write.
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use shelf::Shelf;
@@ -35,11 +37,12 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Room {
     shelf: Arc<Shelf>,
+    is_open: watch::Sender<bool>,
     guests: Vec<AbortHandle>,
 }
 
 impl Store {
-    /// Serves at this host; port 0 is any free one.
+    /// Listens at this host; port 0 is any free one. It is closed.
     pub fn serve(host: &str, port: u16, runtime: &Handle) -> io::Result<Store> {
         let listener = StdListener::bind((host, port))?;
         listener.set_nonblocking(true)?;
@@ -60,7 +63,12 @@ impl Store {
         self.address
     }
 
-    /// Forgets everything, and whoever is connected.
+    /// Serves those who came, and those who come.
+    pub fn open(&self) {
+        lock(&self.room).is_open.send_replace(true);
+    }
+
+    /// Forgets everything, and whoever is connected, and is closed.
     pub fn clear(&self) {
         let room = std::mem::take(&mut *lock(&self.room));
         for guest in room.guests {
@@ -89,7 +97,10 @@ async fn accept(listener: TcpListener, room: Arc<Mutex<Room>>) {
         };
         let mut room = lock(&room);
         let shelf = Arc::clone(&room.shelf);
+        let mut opening = room.is_open.subscribe();
         let guest = tokio::spawn(async move {
+            // The other end goes with the room, and all guests with it.
+            let _ = opening.wait_for(|is_open| *is_open).await;
             let _ = stream.set_nodelay(true);
             if let Err(error) = client::serve(stream, &shelf).await
                 && error.kind() == io::ErrorKind::InvalidData
@@ -131,6 +142,7 @@ mod tests {
             .build()
             .unwrap();
         let store = Store::serve("127.0.0.1", 0, runtime.handle()).unwrap();
+        store.open();
         let (mut one, mut other) = (connect(&store), connect(&store));
         let wait = b"\x06\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0k";
         one.write_all(wait).unwrap();
@@ -151,7 +163,13 @@ mod tests {
 
         store.clear();
         assert_eq!(one.read(&mut [0; 1]).unwrap_or(0), 0, "it is shown out");
-        let mut next = connect(&store);
-        assert_eq!(ask(&mut next, b"\x07", 8), [0; 8]);
+        let mut next = TcpStream::connect(store.address()).unwrap();
+        next.write_all(b"\0\xce\xf7\x85\x3c\x07").unwrap();
+        next.set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        assert!(next.read(&mut [0; 1]).is_err(), "it waits at the door");
+        store.open();
+        next.set_read_timeout(None).unwrap();
+        assert_eq!(ask(&mut next, b"", 8), [0; 8]);
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// More than any worker needs, and less than would fill the memory.
+/// More than any worker needs.
 const LONGEST_KEY: u64 = 64 << 10;
 const LONGEST_VALUE: u64 = 64 << 20;
 const MOST_KEYS: u64 = 128 << 10;

@@ -1,7 +1,8 @@
 //! torchrun's options for where machines meet, and what they mean.
 
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use trainyard_agent::Way;
@@ -14,6 +15,8 @@ use crate::failure::Failure;
 const SERVER_PORT: u16 = 29400;
 const ETCD_PORT: u16 = 2379;
 
+const RESOLVE_EVERY: Duration = Duration::from_secs(2);
+
 /// Which machines there are, and where they meet.
 #[derive(Debug, Args)]
 pub struct Rdzv {
@@ -21,7 +24,7 @@ pub struct Rdzv {
     /// etcd)
     #[arg(long, value_name = "N|MIN:MAX", default_value = "1")]
     nnodes: String,
-    /// Which machine this is, from 0; with c10d and etcd a wish
+    /// Which machine this is, from 0; with c10d and etcd optional, and each its own
     #[arg(long, alias = "node_rank", value_name = "N")]
     node_rank: Option<usize>,
     /// How machines find each other: `static` (by --node-rank and --master-addr), `c10d` (our own server
@@ -43,7 +46,8 @@ pub struct Rdzv {
         default_value = ""
     )]
     rdzv_endpoint: String,
-    /// The name of the job; a new one when not given
+    /// The name of the job, the same on every machine: one per run in etcd; with c10d `none` when not given, as
+    /// torchrun has it; else a new one
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
     /// Waits in seconds, such as `lease=3,last_call_timeout=30,join_timeout=600`; for etcd also
@@ -83,8 +87,15 @@ pub struct Meeting {
 
 impl Rdzv {
     /// The job's name, if it has one.
-    pub fn id(&self) -> Option<&str> {
-        self.rdzv_id.as_deref()
+    pub fn id(&self, meeting: Option<&Meeting>) -> Result<Option<&str>, Failure> {
+        match (self.rdzv_id.as_deref(), meeting.map(|meeting| &meeting.way)) {
+            (None, Some(Way::Server(_))) => Ok(Some("none")),
+            (None, Some(Way::Etcd { .. })) => {
+                let message = "a run in etcd needs a name that no other run had";
+                Err(Failure::usage(message).hint("add --rdzv-id NAME, the same on every machine"))
+            }
+            (id, _) => Ok(id),
+        }
     }
 
     /// Where ranks meet if that is also where machines do.
@@ -136,9 +147,10 @@ impl Rdzv {
         }
         let conf = RdzvConf::parse(&self.rdzv_conf)?;
         let local = |address: &Address| is_loopback(address);
-        let host = self.host(&endpoints[0])?;
+        let policy = conf.policy(&nodes, max_restarts, is_etcd);
+        let host = self.host(&endpoints[0], policy.join_timeout)?;
         Ok(Some(Meeting {
-            policy: conf.policy(&nodes, max_restarts, is_etcd),
+            policy,
             is_local: endpoints.iter().all(local) && is_loopback(&address(&host, 0)),
             way: match is_etcd {
                 true => conf.etcd(&endpoints)?,
@@ -173,26 +185,55 @@ impl Rdzv {
     }
 
     /// This machine's address: the one it was given, or that from which the endpoint is reached.
-    fn host(&self, endpoint: &Address) -> Result<String, Failure> {
+    fn host(&self, endpoint: &Address, patience: Duration) -> Result<String, Failure> {
         if let Some(host) = &self.local_addr {
             return Ok(host.clone());
         }
-        let reach = || {
-            let mut addresses = (endpoint.host.as_str(), endpoint.port).to_socket_addrs()?;
-            let target = addresses.next().ok_or(std::io::ErrorKind::NotFound)?;
-            let socket = match target.ip() {
-                IpAddr::V4(_) => UdpSocket::bind("0.0.0.0:0")?,
-                IpAddr::V6(_) => UdpSocket::bind("[::]:0")?,
-            };
-            socket.connect(target)?;
-            socket.local_addr()
-        };
-        let own = reach().map_err(|error: std::io::Error| {
+        let target = resolve(endpoint, patience)?;
+        let own = reached_from(target).map_err(|error| {
             Failure::new(format!("--rdzv-endpoint {endpoint}: {error}"))
-                .hint("check the name, or name this machine's address with --local-addr")
+                .hint("check the network, or name this machine's address with --local-addr")
         })?;
-        Ok(own.ip().to_string())
+        let is_named = endpoint.host != "localhost" && endpoint.host.parse::<IpAddr>().is_err();
+        if own.is_loopback() && is_named {
+            tracing::warn!(
+                "on this machine `{}` means {}, where no other machine can come: if there are others, name the \
+                 address itself, or correct /etc/hosts",
+                endpoint.host,
+                target.ip()
+            );
+        }
+        Ok(own.to_string())
     }
+}
+
+/// The address of a name; where the first machine is only being started, the name may come after this one.
+fn resolve(endpoint: &Address, patience: Duration) -> Result<SocketAddr, Failure> {
+    let began = Instant::now();
+    loop {
+        let found = (endpoint.host.as_str(), endpoint.port).to_socket_addrs();
+        let error = match found.map(|mut all| all.next()) {
+            Ok(Some(address)) => return Ok(address),
+            Ok(None) => "it has no address".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        if began.elapsed() >= patience {
+            let message = format!("--rdzv-endpoint {endpoint}: {error}");
+            return Err(Failure::new(message).hint("check the name, or give an address instead"));
+        }
+        tracing::warn!("--rdzv-endpoint {endpoint}: {error}; trying again, for {patience:?}");
+        std::thread::sleep(RESOLVE_EVERY);
+    }
+}
+
+/// This machine's address on the way there.
+fn reached_from(target: SocketAddr) -> std::io::Result<IpAddr> {
+    let socket = match target.ip() {
+        IpAddr::V4(_) => UdpSocket::bind("0.0.0.0:0")?,
+        IpAddr::V6(_) => UdpSocket::bind("[::]:0")?,
+    };
+    socket.connect(target)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 fn parse_endpoint(endpoint: &str, port: u16) -> Result<Address, Failure> {
@@ -288,6 +329,33 @@ mod tests {
         let line =
             "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:7 --local-addr 10.9.8.7";
         assert!(!meeting(line).unwrap().unwrap().is_local);
+    }
+
+    #[test]
+    fn machines_that_meet_have_one_name() {
+        let id = |line: &str| {
+            let words = ["run"].into_iter().chain(line.split_whitespace());
+            let rdzv = Cli::try_parse_from(words).unwrap().rdzv;
+            let meeting = rdzv.meeting(3).map_err(|failure| failure.to_string())?;
+            let id = rdzv.id(meeting.as_ref());
+            id.map(|id| id.map(str::to_owned))
+                .map_err(|failure| failure.to_string())
+        };
+        let server = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:7";
+        assert_eq!(id(server).unwrap().as_deref(), Some("none"));
+        let named = format!("{server} --rdzv-id x");
+        assert_eq!(id(&named).unwrap().as_deref(), Some("x"));
+        assert_eq!(id("").unwrap(), None);
+        let etcd = "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint 127.0.0.1:7";
+        assert!(id(etcd).unwrap_err().contains("--rdzv-id"));
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_is_told_in_the_end() {
+        let line = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint no-such-machine.invalid:7 \
+                    --rdzv-conf join_timeout=1";
+        let error = meeting(line).unwrap_err();
+        assert!(error.contains("no-such-machine.invalid:7"), "{error}");
     }
 
     #[test]

@@ -102,11 +102,13 @@ impl Torchrun {
         let mut command = self.command();
         let mut job = Job::new(command.remove(0), nproc(&self.nproc_per_node)?).args(command);
         (job.master_addr, job.master_port) = self.master()?;
-        if self.meeting()?.is_none() {
+        let meeting = self.meeting()?;
+        if meeting.is_none() {
             (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
         }
         job.max_restarts = self.max_restarts;
-        job.run_id = self.rdzv.id().map_or_else(new_run_id, str::to_owned);
+        let id = self.rdzv.id(meeting.as_ref())?;
+        job.run_id = id.map_or_else(new_run_id, str::to_owned);
         job.role = self.role.clone();
         job.grace = Duration::from_secs(self.shutdown_timeout);
         let hang_timeout = Some(self.hang_timeout).filter(|seconds| *seconds > 0);

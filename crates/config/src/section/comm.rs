@@ -30,7 +30,7 @@ pub struct CommSection {
     pub init_timeout_seconds: u64,
     /// How long a collective may take after that.
     pub train_timeout_seconds: u64,
-    /// How many of the last collectives a rank remembers for a hang report.
+    /// torchtitan's; without effect, since the last collective of every group is always known.
     pub trace_buf_size: usize,
 }
 
@@ -39,7 +39,7 @@ impl Default for CommSection {
         CommSection {
             backend: Backend::Gloo,
             init_timeout_seconds: 300,
-            train_timeout_seconds: 100,
+            train_timeout_seconds: 300,
             trace_buf_size: 20_000,
         }
     }

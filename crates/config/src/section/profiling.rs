@@ -15,13 +15,13 @@ pub struct ProfilingSection {
     pub enable_profiling: bool,
     /// Folder for traces, under `job.dump_folder`.
     pub save_traces_folder: PathBuf,
-    /// A trace is written every so many steps.
+    /// torchtitan's; without effect, since a trace has all steps.
     pub profile_freq: u64,
-    /// How many steps one trace covers, the last ones before it is written.
+    /// torchtitan's; without effect.
     pub profiler_active: u64,
-    /// Whether the memory of each traced step is written too.
+    /// torchtitan's; not built: `memory` reports the second step.
     pub enable_memory_snapshot: bool,
-    /// Folder for memory records, under `job.dump_folder`.
+    /// torchtitan's; without effect.
     pub save_memory_snapshot_folder: PathBuf,
     /// A file for the picture of the second step's memory, as HTML. Rank 0 writes it; rank N puts
     /// `.rankN` before the extension.
@@ -47,6 +47,13 @@ impl ProfilingSection {
         at_least_one("profiling.profile_freq", self.profile_freq)?;
         at_least_one("profiling.profiler_active", self.profiler_active)?;
         self.check_memory()?;
+        if self.enable_memory_snapshot {
+            let setting = "profiling.enable_memory_snapshot = true";
+            return Err(ConfigError::not_built(
+                setting,
+                "profiling.memory = \"FILE.html\"",
+            ));
+        }
         if self.profiler_active <= self.profile_freq {
             return Ok(());
         }

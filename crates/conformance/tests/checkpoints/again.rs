@@ -30,6 +30,7 @@ pub fn is_whole(rank: &Rank) -> Outcome {
         store: dawdling,
         keep: 1,
         is_async: true,
+        is_lasting: true,
     };
     let mut saver = Saver::new(&world)?;
     for _ in 0..2 {

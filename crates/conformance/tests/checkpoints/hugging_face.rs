@@ -113,6 +113,7 @@ fn save(
         store: store::open(folder)?,
         keep: 0,
         is_async: false,
+        is_lasting: true,
     };
     let mut saver = checkpoint::Saver::new(world)?;
     saver.save(trainer, world, state, &[place])?;

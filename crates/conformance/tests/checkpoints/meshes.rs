@@ -216,6 +216,7 @@ fn save(session: &Session, world: &World, folder: &Path) -> Result<(), Box<dyn E
         store: store::open(folder)?,
         keep: 0,
         is_async: true,
+        is_lasting: true,
     };
     let mut saver = checkpoint::Saver::new(world)?;
     saver.save(&session.trainer, world, state, &[place])?;

@@ -1,12 +1,15 @@
 //! What goes wrong: operands that do not fit, peers that do not come, and ranks that must leave.
 
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tch::{Kind, Tensor};
 use trainyard_conformance::{Case, Outcome, Rank};
 use trainyard_mesh::{Axis, Mesh};
-use trainyard_torch::{Cause, CommunicationError, Group, ReduceOp, Result, TorchError, Work};
+use trainyard_torch::{
+    Cause, CommunicationError, Group, ReduceOp, Result, TorchError, Work, World,
+};
 use trainyard_trace::{CollectiveKind, Ledger, Purpose};
 
 use crate::pattern::{assert_same, room, whole};
@@ -49,6 +52,10 @@ pub const CASES: &[Case] = &[
         run: message_timeout,
     },
     Case {
+        name: "a_missing_peer_times_out_by_what_was_set_last",
+        run: changed_timeout,
+    },
+    Case {
         name: "a_peer_that_leaves_is_noticed",
         run: lost_peer,
     },
@@ -74,10 +81,13 @@ fn failure<T>(result: Result<T>) -> CommunicationError {
     }
 }
 
-fn world_of(rank: &Rank, timeout: Duration) -> Result<Group> {
+fn joined(rank: &Rank, timeout: Duration) -> Result<Rc<World>> {
     let mesh = Mesh::new(&[(Axis::DpReplicate, rank.size())])?;
-    rank.join(mesh, Ledger::new(rank.index()), timeout)?
-        .everyone()
+    rank.join(mesh, Ledger::new(rank.index()), timeout)
+}
+
+fn world_of(rank: &Rank, timeout: Duration) -> Result<Group> {
+    joined(rank, timeout)?.everyone()
 }
 
 fn wrong_operands(rank: &Rank) -> Outcome {
@@ -273,8 +283,7 @@ fn after_abort(rank: &Rank) -> Outcome {
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Rank 0 waits for a peer that never comes.
-fn wait_in_vain(rank: &Rank, start: impl Fn(&Group) -> Result<Work>) -> Outcome {
-    let group = world_of(rank, SHORT)?;
+fn wait_in_vain(rank: &Rank, group: Group, start: impl Fn(&Group) -> Result<Work>) -> Outcome {
     group.barrier()?.wait()?;
     if rank.index() == 0 {
         let came = Instant::now();
@@ -291,13 +300,27 @@ fn wait_in_vain(rank: &Rank, start: impl Fn(&Group) -> Result<Work>) -> Outcome 
 }
 
 fn timeout(rank: &Rank) -> Outcome {
-    wait_in_vain(rank, |group| {
-        group.all_reduce(&room(1001, Kind::Float), ReduceOp::Sum, PURPOSE)
+    wait_in_vain(rank, world_of(rank, SHORT)?, all_reduce)
+}
+
+fn all_reduce(group: &Group) -> Result<Work> {
+    group.all_reduce(&room(1001, Kind::Float), ReduceOp::Sum, PURPOSE)
+}
+
+/// In a group that was there before, and in one that forms later.
+fn changed_timeout(rank: &Rank) -> Outcome {
+    let world = joined(rank, LONG)?;
+    world.everyone()?.barrier()?.wait()?;
+    world.set_timeout(SHORT)?;
+    wait_in_vain(rank, world.everyone()?, all_reduce)?;
+    let (later, _) = world.pieces(Axis::DpReplicate, rank.size())?;
+    wait_in_vain(rank, later, |group| {
+        group.recv(&room(1001, Kind::Float), 1, 0, PURPOSE)
     })
 }
 
 fn message_timeout(rank: &Rank) -> Outcome {
-    wait_in_vain(rank, |group| {
+    wait_in_vain(rank, world_of(rank, SHORT)?, |group| {
         group.recv(&room(1001, Kind::Float), 1, 0, PURPOSE)
     })
 }

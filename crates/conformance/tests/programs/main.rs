@@ -15,7 +15,7 @@ use trainyard_conformance::programs::{find, repository};
 type Test = fn() -> Result<(), Failed>;
 
 fn main() -> ExitCode {
-    let tests: [(&str, Test); 19] = [
+    let tests: [(&str, Test); 20] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_notices_an_unreduced_gradient",
@@ -69,6 +69,10 @@ fn main() -> ExitCode {
         (
             "a_sharded_checkpoint_fits_any_other_mesh",
             train::resume_sharded,
+        ),
+        (
+            "a_last_state_that_cannot_be_saved_is_an_error",
+            train::lost_end,
         ),
         (
             "a_killed_rank_is_named_and_the_others_end",

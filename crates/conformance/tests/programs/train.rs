@@ -169,3 +169,20 @@ pub fn resume_sharded() -> Result<(), Failed> {
     assert_close("loss of step", &losses(&found), &losses(&expected), 1e-5);
     Ok(())
 }
+
+/// Where the last checkpoint would go there is something else.
+pub fn lost_end() -> Result<(), Failed> {
+    let folder = TempDir::new()?;
+    let checkpoints = folder.path().join("checkpoint");
+    fs::create_dir(&checkpoints)?;
+    fs::write(checkpoints.join("step-3"), "no folder")?;
+    let keys = "--training.steps 3 --lr_scheduler.warmup_steps 1 --checkpoint.enable true --checkpoint.interval 2 \
+                --checkpoint.resume false";
+    let ended = train(folder.path(), 2, keys);
+    let words = format!("{:?}", ended.err());
+    assert!(words.contains("the state after step 3"), "{words}");
+    assert!(checkpoints.join("step-2").is_dir(), "{words}");
+    let metrics = fs::read_to_string(folder.path().join("metrics.jsonl"))?;
+    assert_eq!(metrics.lines().count(), 3, "it trained to its end");
+    Ok(())
+}

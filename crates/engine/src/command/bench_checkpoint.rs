@@ -62,6 +62,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
                 store: std::sync::Arc::clone(&place),
                 keep: 2,
                 is_async,
+                is_lasting: true,
             };
             let began = together(&everyone)?;
             saver.save(&trainer, &world, state(step, at.world_size), &[place])?;

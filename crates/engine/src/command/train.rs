@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use trainyard_config::{Backend, Config};
-use trainyard_elastic::FULL_WORLD_SIZE;
+use trainyard_elastic::{FULL_WORLD_SIZE, LEAST_WORLD_SIZE};
 use trainyard_nn::Place;
 use trainyard_trace::Ledger;
 
@@ -42,8 +42,18 @@ fn fitted(config: Config) -> Result<Config> {
     let refit = config.refit(num_ranks, full)?;
     if number("RANK") == Some(0) {
         tracing::info!("{}", refit.reason);
+        if let Some(misfit) = config.misfit(&possible_sizes(num_ranks, full), full) {
+            tracing::warn!("{misfit}");
+        }
     }
     Ok(refit.config)
+}
+
+/// How many ranks this run may have, as machines come and go.
+fn possible_sizes(num_ranks: usize, full: usize) -> Vec<usize> {
+    let least = number(LEAST_WORLD_SIZE).unwrap_or(num_ranks);
+    let per_machine = number("LOCAL_WORLD_SIZE").unwrap_or(1).max(1);
+    (least..=full).step_by(per_machine).collect()
 }
 
 fn local_rank() -> usize {

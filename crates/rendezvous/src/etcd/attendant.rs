@@ -50,7 +50,6 @@ impl Backend for Etcd {
     async fn join(&self, join: Join) -> Result<Arc<dyn Seat>, RendezvousError> {
         join.check(&Record::new(&self.store.run))?;
         let now = Instant::now();
-        let deadline = now + join.policy.join_timeout;
         let instance = join.advert.instance;
         let attend = |inbox, window| {
             let attendant = Attendant {
@@ -71,9 +70,11 @@ impl Backend for Etcd {
                 retry_at: now,
                 trouble: "no answer yet".into(),
                 was_in: false,
+                asked: now,
+                gathers_since: None,
                 window,
             };
-            tokio::spawn(attendant.run(inbox, deadline)).abort_handle()
+            tokio::spawn(attendant.run(inbox)).abort_handle()
         };
         seat::take(attend).await
     }
@@ -121,6 +122,10 @@ struct Attendant {
     /// What went wrong last.
     trouble: String,
     was_in: bool,
+    /// When the agent last asked for its lease to be kept.
+    asked: Instant,
+    /// Since when workers of the last world are to be stopped.
+    gathers_since: Option<Instant>,
     window: Window,
 }
 
@@ -147,20 +152,16 @@ impl From<KvError> for Failure {
 }
 
 impl Attendant {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Command>, deadline: Instant) {
-        if let Err(error) = self.attend(&mut inbox, deadline).await {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        if let Err(error) = self.attend(&mut inbox).await {
             self.window.fail(error);
         }
     }
 
-    async fn attend(
-        &mut self,
-        inbox: &mut mpsc::Receiver<Command>,
-        deadline: Instant,
-    ) -> Result<(), RendezvousError> {
+    async fn attend(&mut self, inbox: &mut mpsc::Receiver<Command>) -> Result<(), RendezvousError> {
         loop {
             self.begin_what_is_due();
-            let wake = self.wake_at(deadline);
+            let wake = self.wake_at();
             tokio::select! {
                 biased;
                 changes = next_changes(&mut self.session) => self.see(changes)?,
@@ -176,7 +177,7 @@ impl Attendant {
                 },
                 () = sleep_until(wake) => {}
             }
-            if !self.was_in && Instant::now() >= deadline {
+            if Instant::now() >= self.gives_up_at() {
                 return Err(RendezvousError::Unreachable {
                     endpoint: self.store.kv.describe(),
                     cause: self.trouble.clone(),
@@ -188,7 +189,7 @@ impl Attendant {
 
     fn begin_what_is_due(&mut self) {
         let now = Instant::now();
-        if self.session.is_none() && self.opening.is_none() && now >= self.retry_at {
+        if self.wants_session() && now >= self.retry_at {
             self.join.seen = self.join.seen.max(self.attendance.seen());
             let opening = open(self.store.clone(), self.join.clone(), self.started);
             self.opening = Some(Task(tokio::spawn(opening)));
@@ -204,15 +205,26 @@ impl Attendant {
         }
     }
 
-    fn wake_at(&self, deadline: Instant) -> Instant {
+    /// An agent that hangs does not come back: its place is for others.
+    fn wants_session(&self) -> bool {
+        let hangs = self.was_in && self.asked.elapsed() >= self.join.policy.lease;
+        self.session.is_none() && self.opening.is_none() && !hangs
+    }
+
+    fn gives_up_at(&self) -> Instant {
+        let patience = self.join.policy.join_timeout;
+        self.started + self.attendance.gives_up_at(patience)
+    }
+
+    fn wake_at(&self) -> Instant {
         let now = Instant::now();
         let lapse = self.attendance.lapses_at().map(|at| self.started + at);
         let times = [
             lapse.filter(|&at| at > now),
-            (self.session.is_none() && self.opening.is_none()).then_some(self.retry_at),
+            self.wants_session().then_some(self.retry_at),
             (self.session.is_some() && self.stewardship.is_none())
                 .then_some(self.try_stewardship_at),
-            (!self.was_in).then_some(deadline),
+            Some(self.gives_up_at()),
         ];
         times
             .into_iter()
@@ -302,6 +314,9 @@ impl Attendant {
     fn told(&mut self, record: Record) {
         let decision = record.decision_for(&self.join.advert);
         self.attendance.told(record.version, decision);
+        let gathers = matches!(record.phase, Phase::Gathering(_));
+        let since = self.gathers_since.unwrap_or_else(Instant::now);
+        self.gathers_since = gathers.then_some(since);
         if let Some(session) = &mut self.session {
             session.record = record;
         }
@@ -326,9 +341,18 @@ impl Attendant {
     }
 
     fn heartbeat(&mut self) {
-        if self.beat.is_none() {
+        self.asked = Instant::now();
+        if self.beat.is_none() && !self.is_late() {
             self.beat_in(Duration::ZERO);
         }
+    }
+
+    /// Whether workers should have been stopped by now: then the others go on when the lease is over, by which
+    /// they have been killed.
+    fn is_late(&self) -> bool {
+        let limit = self.join.policy.stop_within;
+        let is_over = |since: Instant| since.elapsed() >= limit;
+        self.attendance.may_work() && self.gathers_since.is_some_and(is_over)
     }
 
     fn beat_in(&mut self, pause: Duration) {

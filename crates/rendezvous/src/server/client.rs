@@ -69,14 +69,14 @@ impl Client {
 #[async_trait]
 impl Backend for Client {
     async fn join(&self, join: Join) -> Result<Arc<dyn Seat>, RendezvousError> {
-        let deadline = Instant::now() + join.policy.join_timeout;
         let attend = |inbox, window| {
             let correspondent = Correspondent {
                 way: Arc::clone(&self.way),
                 heartbeat: join.policy.heartbeat(),
-                patience: join.policy.lease.max(OPEN_WITHIN),
+                lease: join.policy.lease,
                 started: Instant::now(),
                 heard: Instant::now(),
+                asked: Instant::now(),
                 line: None,
                 opening: None,
                 jitter: Jitter::new(join.advert.instance),
@@ -87,7 +87,7 @@ impl Backend for Client {
                 window,
                 call: Call::new(join),
             };
-            tokio::spawn(correspondent.run(inbox, deadline)).abort_handle()
+            tokio::spawn(correspondent.run(inbox)).abort_handle()
         };
         seat::take(attend).await
     }
@@ -102,10 +102,10 @@ struct Correspondent {
     /// A line on its way. Apart, because a lease lapses meanwhile, too.
     opening: Option<JoinHandle<Result<Line, String>>>,
     heartbeat: Duration,
-    /// A line on which nothing was heard for so long is given up: a network that was cut drops it without a word, and
-    /// TCP would only find out minutes after it is whole again.
-    patience: Duration,
+    lease: Duration,
     heard: Instant,
+    /// When the agent last asked for its lease to be kept.
+    asked: Instant,
     jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
@@ -122,8 +122,8 @@ struct Line {
 }
 
 impl Correspondent {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Command>, deadline: Instant) {
-        let ended = self.correspond(&mut inbox, deadline).await;
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        let ended = self.correspond(&mut inbox).await;
         if let Err(error) = ended {
             self.window.fail(error);
         }
@@ -132,7 +132,6 @@ impl Correspondent {
     async fn correspond(
         &mut self,
         inbox: &mut mpsc::Receiver<Command>,
-        deadline: Instant,
     ) -> Result<(), RendezvousError> {
         loop {
             if self.line.is_none() && self.opening.is_none() && Instant::now() >= self.retry_at {
@@ -143,10 +142,10 @@ impl Correspondent {
             let now = Instant::now();
             let wake = [
                 lapse.filter(|&at| at > now),
-                self.line.is_some().then_some(self.heard + self.patience),
+                self.line.is_some().then_some(self.heard + self.patience()),
                 (self.opening.is_none() && !self.call.has_joined())
                     .then_some(self.retry_at.max(now)),
-                (!self.was_in).then_some(deadline),
+                Some(self.gives_up_at()),
             ];
             let wake = wake
                 .into_iter()
@@ -164,7 +163,7 @@ impl Correspondent {
                 },
                 () = sleep_until(wake) => self.try_again(),
             }
-            if !self.was_in && Instant::now() >= deadline {
+            if Instant::now() >= self.gives_up_at() {
                 return Err(self.unreachable());
             }
             self.show();
@@ -182,6 +181,25 @@ impl Correspondent {
         self.started.elapsed()
     }
 
+    fn gives_up_at(&self) -> Instant {
+        self.started + self.call.gives_up_at()
+    }
+
+    /// A line on which nothing was heard for so long is given up: a network that was cut drops it without a word, and
+    /// TCP would only find out minutes after it is whole again.
+    fn patience(&self) -> Duration {
+        self.lease.max(OPEN_WITHIN)
+    }
+
+    /// Says what there is to say, unless the agent hangs: then its place is for others.
+    fn speak(&mut self) {
+        if self.was_in && self.asked.elapsed() >= self.lease {
+            return;
+        }
+        let letters = self.call.speak(self.now());
+        self.post(letters);
+    }
+
     fn connected(&mut self, opened: Result<Line, String>) {
         self.opening = None;
         match opened {
@@ -189,8 +207,7 @@ impl Correspondent {
                 (self.line, self.pause) = (Some(line), FIRST_PAUSE);
                 self.heard = Instant::now();
                 self.retry_at = Instant::now() + self.heartbeat;
-                let letters = self.call.speak(self.now());
-                self.post(letters);
+                self.speak();
             }
             Err(cause) => self.broken(cause),
         }
@@ -207,13 +224,12 @@ impl Correspondent {
 
     /// Not in yet, or not any more: asks again, on another line if this one is silent.
     fn try_again(&mut self) {
-        if self.line.is_some() && self.heard.elapsed() >= self.patience {
-            self.broken(format!("no word for {:?}", self.patience));
+        if self.line.is_some() && self.heard.elapsed() >= self.patience() {
+            self.broken(format!("no word for {:?}", self.patience()));
         }
         if self.line.is_some() && !self.call.has_joined() && Instant::now() >= self.retry_at {
             self.retry_at = Instant::now() + self.heartbeat;
-            let letters = self.call.speak(self.now());
-            self.post(letters);
+            self.speak();
         }
     }
 
@@ -241,15 +257,17 @@ impl Correspondent {
     }
 
     fn obey(&mut self, command: Command) {
-        let now = self.now();
-        let letters = match command {
-            Command::Heartbeat => self.call.speak(now),
-            Command::Report(epoch, report) => {
-                self.call.report(epoch, report, now).into_iter().collect()
+        match command {
+            Command::Heartbeat => {
+                self.asked = Instant::now();
+                self.speak();
             }
-            Command::Leave => Vec::new(),
-        };
-        self.post(letters);
+            Command::Report(epoch, report) => {
+                let letter = self.call.report(epoch, report, self.now());
+                self.post(letter.into_iter().collect());
+            }
+            Command::Leave => {}
+        }
     }
 
     fn post(&mut self, letters: Vec<Letter>) {

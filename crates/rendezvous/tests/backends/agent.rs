@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use trainyard_rendezvous::{
     Address, Advert, Backend, Decision, Epoch, Join, Place, Policy, RendezvousError, Report, Seat,
+    Seen,
 };
 
 /// Longer than anything here takes.
@@ -38,7 +39,7 @@ pub fn join(run: &str, node: &str, policy: &Policy) -> Join {
         run: run.into(),
         policy: policy.clone(),
         advert,
-        seen: Epoch(0),
+        seen: Seen::default(),
         said: None,
     }
 }
@@ -57,10 +58,23 @@ pub struct Agent {
 
 impl Agent {
     pub async fn start(backend: &dyn Backend, join: Join) -> Result<Agent, RendezvousError> {
+        Agent::started(backend, join, true).await
+    }
+
+    /// One whose workers cannot be stopped: it never says that they were.
+    pub async fn stuck(backend: &dyn Backend, join: Join) -> Result<Agent, RendezvousError> {
+        Agent::started(backend, join, false).await
+    }
+
+    async fn started(
+        backend: &dyn Backend,
+        join: Join,
+        stops: bool,
+    ) -> Result<Agent, RendezvousError> {
         let (node, beat) = (join.advert.node.clone(), join.policy.heartbeat());
         let seat = backend.join(join).await?;
         let (shown, decision) = watch::channel(seat.decision());
-        let task = tokio::spawn(follow(Arc::clone(&seat), beat, shown));
+        let task = tokio::spawn(follow(Arc::clone(&seat), beat, stops, shown));
         Ok(Agent {
             node,
             seat,
@@ -105,6 +119,16 @@ impl Agent {
         self.seat.report(epoch, report).await;
     }
 
+    /// Its loop stands still: it asks for nothing any more, but is there.
+    pub fn hang(&self) {
+        self.task.abort();
+    }
+
+    /// Waits until there is no way to the run any more.
+    pub async fn is_cut(&mut self) -> bool {
+        tokio::time::timeout(PATIENCE, &mut self.task).await.is_ok()
+    }
+
     /// Vanishes.
     pub fn kill(self) {}
 
@@ -120,7 +144,7 @@ impl Drop for Agent {
     }
 }
 
-async fn follow(seat: Arc<dyn Seat>, beat: Duration, shown: watch::Sender<Decision>) {
+async fn follow(seat: Arc<dyn Seat>, beat: Duration, stops: bool, shown: watch::Sender<Decision>) {
     let mut beats = tokio::time::interval(beat);
     loop {
         tokio::select! {
@@ -131,6 +155,7 @@ async fn follow(seat: Arc<dyn Seat>, beat: Duration, shown: watch::Sender<Decisi
                 };
                 if let Decision::Wait { epoch, .. } | Decision::Lapsed { epoch } = &decision
                     && *epoch > Epoch(0)
+                    && stops
                 {
                     seat.report(*epoch, Report::Stopped).await;
                 }

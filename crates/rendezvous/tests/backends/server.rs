@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tempfile::TempDir;
@@ -148,6 +149,38 @@ async fn a_server_that_restarts_disturbs_nobody_and_reuses_no_epoch() {
     }
     b.kill();
     assert_eq!(a.place_after(epoch).await.epoch, epoch.next());
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_everything_is_believed_and_reuses_no_epoch() {
+    let served = Served::start().await;
+    let client = served.client();
+    let policy = policy(1, 2);
+    let start = |node| Agent::start(&client, join("job", node, &policy));
+    let (a, b) = (start("a").await.unwrap(), start("b").await.unwrap());
+    b.place_after(Epoch(0)).await;
+    b.leave().await;
+    a.place_after(Epoch(1)).await;
+    let b = start("b").await.unwrap();
+    let epoch = b.place_after(Epoch(2)).await.epoch;
+
+    let ended = served.end();
+    std::fs::remove_file(ended.folder.path().join("record")).unwrap();
+    let _server = ended.start_again().await;
+    let places = [a.place_after(epoch).await, b.place_after(epoch).await];
+    assert_eq!(places[0].epoch, places[1].epoch);
+}
+
+#[tokio::test]
+async fn an_agent_gives_up_when_nobody_serves_for_long() {
+    let served = Served::start().await;
+    let mut policy = policy(1, 1);
+    policy.join_timeout = Duration::from_secs(2);
+    let join = join("job", "a", &policy);
+    let mut agent = Agent::start(&served.client(), join).await.unwrap();
+    agent.place_after(Epoch(0)).await;
+    let _ended = served.end();
+    assert!(agent.is_cut().await);
 }
 
 #[tokio::test]

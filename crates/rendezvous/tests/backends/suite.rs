@@ -1,6 +1,7 @@
 //! What every backend must do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use trainyard_rendezvous::{
@@ -23,6 +24,8 @@ pub async fn every_backend(venue: &dyn Venue) {
     restarts_are_counted_and_run_out(&*venue.open("fails").await).await;
     a_run_that_succeeded_is_over(&*venue.open("succeeds").await).await;
     a_name_is_free_when_its_holder_is_dead(&*venue.open("returns").await).await;
+    nobody_waits_for_workers_that_cannot_be_stopped(&*venue.open("stuck").await).await;
+    who_hangs_does_not_come_back(&*venue.open("hangs").await).await;
     who_asks_for_something_else_is_told(&*venue.open("differs").await).await;
 }
 
@@ -139,6 +142,38 @@ async fn a_run_that_succeeded_is_over(backend: &dyn Backend) {
         .await
         .expect("it is told");
     assert_eq!(late.closed().await, Decision::Close(Close::Succeeded));
+}
+
+async fn nobody_waits_for_workers_that_cannot_be_stopped(backend: &dyn Backend) {
+    let mut policy = policy(1, 2);
+    policy.stop_within = Duration::from_secs(1);
+    policy.join_timeout = Duration::from_secs(60);
+    policy.max_restarts = 1;
+    let (free, stuck) = tokio::join!(
+        Agent::start(backend, join("stuck", "free", &policy)),
+        Agent::stuck(backend, join("stuck", "stuck", &policy)),
+    );
+    let (free, stuck) = (free.expect("it may join"), stuck.expect("it may join"));
+    let first = free.place_after(Epoch(0)).await;
+    stuck.place_after(Epoch(0)).await;
+    assert_eq!(first.num_nodes, 2);
+    let message = "rank 0 exited with code 7".into();
+    free.report(first.epoch, Report::Failed { message }).await;
+    assert_eq!(free.place_after(first.epoch).await.num_nodes, 1);
+}
+
+async fn who_hangs_does_not_come_back(backend: &dyn Backend) {
+    let policy = policy(1, 2);
+    let agents = start(backend, "hangs", &["a", "b"], &policy).await;
+    for agent in &agents {
+        agent.place_after(Epoch(0)).await;
+    }
+    agents[1].hang();
+    let alone = agents[0].place_after(Epoch(1)).await;
+    assert_eq!(alone.num_nodes, 1);
+    // Long enough to have come back and to have broken the next world.
+    tokio::time::sleep(8 * policy.lease).await;
+    assert_eq!(agents[0].now(), Decision::Run(alone));
 }
 
 async fn a_name_is_free_when_its_holder_is_dead(backend: &dyn Backend) {

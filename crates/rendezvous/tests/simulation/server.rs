@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use trainyard_rendezvous::{
     Address, Advert, Answer, Call, Decision, Desk, Epoch, Join, Letter, Policy, Record, Report,
+    Seen,
 };
 
 use crate::chaos::{Chance, Fault, faults};
@@ -96,7 +97,7 @@ pub fn join(agent: usize, instance: u64, policy: &Policy) -> Join {
         run: "job".into(),
         policy: policy.clone(),
         advert,
-        seen: Epoch(0),
+        seen: Seen::default(),
         said: None,
     }
 }

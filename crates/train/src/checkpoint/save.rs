@@ -49,6 +49,8 @@ pub struct Destination {
     pub keep: usize,
     /// Whether training goes on while files are written.
     pub is_async: bool,
+    /// Whether what is there outlives the job, so that losing its last state is worth an error.
+    pub is_lasting: bool,
 }
 
 /// Saves a job's state, one at a time.
@@ -63,6 +65,8 @@ pub struct Saver {
     /// Memory for the copy, when no save is under way.
     staging: Vec<u8>,
     under_way: Option<JoinHandle<Outcome>>,
+    /// The newest step that could not be saved in a place that lasts.
+    lost: Option<u64>,
     /// Tells when the save under way is in its first place.
     first: Option<Receiver<()>>,
     /// Set when the job ends: nobody waits for others any more.
@@ -70,7 +74,7 @@ pub struct Saver {
 }
 
 /// What the thread leaves: the memory, and how it went in every place.
-type Outcome = (Vec<u8>, Vec<Result<(), CheckpointError>>);
+type Outcome = (Vec<u8>, Vec<(Destination, Result<(), CheckpointError>)>);
 
 impl Saver {
     /// Saves what these ranks hold.
@@ -94,6 +98,7 @@ impl Saver {
             last: None,
             staging: Vec::new(),
             under_way: None,
+            lost: None,
             first: None,
             is_over: Arc::default(),
         })
@@ -140,7 +145,7 @@ impl Saver {
                 let outcome = task.run(&staged);
                 // Nobody may care.
                 let _ = tell.send(());
-                outcome
+                (task.place.clone(), outcome)
             };
             let outcomes = tasks.iter().map(run).collect();
             (staged.bytes, outcomes)
@@ -183,15 +188,24 @@ impl Saver {
         let Some(thread) = self.under_way.take() else {
             return;
         };
-        match thread.join() {
-            Ok((staging, outcomes)) => {
-                self.staging = staging;
-                for error in outcomes.into_iter().filter_map(Result::err) {
-                    tracing::error!("not saved, training goes on: {error}");
-                }
+        let Ok((staging, outcomes)) = thread.join() else {
+            tracing::error!("not saved: the thread panicked");
+            self.lost = self.last;
+            return;
+        };
+        self.staging = staging;
+        for (place, outcome) in outcomes {
+            let Err(error) = outcome else { continue };
+            tracing::error!("not saved: {error}");
+            if place.is_lasting {
+                self.lost = self.last;
             }
-            Err(_) => tracing::error!("not saved, training goes on: the thread panicked"),
         }
+    }
+
+    /// Whether the state of a step could not be saved in a place that lasts.
+    pub fn has_lost(&self, step: u64) -> bool {
+        self.lost == Some(step)
     }
 }
 
@@ -294,7 +308,10 @@ impl Task {
             store.describe(&folder),
             readable_bytes(num_bytes)
         );
-        retain(store, self.state.step, self.place.keep)
+        if let Err(error) = retain(store, self.state.step, self.place.keep) {
+            tracing::warn!("older checkpoints are still there: {error}");
+        }
+        Ok(())
     }
 
     fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {
