@@ -86,9 +86,14 @@ fn a_lost_host_comes_back_from_its_partner_without_storage() -> Outcome {
     let nowhere = cluster.secret.display().to_string();
     let storage = ["--checkpoint.enable", "true", "--job.dump_folder", &nowhere];
     let hosts = cluster.start(&["--external-holders"], &storage)?;
-    let [again, _] = finish(hosts)?;
+    let ([again, _], ends) = ended(hosts)?;
     assert!(again.contains("nothing from storage"), "{again}");
     assert!(again.contains("resumed after step"), "{again}");
+    // It trained to its end, and only what it came to is not where it should be.
+    assert!(again.contains(&format!("step: {STEPS} ")), "{again}");
+    let unsaved = format!("the state after step {STEPS}, the job's last, was not saved");
+    assert!(again.contains(&unsaved), "{again}");
+    assert_eq!(ends, [false, false], "{again}");
     assert_same_losses(&first.text())?;
     assert_same_losses(&again)
 }
@@ -288,15 +293,21 @@ fn lines(child: &mut Child) -> Receiver<String> {
 
 /// What both said to the end, which must be a good one.
 fn finish(hosts: [Host; 2]) -> Outcome<[String; 2]> {
-    let mut texts = Vec::new();
-    let mut codes = Vec::new();
-    for mut host in hosts {
+    let (texts, ends) = ended(hosts)?;
+    assert_eq!(ends, [true, true], "{}", texts.join("\n--- second host\n"));
+    Ok(texts)
+}
+
+/// What both said to the end, and whether it was a good one.
+fn ended(hosts: [Host; 2]) -> Outcome<([String; 2], [bool; 2])> {
+    let end = |mut host: Host| -> Outcome<(String, bool)> {
         host.read_to_end()?;
-        codes.push(host.child.0.wait()?.success());
-        texts.push(host.text());
-    }
-    assert_eq!(codes, [true, true], "{}", texts.join("\n--- second host\n"));
-    texts.try_into().map_err(|_| "two hosts".into())
+        let is_good = host.child.0.wait()?.success();
+        Ok((host.text(), is_good))
+    };
+    let [first, second] = hosts;
+    let (first, second) = (end(first)?, end(second)?);
+    Ok(([first.0, second.0], [first.1, second.1]))
 }
 
 /// Every step that was told, told again or not, is that of a job that nobody disturbed.

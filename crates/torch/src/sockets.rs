@@ -18,7 +18,7 @@ pub(crate) struct Sockets(Vec<RawFd>);
 /// Bytes the kernel counted on a group's connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WireBytes {
-    /// Sent and acknowledged.
+    /// Sent; what had to be sent again counts once.
     pub sent: u64,
     /// Received.
     pub received: u64,
@@ -93,10 +93,12 @@ fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// `tcpi_bytes_acked` and `tcpi_bytes_received` of the kernel's TCP_INFO.
+/// `tcpi_bytes_sent` without `tcpi_bytes_retrans`, and `tcpi_bytes_received`, of the kernel's TCP_INFO. Not
+/// `tcpi_bytes_acked`: what has arrived is acknowledged up to 40 ms later.
 fn tcp_info(fd: RawFd) -> Option<WireBytes> {
-    const ACKED: usize = 120;
     const RECEIVED: usize = 128;
+    const SENT: usize = 200;
+    const SENT_AGAIN: usize = 208;
     let mut info = [0u8; 256];
     let mut length = info.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into the buffer.
@@ -109,12 +111,12 @@ fn tcp_info(fd: RawFd) -> Option<WireBytes> {
             &mut length,
         )
     };
-    if status != 0 || (length as usize) < RECEIVED + 8 {
+    if status != 0 || (length as usize) < SENT_AGAIN + 8 {
         return None;
     }
     let read = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
     Some(WireBytes {
-        sent: read(ACKED),
+        sent: read(SENT).saturating_sub(read(SENT_AGAIN)),
         received: read(RECEIVED),
     })
 }
