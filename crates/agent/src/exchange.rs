@@ -1,8 +1,8 @@
 //! What agents tell each other of their ranks, through the workers' store.
 //!
 //! Everybody tells once in a while, which is little. Only who sees its ranks stand still asks for what the
-//! others told, to say who keeps whom waiting. Nothing is decided by it: only the words
-//! about who hangs are made of it.
+//! others told, to say who keeps whom waiting. Nothing is decided by it: only the words about
+//! who hangs are made of it.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -73,12 +73,15 @@ impl Patience {
                 .collect();
             (!found.is_empty()).then_some(found)
         });
+        let Some(found) = found else {
+            return Vec::new(); // as nearly always: no words are needed
+        };
         let words = words(all);
         let blame = |rank| Blame {
             rank,
             why: words(rank),
         };
-        found.unwrap_or_default().into_iter().map(blame).collect()
+        found.into_iter().map(blame).collect()
     }
 }
 

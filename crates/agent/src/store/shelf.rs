@@ -55,13 +55,10 @@ impl Shelf {
         desired: Vec<u8>,
     ) -> Result<Vec<u8>, Full> {
         let mut values = self.values();
-        let is_as_expected = match values.of.get(&key) {
-            Some(value) if *value != expected => return Ok(value.clone()),
-            Some(_) => true,
-            None => expected.is_empty(),
-        };
+        let now = values.of.get(&key);
+        let is_as_expected = now.map_or(expected.is_empty(), |value| *value == expected);
         if !is_as_expected {
-            return Ok(expected);
+            return Ok(now.cloned().unwrap_or(expected));
         }
         values.put(key, desired.clone())?;
         drop(values);
