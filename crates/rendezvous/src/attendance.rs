@@ -15,6 +15,8 @@ pub struct Attendance {
     lease: Duration,
     /// None: no lease was ever given.
     valid_until: Option<Duration>,
+    /// When the agent last asked for its lease to be kept.
+    asked: Duration,
     version: Option<u64>,
     told: Decision,
     /// The record's version when the lease was last renewed: an older decision is out of date.
@@ -33,6 +35,7 @@ impl Attendance {
         Attendance {
             lease,
             valid_until: None,
+            asked: Duration::ZERO,
             version: None,
             floor: 0,
             told: joining(),
@@ -85,6 +88,17 @@ impl Attendance {
         self.valid_until
             .unwrap_or_default()
             .saturating_add(patience)
+    }
+
+    /// The agent asks for its lease to be kept.
+    pub fn asked(&mut self, now: Duration) {
+        self.asked = now;
+    }
+
+    /// Whether the agent, which was in once, asks for nothing any more: then its place is for others, and nobody
+    /// asks in its name.
+    pub fn hangs(&self, now: Duration) -> bool {
+        self.valid_until.is_some() && now >= self.asked.saturating_add(self.lease)
     }
 
     /// Whether it may have workers.

@@ -229,6 +229,16 @@ impl Call {
         self.attendance.lapses_at()
     }
 
+    /// The agent asks for its lease to be kept.
+    pub fn asked(&mut self, now: Duration) {
+        self.attendance.asked(now);
+    }
+
+    /// Whether the agent asks for nothing any more.
+    pub fn hangs(&self, now: Duration) -> bool {
+        self.attendance.hangs(now)
+    }
+
     /// When one who hears nothing more gives up.
     pub fn gives_up_at(&self) -> Duration {
         let patience = self.join.policy.join_timeout;

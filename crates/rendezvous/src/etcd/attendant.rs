@@ -70,7 +70,6 @@ impl Backend for Etcd {
                 retry_at: now,
                 trouble: "no answer yet".into(),
                 was_in: false,
-                asked: now,
                 gathers_since: None,
                 window,
             };
@@ -122,8 +121,6 @@ struct Attendant {
     /// What went wrong last.
     trouble: String,
     was_in: bool,
-    /// When the agent last asked for its lease to be kept.
-    asked: Instant,
     /// Since when workers of the last world are to be stopped.
     gathers_since: Option<Instant>,
     window: Window,
@@ -205,9 +202,9 @@ impl Attendant {
         }
     }
 
-    /// An agent that hangs does not come back: its place is for others.
+    /// An agent that hangs does not come back.
     fn wants_session(&self) -> bool {
-        let hangs = self.was_in && self.asked.elapsed() >= self.join.policy.lease;
+        let hangs = self.attendance.hangs(self.started.elapsed());
         self.session.is_none() && self.opening.is_none() && !hangs
     }
 
@@ -341,7 +338,7 @@ impl Attendant {
     }
 
     fn heartbeat(&mut self) {
-        self.asked = Instant::now();
+        self.attendance.asked(self.started.elapsed());
         if self.beat.is_none() && !self.is_late() {
             self.beat_in(Duration::ZERO);
         }

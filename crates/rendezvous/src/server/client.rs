@@ -76,7 +76,6 @@ impl Backend for Client {
                 lease: join.policy.lease,
                 started: Instant::now(),
                 heard: Instant::now(),
-                asked: Instant::now(),
                 line: None,
                 opening: None,
                 jitter: Jitter::new(join.advert.instance),
@@ -104,8 +103,6 @@ struct Correspondent {
     heartbeat: Duration,
     lease: Duration,
     heard: Instant,
-    /// When the agent last asked for its lease to be kept.
-    asked: Instant,
     jitter: Jitter,
     pause: Duration,
     retry_at: Instant,
@@ -191,9 +188,9 @@ impl Correspondent {
         self.lease.max(OPEN_WITHIN)
     }
 
-    /// Says what there is to say, unless the agent hangs: then its place is for others.
+    /// Says what there is to say, unless the agent hangs.
     fn speak(&mut self) {
-        if self.was_in && self.asked.elapsed() >= self.lease {
+        if self.call.hangs(self.now()) {
             return;
         }
         let letters = self.call.speak(self.now());
@@ -259,7 +256,7 @@ impl Correspondent {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Heartbeat => {
-                self.asked = Instant::now();
+                self.call.asked(self.now());
                 self.speak();
             }
             Command::Report(epoch, report) => {
