@@ -1,4 +1,4 @@
-"""bench/compare's judgement, without starting anything.  Run: python3 -m unittest discover bench"""
+"""Tests of the report of bench/compare, without training runs.  Run: python3 -m unittest discover bench"""
 
 import unittest
 from importlib.machinery import SourceFileLoader
@@ -23,47 +23,47 @@ def result(step_ms=100.0, peak=(700.0, 720.0), before=(600.0, 600.0), losses=(7.
     }
 
 
-def judged(*rounds):
+def make_report(*rounds):
     args = compare.parse_args(["--rounds", str(len(rounds))])
     return compare.report(args, [dict(zip(("theirs", "ours", "bare"), r)) for r in rounds])
 
 
-class Judgement(unittest.TestCase):
-    def test_the_result_is_found_behind_a_rank_prefix_and_before_later_noise(self):
+class ReportTest(unittest.TestCase):
+    def test_result_line_skips_a_rank_prefix_and_later_output(self):
         text = '[rank0]: {"losses": [1]}\n[rank1]: goodbye\n{not json}\n'
         self.assertEqual(compare.result_line(text), {"losses": [1]})
         self.assertIsNone(compare.result_line("nothing here\n"))
 
-    def test_ratios_are_taken_within_a_round_and_the_median_is_reported(self):
+    def test_ratios_are_the_median_of_ratios_within_a_round(self):
         slow, fast = result(200.0), result(100.0)
-        r = judged((slow, fast, fast), (fast, fast, fast), (slow, slow, slow))
+        r = make_report((slow, fast, fast), (fast, fast, fast), (slow, slow, slow))
         self.assertEqual([one["ratio_throughput"] for one in r["per_round"]], [2.0, 1.0, 1.0])
         self.assertEqual((r["ratio_throughput"], r["verdict"]), (1.0, "ok"))
 
-    def test_memory_is_what_training_added_on_the_worst_rank(self):
+    def test_memory_is_the_largest_increase_of_any_rank(self):
         lean = result(peak=(150.0, 160.0), before=(100.0, 100.0))
-        self.assertEqual(judged((result(), lean, result()))["ratio_peak_memory"], 0.5)
+        self.assertEqual(make_report((result(), lean, result()))["ratio_peak_memory"], 0.5)
 
-    def test_cpu_time_is_that_of_all_ranks(self):
-        self.assertAlmostEqual(judged((result(), result()))["cpu_seconds_per_step"]["ours"], 0.2)
+    def test_cpu_time_is_the_sum_over_ranks(self):
+        self.assertAlmostEqual(make_report((result(), result()))["cpu_seconds_per_step"]["ours"], 0.2)
 
-    def test_a_strategy_without_bare_has_no_ratio_to_it(self):
-        self.assertIsNone(judged((result(), result()))["ratio_to_bare"])
+    def test_a_strategy_without_bare_has_no_ratio_to_bare(self):
+        self.assertIsNone(make_report((result(), result()))["ratio_to_bare"])
 
     def test_verdicts(self):
         self.assertEqual([compare.verdict(x) for x in (1.0, 0.999, 0.97, 0.969)], ["ok", "close", "close", "miss"])
 
-    def test_a_wrong_gradient_scale_is_seen_though_losses_agree(self):
-        r = judged((result(), result(norms=(2.0, 2.2))))
+    def test_a_wrong_gradient_scale_is_detected_if_losses_agree(self):
+        r = make_report((result(), result(norms=(2.0, 2.2))))
         self.assertEqual((r["max_loss_difference"], r["agrees"]), (0.0, False))
         self.assertAlmostEqual(r["max_grad_norm_difference"], 1.0)
 
     def test_nan_is_not_agreement(self):
-        self.assertFalse(judged((result(), result(losses=(7.0, float("nan")))))["agrees"])
+        self.assertFalse(make_report((result(), result(losses=(7.0, float("nan")))))["agrees"])
 
     def test_a_missing_step_is_not_agreement(self):
         with self.assertRaisesRegex(compare.RunFailed, "losses: ours has 1 steps, theirs 2"):
-            judged((result(), result(losses=(7.0,))))
+            make_report((result(), result(losses=(7.0,))))
 
 
 if __name__ == "__main__":

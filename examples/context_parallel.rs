@@ -1,19 +1,19 @@
-//! Context parallelism with a loop of one's own: all ranks see the same sequences, each some of their
-//! positions, and attention reaches across ranks by passing keys and values round.
+//! Context parallelism with a custom training loop: all ranks have the same sequences, each rank some of
+//! their positions, and attention exchanges keys and values between ranks (ring) or heads (Ulysses).
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/context_parallel
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/context_parallel ulysses
 //! ```
 //!
-//! Comments name PyTorch's calls.
+//! Comments show the corresponding PyTorch calls.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
-use trainyard::parallel::{Strategy, Sync};
+use trainyard::parallel::{GradSync, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, ContextMethod, ContextParallel, Ddp, DdpOptions, Llama, LlamaConfig,
-    Model, Module, Purpose, ReduceOp, Result,
+    Axis, Builder, Context, ContextParallel, ContextParallelMethod, Ddp, DdpOptions, Llama,
+    LlamaConfig, Model, Module, Purpose, ReduceOp, Result,
 };
 
 const STEPS: u64 = 30;
@@ -22,19 +22,19 @@ const LEARNING_RATE: f64 = 3e-3;
 
 fn main() -> Result<()> {
     let method = match std::env::args().nth(1).as_deref() {
-        Some("ulysses") => ContextMethod::Ulysses,
-        _ => ContextMethod::Ring,
+        Some("ulysses") => ContextParallelMethod::Ulysses,
+        _ => ContextParallelMethod::Ring,
     };
     // init_device_mesh("cpu", (world_size,), mesh_dim_names=("cp",))
     let world = trainyard::init_along(Axis::Cp)?;
     let group = world.group(Axis::Cp)?;
     let cp = ContextParallel::new(&group, method);
 
-    // The model knows which positions are this rank's, and turns its heads accordingly.
+    // The model knows the positions of this rank and applies the rotary embedding for them.
     let builder = Builder::new(1).with_context_parallel(cp.clone());
-    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &builder)?;
+    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
 
-    // Every rank has a part of the loss, so gradients are added up as over parts of a batch.
+    // Every rank has a part of the loss, so gradients are summed over ranks.
     let options = DdpOptions {
         op: ReduceOp::Sum,
         ..DdpOptions::default()
@@ -42,16 +42,16 @@ fn main() -> Result<()> {
     let model = Ddp::new(model, &group, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(4, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let batch = step_batches(&source, &sampler, step, 0)?.swap_remove(0);
         // with context_parallel(mesh, buffers=[inputs, targets], buffer_seq_dims=[1, 1]):
-        let (inputs, targets) = (cp.part(&batch.inputs)?, cp.part(&batch.targets)?);
+        let (inputs, targets) = (cp.shard(&batch.inputs)?, cp.shard(&batch.targets)?);
         let run = model.forward(&inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &targets)? / batch.num_targets as f64;
-        model.backward(run, &loss, Sync::Reduce)?;
+        model.backward(run, &loss, GradSync::Full)?;
         optimizer.step(LEARNING_RATE, None)?;
         model.zero_grad()?;
 
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
     Ok(())

@@ -4,8 +4,8 @@
 //! target/release/examples/data_parallel
 //! ```
 //!
-//! The quick way to use one machine, as PyTorch's `nn.DataParallel`; to scale, see `ddp.rs`.
-//! Comments name PyTorch's calls.
+//! For a single host, like PyTorch's `nn.DataParallel`; to use several hosts, see `ddp.rs`.
+//! Comments show the corresponding PyTorch calls.
 
 use trainyard::tch;
 use trainyard::train::optimizer;
@@ -33,13 +33,13 @@ fn main() -> Result<()> {
         println!("step {step} loss {:.6}", losses[losses.len() - 1]);
     }
     if losses[losses.len() - 1] > 0.5 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
     Ok(())
 }
 
-/// Noisy images with one bright bar each; its height is the label.
+/// Noisy images with one bright bar each; the row of the bar is the label.
 fn batch(step: u64) -> (Tensor, Tensor) {
     tch::manual_seed(step as i64);
     let labels = Tensor::randint(10, [BATCH], (Kind::Int64, Device::Cpu));

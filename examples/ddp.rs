@@ -1,13 +1,13 @@
-//! Distributed data parallelism with a model and a loop of one's own.
+//! Distributed data parallelism (DDP) with a custom model and training loop.
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/ddp
 //! ```
 //!
-//! It also runs alone, and computes the same: the batch is divided over however many ranks there
-//! are. Comments name PyTorch's calls.
+//! It also runs without the launcher, on one rank, and computes the same: the global batch is divided over
+//! all ranks. Comments show the corresponding PyTorch calls.
 
-use trainyard::parallel::{Ddp, DdpOptions, Strategy, Sync};
+use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
 use trainyard::tch::{
     self, Reduction,
     nn::{self, Module as _},
@@ -24,10 +24,10 @@ const LEARNING_RATE: f64 = 0.01;
 
 fn main() -> Result<()> {
     let world = trainyard::init()?; // dist.init_process_group("gloo")
-    let everyone = world.everyone()?; // dist.group.WORLD
+    let world_group = world.world_group()?; // dist.group.WORLD
 
-    // DistributedDataParallel(model): rank 0's weights go to everyone.
-    let model = Ddp::new(classifier()?, &everyone, DdpOptions::default())?;
+    // DistributedDataParallel(model): rank 0 broadcasts its weights.
+    let model = Ddp::new(classifier()?, &world_group, DdpOptions::default())?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters()); // optim.AdamW
 
     let mut losses = Vec::new();
@@ -35,12 +35,12 @@ fn main() -> Result<()> {
         let (points, labels) = batch(step, &world); // DistributedSampler
         let run = model.forward(&points, &Context::training(step))?; // model(points)
         let loss = model.loss(run.output(), &labels)? / labels.size()[0] as f64;
-        model.backward(run, &loss, Sync::Reduce)?; // loss.backward()
+        model.backward(run, &loss, GradSync::Full)?; // loss.backward()
         optimizer.step(LEARNING_RATE, None)?; // optimizer.step()
         model.zero_grad()?; // optimizer.zero_grad()
 
         let mean = loss.detach();
-        everyone // dist.all_reduce(mean, op=ReduceOp.AVG)
+        world_group // dist.all_reduce(mean, op=ReduceOp.AVG)
             .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
             .wait()?;
         losses.push(f64::try_from(&mean)?);
@@ -49,13 +49,13 @@ fn main() -> Result<()> {
         }
     }
     if losses[losses.len() - 1] > 0.5 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
     Ok(())
 }
 
-/// A plain `tch` model. Its layers become units: what strategies handle as one.
+/// A plain `tch` model. Its layers become units, the granularity of strategies.
 fn classifier() -> Result<VarStoreModel> {
     tch::manual_seed(1);
     let store = nn::VarStore::new(Device::Cpu);
@@ -65,14 +65,14 @@ fn classifier() -> Result<VarStoreModel> {
         ("hidden", Box::new(move |x| hidden.forward(x).tanh())),
         ("output", Box::new(move |x| output.forward(x))),
     ];
-    // A sum over the targets, not their mean: the loop divides.
+    // The sum over the targets, not the mean: the training loop divides.
     let loss = |output: &Tensor, labels: &Tensor| {
         output.cross_entropy_loss::<Tensor>(labels, None, Reduction::Sum, -100, 0.0)
     };
     Ok(VarStoreModel::new(&store, units, Box::new(loss))?)
 }
 
-/// This rank's part of a step's batch: points of a square, labelled like a chessboard of four fields.
+/// This rank's part of the global batch: points in a square, labeled by quadrant (XOR).
 fn batch(step: u64, world: &World) -> (Tensor, Tensor) {
     tch::manual_seed(1000 + step as i64);
     let points = Tensor::rand([GLOBAL_BATCH, 2], (Kind::Float, Device::Cpu)) * 2.0 - 1.0;

@@ -1,15 +1,15 @@
-//! A fully sharded model (ZeRO stage 3) with a loop of one's own: every rank holds a part of each
-//! layer, and a layer is whole only while it computes.
+//! Fully sharded data parallelism (FSDP, ZeRO stage 3) with a custom training loop: every rank has a shard
+//! of each layer, and a layer is all-gathered only while it computes.
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/fsdp
 //! ```
 //!
-//! Comments name PyTorch's calls. The model's parameters are this rank's shards, so the optimiser
-//! and its states are sharded without knowing it.
+//! Comments show the corresponding PyTorch calls. The parameters of the model are this rank's shards, so
+//! the optimizer state is sharded too.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
-use trainyard::parallel::{FullyShard, Precision, ShardOptions, Strategy, Sync};
+use trainyard::parallel::{FullyShard, GradSync, Precision, ShardOptions, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Kind, Llama, LlamaConfig, Model, Module, Purpose, ReduceOp, Result,
@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     // init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
     let world = trainyard::init_along(Axis::DpShard)?;
     let model = Llama::build(
-        &LlamaConfig::little(),
+        &LlamaConfig::debug(),
         SEQ_LEN,
         &Builder::new(1).compute_kind(Kind::BFloat16),
     )?;
@@ -39,20 +39,20 @@ fn main() -> Result<()> {
     )?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let everyone = world.everyone()?;
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
+    let world_group = world.world_group()?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
-        model.backward(run, &loss, Sync::Reduce)?; // gradients are reduce-scattered
+        model.backward(run, &loss, GradSync::Full)?; // gradients are reduce-scattered
         optimizer.step(LEARNING_RATE, None)?;
         model.zero_grad()?;
 
         let mean = loss.detach().to_kind(Kind::Float);
-        everyone
+        world_group
             .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
             .wait()?;
         losses.push(f64::try_from(&mean)?);
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Several strategies on one mesh: stages of layers (`pp`), shards of states (`dp_shard`), shares of
-//! matrices (`tp`). A config says how; the loop is one's own.
+//! 3D parallelism with a custom training loop: pipeline parallelism (`pp`), FSDP (`dp_shard`) and tensor
+//! parallelism (`tp`) on one mesh, set up from a config.
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 8 -- target/release/examples/hybrid_3d
@@ -8,7 +8,7 @@
 //! On fewer ranks the mesh is smaller, and the losses are the same.
 
 use trainyard::data::{Sampler, step_batches};
-use trainyard::nn::Place;
+use trainyard::nn::Device;
 use trainyard::train::{Trainer, build};
 use trainyard::{Axis, Config, Mesh, Result};
 
@@ -22,11 +22,11 @@ fn main() -> Result<()> {
 
     // init_device_mesh("cpu", (pp, shard, tp), mesh_dim_names=("pp", "dp_shard", "tp"))
     let world = trainyard::init_mesh(&[(Axis::Pp, pp), (Axis::DpShard, shard), (Axis::Tp, tp)])?;
-    let mut trainer = Trainer::new(&config, &world, Place::Cpu)?;
+    let mut trainer = Trainer::new(&config, &world, Device::Cpu)?;
     if world.rank() == 0 {
         let mesh: &Mesh = world.mesh();
         println!(
-            "mesh {mesh}, {} parameters here",
+            "mesh {mesh}, {} parameter tensors on rank 0",
             trainer.parameters().len()
         );
     }
@@ -38,16 +38,16 @@ fn main() -> Result<()> {
     for step in 0..STEPS {
         let batches = step_batches(&*source, &sampler, step, trainer.data_group().index())?;
         let outcome = trainer.step(&batches)?;
-        losses.push(trainer.global_loss(&outcome.loss_part)?);
+        losses.push(trainer.global_loss(&outcome.local_loss)?);
         if world.rank() == 0 {
             println!("step {step} loss {:.4}", losses[losses.len() - 1]);
         }
     }
     if losses[losses.len() - 1] > 0.9 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
-    Ok(world.everyone()?.barrier()?.wait()?)
+    Ok(world.world_group()?.barrier()?.wait()?)
 }
 
 fn config(pp: usize, shard: usize, tp: usize) -> Result<Config> {

@@ -1,12 +1,12 @@
-//! Plain model parallelism, as people first meet it: some layers on one rank, the rest on others, and
-//! what lies between them sent by hand.
+//! Naive model parallelism: each rank has some of the layers, and activations and gradients are sent
+//! between ranks explicitly.
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/layer_parallel
 //! ```
 //!
-//! The model fits where no single rank could hold it, but only one rank computes at a time: that is
-//! what pipelines are for.
+//! The model may be larger than the memory of one rank, but only one rank computes at a time. Pipeline
+//! parallelism (`pipeline.rs`) solves this.
 
 use trainyard::data::{Sampler, SyntheticImages, step_batches};
 use trainyard::nn::layers::Linear;
@@ -30,14 +30,14 @@ struct Stage {
 }
 
 impl Stage {
-    /// An equal share of the layers, whose weights do not depend on who holds them.
+    /// An equal share of the layers. Their initial weights do not depend on the rank.
     fn build(rank: usize, num_ranks: usize) -> Result<Stage> {
         let num_layers = WIDTHS.len() - 1;
         let own = mesh::chunk(num_layers, num_ranks, rank);
         let is_last = own.end == num_layers;
         let layers = own.map(|index| {
             let (inputs, outputs) = (WIDTHS[index], WIDTHS[index + 1]);
-            let builder = Builder::new(1).at(&format!("layers.{index}"));
+            let builder = Builder::new(1).push(&format!("layers.{index}"));
             Linear::with_bias(&builder, inputs, outputs, Init::fan_in(inputs))
         });
         Ok(Stage {
@@ -64,21 +64,21 @@ impl Stage {
 
 fn main() -> Result<()> {
     let world = trainyard::init_along(Axis::Pp)?;
-    let group = world.everyone()?;
+    let group = world.world_group()?;
     let (rank, num_ranks) = (world.rank(), world.size());
     let stage = Stage::build(rank, num_ranks)?;
     let mut optimizer = optimizer::build(&Default::default(), stage.layers.parameters());
 
     let source = SyntheticImages::new(1);
     let sampler = Sampler::new(BATCH, 1, 1)?;
-    // Made-up images have made-up classes: all there is to learn is one batch by heart.
+    // Synthetic images have random labels, so the model overfits a single batch.
     let batch = step_batches(&source, &sampler, 0, 0)?.swap_remove(0);
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        // Forward: from the rank before, through the own layers, to the rank after.
+        // Forward: receive activations from the previous rank, compute, send to the next rank.
         let x = match rank {
             0 => batch.inputs.flatten(1, -1),
-            _ => received(
+            _ => recv(
                 &group,
                 rank - 1,
                 &[BATCH as i64, stage.num_inputs(rank, num_ranks)],
@@ -86,18 +86,18 @@ fn main() -> Result<()> {
             .set_requires_grad(true),
         };
         let y = stage.forward(&x)?;
-        // Backward: the other way round.
+        // Backward: receive gradients from the next rank, compute, send to the previous rank.
         if stage.is_last {
             let loss = cross_entropy_sum(&y, &batch.targets)? / BATCH as f64;
             loss.backward();
             losses.push(f64::try_from(&loss)?);
         } else {
-            sent(&group, rank + 1, &y.detach())?;
-            let gradient = received(&group, rank + 1, &y.size())?;
+            send(&group, rank + 1, &y.detach())?;
+            let gradient = recv(&group, rank + 1, &y.size())?;
             autograd::backward(&[&y], &[&gradient])?;
         }
         if rank > 0 {
-            sent(&group, rank - 1, &x.grad())?;
+            send(&group, rank - 1, &x.grad())?;
         }
         optimizer.step(LEARNING_RATE, None)?;
         stage
@@ -108,20 +108,20 @@ fn main() -> Result<()> {
         }
     }
     if stage.is_last && losses[losses.len() - 1] > 0.5 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
-    // Rank 0 serves the store: nobody leaves before all are done.
+    // Rank 0 may host the TCPStore: no rank exits before all are done.
     Ok(group.barrier()?.wait()?)
 }
 
-fn sent(group: &Group, to: usize, tensor: &Tensor) -> Result<()> {
+fn send(group: &Group, to: usize, tensor: &Tensor) -> Result<()> {
     Ok(group
         .send(&tensor.contiguous(), to, TAG, Purpose::Activation)?
         .wait()?)
 }
 
-fn received(group: &Group, from: usize, shape: &[i64]) -> Result<Tensor> {
+fn recv(group: &Group, from: usize, shape: &[i64]) -> Result<Tensor> {
     let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
     group
         .recv(&tensor, from, TAG, Purpose::Activation)?

@@ -1,19 +1,19 @@
-//! Tensor parallelism with a loop of one's own: all ranks see the same batch, and each holds a part
-//! of every matrix. Positions between matrices are shared too (sequence parallelism).
+//! Tensor parallelism with a custom training loop: all ranks have the same batch, and each has a shard of
+//! every weight matrix. Activations between them are sharded by position (sequence parallelism).
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/tensor_parallel
 //! ```
 //!
-//! Comments name PyTorch's calls. The model's code is the same on one rank and on many: layers take
-//! their form from the builder.
+//! Comments show the corresponding PyTorch calls. The code of the model is the same on one rank and on many: the
+//! builder determines how layers are sharded.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
-use trainyard::parallel::{Strategy, Sync};
+use trainyard::parallel::{GradSync, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Ddp, DdpOptions, Llama, LlamaConfig, Model, Module, Result, Sequence,
-    TensorParallel,
+    Axis, Builder, Context, Ddp, DdpOptions, Llama, LlamaConfig, Model, Module, Result,
+    SequenceParallel, TensorParallel,
 };
 
 const STEPS: u64 = 30;
@@ -25,15 +25,15 @@ fn main() -> Result<()> {
     let world = trainyard::init_along(Axis::Tp)?;
 
     // parallelize_module(model, mesh["tp"], {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel(),
-    //     "input_layernorm": SequenceParallel(), ...}): here the layers know.
-    let tp = TensorParallel::new(&world.group(Axis::Tp)?, Sequence::Kept);
+    //     "input_layernorm": SequenceParallel(), ...}): here each layer has its own plan.
+    let tp = TensorParallel::new(&world.group(Axis::Tp)?, SequenceParallel::SaveGathered);
     let builder = Builder::new(1).with_tensor_parallel(tp);
-    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &builder)?;
+    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
     if world.rank() == 0 {
         show_layouts(&model);
     }
 
-    // One copy of the model: nothing to reduce but what ranks found with parameters they share.
+    // One replica of the model: only the gradients of parameters that are replicated over `tp` are reduced.
     let model = Ddp::new(
         model,
         &world.group(Axis::DpReplicate)?,
@@ -41,15 +41,15 @@ fn main() -> Result<()> {
     )?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let batch = step_batches(&source, &sampler, step, 0)?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
-        // loss_parallel(): no rank ever has all logits.
+        // loss_parallel(): logits stay sharded.
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
-        model.backward(run, &loss, Sync::Reduce)?;
+        model.backward(run, &loss, GradSync::Full)?;
         optimizer.step(LEARNING_RATE, None)?;
         model.zero_grad()?;
 
@@ -59,17 +59,17 @@ fn main() -> Result<()> {
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {
-        eprintln!("the loss did not fall: {losses:?}");
+        eprintln!("the loss did not decrease: {losses:?}");
         std::process::exit(1);
     }
     Ok(())
 }
 
-/// How the matrices of the first block are cut, and what this rank holds of them.
+/// Prints the layouts of the parameters of the first block and the sizes of this rank's shards.
 fn show_layouts(model: &Llama) {
     let first_block = |name: &str| name.starts_with("model.layers.0.");
     for parameter in model.parameters().iter().filter(|p| first_block(p.name())) {
-        let held = parameter.tensor().size();
-        println!("{parameter:?}, of which this rank holds {held:?}");
+        let local = parameter.tensor().size();
+        println!("{parameter:?}, local shard {local:?}");
     }
 }

@@ -1,12 +1,12 @@
-//! What each stage of ZeRO holds: the same model trained under all three, with this rank's bytes
-//! beside the formula's.
+//! Memory of the ZeRO stages: trains the same model with each stage and compares the bytes of its states on
+//! this rank with the formula.
 //!
 //! ```text
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/zero
 //! ```
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
-use trainyard::parallel::{FullyShard, ShardOptions, Stage, Strategy, Sync};
+use trainyard::parallel::{FullyShard, GradSync, ShardOptions, Stage, Strategy};
 use trainyard::torch::memory;
 use trainyard::train::optimizer;
 use trainyard::{Axis, Builder, Context, Error, Llama, LlamaConfig, Model, Module, Result, World};
@@ -23,36 +23,37 @@ fn main() -> Result<()> {
 }
 
 fn train(stage: Stage, world: &World) -> Result<()> {
-    let before = memory::report()?.held;
-    let model = Llama::build(&LlamaConfig::little(), SEQ_LEN, &Builder::new(1))?;
+    let before = memory::report()?.allocated;
+    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &Builder::new(1))?;
     let options = ShardOptions {
         stage,
         ..ShardOptions::default()
     };
     let model = FullyShard::new(model, world, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::little().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     for step in 0..3 {
         let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
-        model.backward(run, &loss, Sync::Reduce)?;
+        model.backward(run, &loss, GradSync::Full)?;
         optimizer.step(3e-3, None)?;
         model.zero_grad()?;
     }
-    let after = memory::report()?.held;
-    let held: u64 = (0..3).map(|kind| after[kind] - before[kind]).sum();
-    // The optimiser counts its steps in one small number per parameter.
+    let after = memory::report()?.allocated;
+    let allocated: u64 = (0..3).map(|kind| after[kind] - before[kind]).sum();
+    // The optimizer has a scalar step count per parameter.
     let counters = 4 * model.parameters().len() as u64;
     let expected = model.states(2).total() + counters;
     if world.rank() == 0 {
-        println!("{stage:?}: {held} bytes of states; by formula {expected}");
+        println!("{stage:?}: {allocated} bytes of states; formula: {expected}");
     }
-    match held == expected {
-        true => Ok(()),
-        false => Err(Error::Dataset(format!(
-            "{stage:?}: {held} bytes, not {expected}"
-        ))),
+    if allocated == expected {
+        Ok(())
+    } else {
+        Err(Error::Dataset(format!(
+            "{stage:?}: {allocated} bytes of states, expected {expected}"
+        )))
     }
 }

@@ -1,4 +1,4 @@
-"""Saves and loads a sharded model and its optimiser with torch.distributed.checkpoint.
+"""Saves and loads a sharded model and its optimizer with torch.distributed.checkpoint.
 
     torchrun --standalone --nproc-per-node=2 peer_checkpoint.py --preset small --folder DIR [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""The strategies that predictions are held against, and how their programs are run."""
+"""The strategies for which predictions are compared with measurements, and helpers to run Trainyard."""
 
 import json
 import os
@@ -13,7 +13,7 @@ CONFIG = ROOT / "configs" / "llama-small.toml"
 
 
 def strategies(ranks):
-    """Names and the keys that ask for them."""
+    """Yields the name and the config overrides of every strategy."""
     shard = ["--parallelism.data_parallel_shard_degree", "-1", "--parallelism.zero_stage"]
     tensor = ["--parallelism.tensor_parallel_degree", str(ranks), "--parallelism.enable_sequence_parallel"]
     context = ["--parallelism.context_parallel_degree", str(ranks), "--parallelism.context_parallel_method"]
@@ -43,7 +43,7 @@ def run(arguments, **options):
 
 
 def trained(keys, ranks, steps):
-    """What the job's metrics say of every step."""
+    """Trains for some steps and returns the metrics of every step."""
     with tempfile.TemporaryDirectory() as folder:
         train = [PROGRAM, "train", CONFIG, "--training.steps", str(steps), "--lr_scheduler.warmup_steps", "1"]
         train += ["--metrics.log_freq", "1", "--metrics.enable_jsonl", "true", "--job.dump_folder", folder, *keys]

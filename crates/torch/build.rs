@@ -31,13 +31,13 @@ fn main() {
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // As libtorch itself was built: its headers check in other builds what it does not set.
+        // As libtorch itself was built: without it, its headers check state that a release build does not set.
         .define("NDEBUG", None)
-        // libtorch's own headers warn a lot.
+        // libtorch's headers cause many warnings.
         .flag("-Wno-unused-parameter")
         .flag("-Wno-sign-compare")
         .flag("-Wno-extra")
-        // libtorch's headers would put more of it into every program than there is code.
+        // Debug information of libtorch's headers would be larger than the code.
         .debug(false)
         .opt_level(2);
     if cuda {
@@ -49,26 +49,26 @@ fn main() {
 
     let lib = libtorch.join("lib");
     println!("cargo:rustc-link-search=native={}", lib.display());
-    // Not `torch`: it is empty but for its wish for the CUDA libraries, which take a third of a program's start.
+    // Not `torch`: it only pulls in the CUDA libraries, which take a third of a program's startup time.
     for name in ["torch_cpu", "c10"] {
         println!("cargo:rustc-link-lib={name}");
     }
 }
 
-/// NCCL: headers come from the packages beside torch. Naming `ProcessGroupNCCL` is what keeps the
-/// CUDA libraries in the program, which register their kernels when they are loaded.
+/// NCCL sources; the headers come from the packages next to torch. Using `ProcessGroupNCCL` keeps the linker from
+/// dropping the CUDA libraries, which register their kernels when they are loaded.
 fn cuda_sources(build: &mut cc::Build, libtorch: &Path) {
     let site = libtorch.parent().unwrap_or(libtorch);
     build
         .file("cpp/nccl.cc")
         .define("USE_C10D_NCCL", None)
         .flag("-Wno-interference-size");
-    for folder in [
+    for dir in [
         "nvidia/cu13/include",
         "nvidia/nccl/include",
         "nvidia/cu13/include/cccl",
     ] {
-        build.include(site.join(folder));
+        build.include(site.join(dir));
     }
     for name in ["torch_cuda", "c10_cuda"] {
         println!("cargo:rustc-link-lib={name}");

@@ -1,4 +1,4 @@
-//! Any text as a config file: refused or read, never a panic.
+//! Arbitrary text as a config file: it is accepted or rejected without a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

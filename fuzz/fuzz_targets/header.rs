@@ -1,5 +1,5 @@
-//! Any bytes as a safetensors file of Hugging Face's: refused or read, never a panic, and never more
-//! memory than the file could need.
+//! Arbitrary bytes as a Hugging Face safetensors file: it is accepted or rejected without a panic, within the
+//! memory bound.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -9,11 +9,12 @@ use tempfile::TempDir;
 use trainyard_checkpoint::{Checkpoint, store};
 use trainyard_fuzz::bounded;
 
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+static DIR: LazyLock<TempDir> =
+    LazyLock::new(|| tempfile::tempdir().expect("create a temporary directory"));
 
 fuzz_target!(|bytes: &[u8]| {
-    std::fs::write(FOLDER.path().join("model.safetensors"), bytes).expect("a file");
-    let store = store::open(FOLDER.path()).expect("a path");
+    std::fs::write(DIR.path().join("model.safetensors"), bytes).expect("write the input");
+    let store = store::open(DIR.path()).expect("open the store");
     bounded(bytes.len(), || {
         if let Ok(checkpoint) = Checkpoint::open(store, ".") {
             let _ = checkpoint.verify(|_| ());

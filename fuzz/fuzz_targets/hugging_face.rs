@@ -1,5 +1,5 @@
-//! Any bytes as the `config.json` of a model of Hugging Face's, and as the index of its weights, beside
-//! one file of weights that is right: refused or read, never a panic.
+//! Arbitrary bytes as the `config.json` of a Hugging Face model, and as the index of its weights beside one
+//! valid file of weights: they are accepted or rejected without a panic.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -12,29 +12,26 @@ use trainyard_fuzz::bounded;
 
 const HEADER: &[u8] = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
 
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().expect("a folder");
+static DIR: LazyLock<TempDir> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().expect("create a temporary directory");
     let length = (HEADER.len() as u64).to_le_bytes();
     let weights = [&length, HEADER, &[0; 8]].concat();
-    std::fs::write(
-        folder.path().join("model-00001-of-00001.safetensors"),
-        weights,
-    )
-    .expect("a file");
-    folder
+    std::fs::write(dir.path().join("model-00001-of-00001.safetensors"), weights)
+        .expect("write the weights");
+    dir
 });
 
 fuzz_target!(|bytes: &[u8]| {
-    let folder = FOLDER.path();
-    std::fs::write(folder.join("model.safetensors.index.json"), bytes).expect("a file");
+    let dir = DIR.path();
+    std::fs::write(dir.join("model.safetensors.index.json"), bytes).expect("write the index");
     bounded(bytes.len(), || {
         if let Ok(text) = str::from_utf8(bytes)
-            && let Ok(shape) = ModelSpec::from_hugging_face(text)
+            && let Ok(model) = ModelSpec::from_hugging_face(text)
         {
-            let again = shape.to_hugging_face().expect("a decoder").to_string();
-            ModelSpec::from_hugging_face(&again).expect("what was read can be written and read");
+            let again = model.to_hugging_face().expect("a decoder").to_string();
+            ModelSpec::from_hugging_face(&again).expect("the config round-trips");
         }
-        if let Ok(checkpoint) = Checkpoint::open(store::open(folder).expect("a path"), ".") {
+        if let Ok(checkpoint) = Checkpoint::open(store::open(dir).expect("open the store"), ".") {
             let _ = checkpoint.verify(|_| ());
         }
     });

@@ -1,5 +1,5 @@
-//! Any bytes as a Parquet file of text: refused or read. The `parquet` crate panics on some damaged pages;
-//! those panics must be caught, and all others count.
+//! Arbitrary bytes as a Parquet file of text: it is accepted or rejected. The `parquet` crate panics on some
+//! corrupted pages; our code must catch those panics, and any other panic is a finding.
 #![no_main]
 
 use std::sync::{LazyLock, Once};
@@ -7,15 +7,16 @@ use std::sync::{LazyLock, Once};
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 use trainyard_fuzz::bounded;
-use trainyard_text::row_groups;
+use trainyard_tokenize::row_groups;
 
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+static DIR: LazyLock<TempDir> =
+    LazyLock::new(|| tempfile::tempdir().expect("create a temporary directory"));
 static HOOK: Once = Once::new();
 
-/// The fuzzer's hook ends the process at every panic; without it, those that are not caught still do.
-fn let_panics_be_caught() {
+/// Replaces the fuzzer's panic hook, which aborts at every panic. Uncaught panics still end the process.
+fn allow_caught_panics() {
     std::panic::set_hook(Box::new(|info| {
-        let is_known = |place: &std::panic::Location| place.file().contains("/parquet-");
+        let is_known = |location: &std::panic::Location| location.file().contains("/parquet-");
         if !info.location().is_some_and(is_known) {
             eprintln!("{info}");
         }
@@ -23,9 +24,9 @@ fn let_panics_be_caught() {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    HOOK.call_once(let_panics_be_caught);
-    let path = FOLDER.path().join("in.parquet");
-    std::fs::write(&path, bytes).expect("a file");
+    HOOK.call_once(allow_caught_panics);
+    let path = DIR.path().join("in.parquet");
+    std::fs::write(&path, bytes).expect("write the input");
     bounded(bytes.len(), || {
         for group in row_groups(&path, "text").into_iter().flatten() {
             let _ = group.for_each_document(&path, |_| Ok(()));

@@ -1,19 +1,19 @@
-//! What every target promises: no panic, and memory bounded by twice the input and 64 MiB more.
+//! The memory bound that all fuzz targets check: twice the input plus 64 MiB.
 
-mod counting;
+mod counting_allocator;
 
-use counting::Counting;
+use counting_allocator::CountingAllocator;
 
 #[global_allocator]
-static MEMORY: Counting = Counting::new();
+static MEMORY: CountingAllocator = CountingAllocator::new();
 
-/// Memory that any input may take.
+/// Memory that any input may take, in bytes.
 const BASE: usize = 64 << 20;
-/// Steps in which a new peak is told.
+/// A new peak is printed if it exceeds the last printed one by this many bytes.
 const STEP: usize = 1 << 20;
 
-/// Reads an input of `num_bytes`, and panics if that took more memory at once than promised. What C
-/// libraries allocate is not counted.
+/// Calls `read` on an input of `num_bytes`, and panics if it allocates more memory than the bound. Does not
+/// count the allocations of C libraries.
 pub fn bounded(num_bytes: usize, read: impl FnOnce()) {
     MEMORY.begin();
     read();
@@ -24,6 +24,6 @@ pub fn bounded(num_bytes: usize, read: impl FnOnce()) {
     let bound = 2 * num_bytes + BASE;
     assert!(
         peak <= bound,
-        "{num_bytes} bytes took {peak} bytes of memory: more than {bound}"
+        "an input of {num_bytes} bytes took {peak} bytes of memory: more than {bound}"
     );
 }

@@ -1,16 +1,16 @@
-//! Digests that tell whether bytes are those that were written.
+//! Content digests that detect corruption.
 //!
-//! A file has one digest per block, so that a reader who needs a part of it can trust that part.
+//! A file has one digest per block, so that a reader of some blocks verifies only those.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a block; the last one of a file may be shorter.
-pub const BLOCK: u64 = 4 << 20;
+/// The size of a digested block in bytes; the last block of a file may be shorter.
+pub const BLOCK_BYTES: u64 = 4 << 20;
 
-/// BLAKE3 of some bytes, written as 64 hexadecimal digits.
+/// A BLAKE3 digest, serialized as 64 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
@@ -37,9 +37,9 @@ impl From<Digest> for String {
 impl FromStr for Digest {
     type Err = &'static str;
 
-    /// Strict: lower case only, so that a digest has one spelling and a flipped bit is another.
+    /// Accepts lower case only: with a single spelling, no flipped bit yields the same digest.
     fn from_str(text: &str) -> Result<Digest, Self::Err> {
-        const WRONG: &str = "a digest has 64 hexadecimal digits, in lower case";
+        const WRONG: &str = "a digest is 64 lower-case hexadecimal digits";
         let digit = |byte: u8| match byte {
             b'0'..=b'9' => Ok(byte - b'0'),
             b'a'..=b'f' => Ok(byte - b'a' + 10),
@@ -65,32 +65,32 @@ impl TryFrom<String> for Digest {
     }
 }
 
-/// The digests of a file's blocks, while it is written.
+/// Computes the digests of a file's blocks while it is written.
 #[derive(Default)]
-pub(crate) struct Blocks {
+pub(crate) struct BlockHasher {
     block: blake3::Hasher,
     num_bytes: u64,
     digests: Vec<Digest>,
 }
 
-impl Blocks {
-    /// Takes the next bytes.
-    pub(crate) fn add(&mut self, mut bytes: &[u8]) {
+impl BlockHasher {
+    /// Hashes the next bytes of the file.
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let room = BLOCK - self.num_bytes % BLOCK;
+            let room = BLOCK_BYTES - self.num_bytes % BLOCK_BYTES;
             let (now, later) = bytes.split_at(bytes.len().min(room as usize));
             self.block.update(now);
             self.num_bytes += now.len() as u64;
-            if self.num_bytes.is_multiple_of(BLOCK) {
+            if self.num_bytes.is_multiple_of(BLOCK_BYTES) {
                 self.end_block();
             }
             bytes = later;
         }
     }
 
-    /// How many bytes there were, and the digest of every block.
+    /// Returns the length of the file and the digest of every block.
     pub(crate) fn finish(mut self) -> (u64, Vec<Digest>) {
-        if !self.num_bytes.is_multiple_of(BLOCK) {
+        if !self.num_bytes.is_multiple_of(BLOCK_BYTES) {
             self.end_block();
         }
         (self.num_bytes, self.digests)
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_have_one_spelling() {
+    fn a_digest_has_a_single_spelling() {
         let digest = Digest::of(b"trainyard");
         let text = digest.to_string();
         assert_eq!(text.parse(), Ok(digest));
@@ -116,13 +116,15 @@ mod tests {
     }
 
     #[test]
-    fn blocks_do_not_depend_on_how_bytes_come() {
-        let bytes: Vec<u8> = (0..BLOCK as usize * 2 + 777)
+    fn block_digests_do_not_depend_on_how_writes_are_split() {
+        let bytes: Vec<u8> = (0..BLOCK_BYTES as usize * 2 + 777)
             .map(|i| (i * 31 % 251) as u8)
             .collect();
-        let mut pieces = Blocks::default();
-        bytes.chunks(1_000_003).for_each(|piece| pieces.add(piece));
-        let expected: Vec<Digest> = bytes.chunks(BLOCK as usize).map(Digest::of).collect();
-        assert_eq!(pieces.finish(), (bytes.len() as u64, expected));
+        let mut hasher = BlockHasher::default();
+        bytes
+            .chunks(1_000_003)
+            .for_each(|written| hasher.update(written));
+        let expected: Vec<Digest> = bytes.chunks(BLOCK_BYTES as usize).map(Digest::of).collect();
+        assert_eq!(hasher.finish(), (bytes.len() as u64, expected));
     }
 }

@@ -1,42 +1,42 @@
-//! Why a checkpoint could not be written or read.
+//! Errors of writing and reading checkpoints.
 
 use std::io;
 
-use crate::store::Trouble;
+use crate::store::RemoteErrorKind;
 
-/// The result of anything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-/// Why a checkpoint could not be written or read. Every error names the file it is about.
+/// Why a checkpoint could not be written or read. Every variant names the path it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system, or the store, refused.
+    /// The operating system, or a peer's store, reported an I/O error.
     #[error("checkpoint {path}: {source}")]
     Io {
-        /// The file or folder.
+        /// The file or directory.
         path: String,
-        /// What the system said.
+        /// The underlying error.
         source: io::Error,
     },
-    /// Nothing can be stored at such a place.
-    #[error("checkpoint {place}: {reason}")]
-    Place {
-        /// The place, as it was written.
-        place: String,
-        /// What is wrong with it, and what to write.
+    /// The path or URL of a store is not valid.
+    #[error("checkpoint {location}: {reason}")]
+    Location {
+        /// The path or URL as the user wrote it.
+        location: String,
+        /// What is wrong with it, and what to write instead.
         reason: String,
     },
-    /// The server of a bucket did not do what it was asked.
-    #[error("checkpoint {path}: {trouble} ({source})")]
+    /// A request to an object store failed.
+    #[error("checkpoint {path}: {kind} ({source})")]
     Remote {
-        /// The file or folder, as a URL.
+        /// The URL of the file or directory.
         path: String,
-        /// What was wrong, and what to do.
-        trouble: Trouble,
-        /// What was asked, and what the server said.
+        /// The kind of failure; its text includes advice.
+        kind: RemoteErrorKind,
+        /// The request and the server's response.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A file is not in its format.
+    /// A file does not follow its format.
     #[error("checkpoint {path}: {reason}; use an older checkpoint")]
     Format {
         /// The file.
@@ -44,41 +44,42 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A file is not what was written.
-    #[error("checkpoint {path}: damaged: {what}; use an older checkpoint")]
-    Damaged {
+    /// The content of a file is not what was written.
+    #[error("checkpoint {path}: corrupted: {reason}; use an older checkpoint")]
+    Corrupted {
         /// The file.
         path: String,
         /// What differs.
-        what: String,
+        reason: String,
     },
-    /// A file is of a format this version does not know.
+    /// The checkpoint has a format version that this build does not read.
     #[error(
-        "checkpoint {path}: format version {found}, but this program reads up to {known}; use the \
-         version that wrote it"
+        "checkpoint {path}: format version {found} is not supported: this build reads and writes version \
+         {supported} only; {}",
+        version_advice(*found, *supported)
     )]
     Version {
-        /// The file.
+        /// The file that names the version.
         path: String,
-        /// The version it names.
+        /// The version of the checkpoint.
         found: u64,
-        /// The latest version that is understood.
-        known: u64,
+        /// The only version that this build reads and writes.
+        supported: u64,
     },
-    /// The checkpoint is of another model.
+    /// The checkpoint does not have the tensors of this job's model.
     #[error(
-        "checkpoint {path}: not of this job: missing [{}], unexpected [{}]",
+        "checkpoint {path}: its tensors are not those of this job: missing [{}], unexpected [{}]",
         missing.join(", "), unexpected.join(", ")
     )]
     Names {
         /// The checkpoint.
         path: String,
-        /// Wanted but not there.
+        /// Names that the job expects and the checkpoint lacks.
         missing: Vec<String>,
-        /// There but not wanted.
+        /// Names that the checkpoint has and the job does not expect.
         unexpected: Vec<String>,
     },
-    /// A tensor is not what the job expects.
+    /// A tensor does not have the type, the shape or the chunks that it must have.
     #[error("checkpoint {path}: {name}: {reason}")]
     Tensor {
         /// The checkpoint.
@@ -88,20 +89,30 @@ pub enum CheckpointError {
         /// What differs.
         reason: String,
     },
-    /// Another rank could not write its part, so there is no checkpoint.
+    /// A rank could not write its file, so the save was abandoned.
     #[error("checkpoint {path}: rank {rank} failed: {reason}")]
     Rank {
         /// The checkpoint.
         path: String,
-        /// Who failed.
+        /// The rank that failed.
         rank: usize,
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
 }
 
+/// What a user can do about a checkpoint of another format version.
+fn version_advice(found: u64, supported: u64) -> &'static str {
+    if found < supported {
+        "convert it to Hugging Face safetensors with the build that wrote it (`trainyard ckpt convert`) \
+             and load its weights with checkpoint.initial_load_path, or finish the job with that build"
+    } else {
+        "use the newer build that wrote it"
+    }
+}
+
 impl CheckpointError {
-    /// Names the file or folder the system refused.
+    /// Adds the path of the file or directory to an I/O error.
     pub(crate) fn io(path: impl Into<String>) -> impl FnOnce(io::Error) -> CheckpointError {
         let path = path.into();
         move |source| CheckpointError::Io { path, source }

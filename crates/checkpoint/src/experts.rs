@@ -1,13 +1,15 @@
-//! Experts as Hugging Face's files have them, a tensor for each matrix of each, and as its models and
-//! ours do: all experts of a layer in one.
+//! The two layouts of expert weights: Hugging Face files have one tensor per matrix and expert, models
+//! (theirs and ours) have one stacked tensor for all experts of a layer.
 //!
-//! | in files | in models |
+//! | in files (Mixtral) | in models |
 //! |---|---|
-//! | `mlp.experts.3.gate_proj.weight`, Mixtral's `block_sparse_moe.experts.3.w1.weight` | `mlp.experts.gate_up_proj`, first half of row 3 |
-//! | `mlp.experts.3.up_proj.weight`, `w3` | the second half |
-//! | `mlp.experts.3.down_proj.weight`, `w2` | `mlp.experts.down_proj`, row 3 |
+//! | `mlp.experts.3.gate_proj.weight` (`w1`) | `mlp.experts.gate_up_proj`, first half of row 3 |
+//! | `mlp.experts.3.up_proj.weight` (`w3`) | `mlp.experts.gate_up_proj`, second half of row 3 |
+//! | `mlp.experts.3.down_proj.weight` (`w2`) | `mlp.experts.down_proj`, row 3 |
 //!
-//! Either is a way to say where parts of a tensor lie, so nothing is copied to go from one to the other.
+//! Mixtral's names also have `block_sparse_moe` instead of `mlp`.
+//!
+//! Converting between them only changes which slice of which tensor a chunk holds; no elements are copied.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +20,10 @@ use crate::{CheckpointError, Result};
 
 const MIXTRAL: &str = ".block_sparse_moe.";
 const USUAL: &str = ".mlp.";
-/// No honest layer has more experts.
+/// The largest plausible number of experts in a layer.
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// A matrix of an expert.
+/// One of the weight matrices of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Matrix {
     Gate,
@@ -43,22 +45,23 @@ impl Matrix {
         }
     }
 
-    fn in_models(self) -> &'static str {
+    /// The name of the stacked tensor that holds this matrix.
+    fn stacked_name(self) -> &'static str {
         match self {
             Matrix::Gate | Matrix::Up => "gate_up_proj",
             Matrix::Down => "down_proj",
         }
     }
 
-    /// Of how many matrices a row is made.
-    fn per_row(self) -> usize {
+    /// The number of matrices that the stacked tensor holds per expert.
+    fn per_expert(self) -> usize {
         match self {
             Matrix::Gate | Matrix::Up => 2,
             Matrix::Down => 1,
         }
     }
 
-    /// Its part of a tensor of all experts, given its own shape.
+    /// The slice of the stacked tensor that holds this matrix, whose own shape is `shape`.
     fn slice(self, expert: usize, shape: [usize; 2]) -> Slice {
         let [outputs, inputs] = shape;
         let offset = if self == Matrix::Up { outputs } else { 0 };
@@ -72,35 +75,35 @@ impl Matrix {
     }
 }
 
-/// The name a tensor has in models, whatever family's file it is from.
-pub(crate) fn in_models(name: &str) -> String {
+/// The name of a tensor in a model, for a name in a file of any model family.
+pub(crate) fn model_layout_name(name: &str) -> String {
     name.replacen(MIXTRAL, USUAL, 1)
 }
 
-/// Which matrix of which expert a name in a file is of, and what comes before.
-fn parsed(name: &str) -> Option<(&str, usize, Matrix)> {
+/// Splits the name of an expert's matrix in a file into layer, expert and matrix.
+fn parse_name(name: &str) -> Option<(&str, usize, Matrix)> {
     let (layer, rest) = name.split_once(".experts.")?;
     let mut rest = rest.split('.');
     let (expert, matrix) = (rest.next()?.parse().ok()?, rest.next()?);
     if (rest.next(), rest.next()) != (Some("weight"), None) || expert >= MAX_EXPERTS {
         return None;
     }
-    let is_it = |m: &Matrix| {
+    let has_name = |m: &Matrix| {
         [true, false]
             .iter()
             .any(|&mixtral| m.name(mixtral) == matrix)
     };
-    Some((layer, expert, Matrix::ALL.into_iter().find(is_it)?))
+    Some((layer, expert, Matrix::ALL.into_iter().find(has_name)?))
 }
 
-/// Puts the matrices of a manifest's experts together. `path` is what errors name.
-pub(crate) fn join(manifest: &mut Manifest, path: &str) -> Result<()> {
-    let mut joined: BTreeMap<String, Vec<(usize, Matrix, TensorEntry)>> = BTreeMap::new();
+/// Replaces the per-expert tensors of a manifest by stacked tensors. Errors name `path`.
+pub(crate) fn stack_experts(manifest: &mut Manifest, path: &str) -> Result<()> {
+    let mut by_stack: BTreeMap<String, Vec<(usize, Matrix, TensorEntry)>> = BTreeMap::new();
     for (name, tensor) in std::mem::take(&mut manifest.tensors) {
-        match parsed(&name) {
+        match parse_name(&name) {
             Some((layer, expert, matrix)) => {
-                let name = format!("{layer}.experts.{}", matrix.in_models());
-                joined
+                let name = format!("{layer}.experts.{}", matrix.stacked_name());
+                by_stack
                     .entry(name)
                     .or_default()
                     .push((expert, matrix, tensor));
@@ -110,72 +113,80 @@ pub(crate) fn join(manifest: &mut Manifest, path: &str) -> Result<()> {
             }
         }
     }
-    for (name, parts) in joined {
-        let whole = put_together(&parts);
-        let whole = whole
-            .ok_or_else(|| CheckpointError::tensor(path, &name, "its experts are not all alike"))?;
-        manifest.tensors.insert(name, whole);
+    for (name, matrices) in by_stack {
+        let reason = "its experts differ in type or shape";
+        let stacked =
+            stack(&matrices).ok_or_else(|| CheckpointError::tensor(path, &name, reason))?;
+        manifest.tensors.insert(name, stacked);
     }
     manifest.check(path)
 }
 
-fn put_together(parts: &[(usize, Matrix, TensorEntry)]) -> Option<TensorEntry> {
-    let (_, matrix, first) = parts.first()?;
+fn stack(matrices: &[(usize, Matrix, TensorEntry)]) -> Option<TensorEntry> {
+    let (_, matrix, first) = matrices.first()?;
     let [outputs, inputs] = first.shape[..] else {
         return None;
     };
-    let num_experts = parts.iter().map(|(expert, _, _)| expert + 1).max()?;
-    let mut pieces = Vec::with_capacity(parts.len());
-    for (expert, matrix, tensor) in parts {
-        // Whoever has no manifest has whole tensors, each in one piece.
-        let [piece] = &tensor.pieces[..] else {
+    let num_experts = matrices.iter().map(|(expert, _, _)| expert + 1).max()?;
+    let mut chunks = Vec::with_capacity(matrices.len());
+    for (expert, matrix, tensor) in matrices {
+        // Hugging Face files hold unsharded tensors: one chunk each.
+        let [chunk] = &tensor.chunks[..] else {
             return None;
         };
         if (&tensor.shape, tensor.dtype) != (&first.shape, first.dtype) {
             return None;
         }
-        let mut piece = piece.clone();
-        piece.slice = matrix.slice(*expert, [outputs, inputs]);
-        pieces.push(piece);
+        let mut chunk = chunk.clone();
+        chunk.slice = matrix.slice(*expert, [outputs, inputs]);
+        chunks.push(chunk);
     }
     Some(TensorEntry {
         dtype: first.dtype,
-        shape: vec![num_experts, outputs.checked_mul(matrix.per_row())?, inputs],
-        pieces,
+        shape: vec![
+            num_experts,
+            outputs.checked_mul(matrix.per_expert())?,
+            inputs,
+        ],
+        chunks,
     })
 }
 
-/// The tensors that a file has of one in a model: their names, shapes, and which part each is.
-pub(crate) fn parted(
+/// The tensors of a Hugging Face file that hold one tensor of a model: the name, the shape, and the slice
+/// of the model's tensor. All tensors but stacked experts map to a single one.
+pub(crate) fn split_experts(
     name: &str,
     shape: &[usize],
     is_mixtral: bool,
 ) -> Vec<(String, Vec<usize>, Slice)> {
-    let in_file = match is_mixtral {
-        true => name.replacen(".mlp.gate.", ".block_sparse_moe.gate.", 1),
-        false => name.to_owned(),
+    let in_file = if is_mixtral {
+        name.replacen(".mlp.gate.", ".block_sparse_moe.gate.", 1)
+    } else {
+        name.to_owned()
     };
     let found = name.split_once(".experts.");
     let (Some((layer, last)), &[num_experts, rows, inputs]) = (found, shape) else {
-        return vec![(in_file, shape.to_vec(), Slice::whole(shape))];
+        return vec![(in_file, shape.to_vec(), Slice::full(shape))];
     };
-    let layer = match is_mixtral {
-        true => layer.replacen(".mlp", ".block_sparse_moe", 1),
-        false => layer.to_owned(),
+    let layer = if is_mixtral {
+        layer.replacen(".mlp", ".block_sparse_moe", 1)
+    } else {
+        layer.to_owned()
     };
-    let mut parts = Vec::new();
+    let mut matrices = Vec::new();
     for expert in 0..num_experts {
-        for matrix in Matrix::ALL.into_iter().filter(|m| m.in_models() == last) {
-            let shape = [rows / matrix.per_row(), inputs];
+        let in_stack = |m: &Matrix| m.stacked_name() == last;
+        for matrix in Matrix::ALL.into_iter().filter(in_stack) {
+            let shape = [rows / matrix.per_expert(), inputs];
             let matrix_name = matrix.name(is_mixtral);
-            parts.push((
+            matrices.push((
                 format!("{layer}.experts.{expert}.{matrix_name}.weight"),
                 shape.to_vec(),
                 matrix.slice(expert, shape),
             ));
         }
     }
-    parts
+    matrices
 }
 
 #[cfg(test)]
@@ -183,10 +194,10 @@ mod tests {
     use safetensors::Dtype;
 
     use super::*;
-    use crate::manifest::{FileEntry, Piece};
+    use crate::manifest::{Chunk, FileEntry};
 
     #[test]
-    fn what_is_parted_is_put_together_again() {
+    fn split_experts_stack_again() {
         for is_mixtral in [true, false] {
             let model = [
                 ("model.layers.0.mlp.experts.gate_up_proj", vec![3, 8, 5]),
@@ -201,37 +212,38 @@ mod tests {
             };
             let mut end = 0;
             for (name, shape) in &model {
-                for (name, shape, _) in parted(name, shape, is_mixtral) {
-                    let piece = Piece {
+                for (name, shape, _) in split_experts(name, shape, is_mixtral) {
+                    let chunk = Chunk {
                         file: "a".to_owned(),
-                        start: end,
-                        slice: Slice::whole(&shape),
+                        byte_offset: end,
+                        slice: Slice::full(&shape),
                     };
                     end += 4 * shape.iter().product::<usize>() as u64;
                     let tensor = TensorEntry {
                         dtype: Dtype::F32,
                         shape,
-                        pieces: vec![piece],
+                        chunks: vec![chunk],
                     };
-                    manifest.tensors.insert(in_models(&name), tensor);
+                    let name = model_layout_name(&name);
+                    manifest.tensors.insert(name, tensor);
                 }
             }
             let file = FileEntry {
                 num_bytes: end,
-                blocks: None,
+                block_digests: None,
             };
             manifest.files.insert("a".to_owned(), file);
             assert_eq!(manifest.tensors.len(), 3 * 3 + 2);
-            join(&mut manifest, "a").unwrap();
+            stack_experts(&mut manifest, "a").unwrap();
             for (name, shape) in &model {
                 assert_eq!(&manifest.tensors[*name].shape, shape, "{name}");
             }
-            let up = &manifest.tensors["model.layers.0.mlp.experts.gate_up_proj"].pieces;
+            let up = &manifest.tensors["model.layers.0.mlp.experts.gate_up_proj"].chunks;
             let halves = up.iter().filter(|p| p.slice.region.offsets == [2, 4, 0]);
             assert_eq!(halves.count(), 1);
-            // An expert that is missing is missed.
+            // A missing expert is detected.
             let name = "model.layers.0.mlp.experts.down_proj";
-            manifest.tensors.get_mut(name).unwrap().pieces.pop();
+            manifest.tensors.get_mut(name).unwrap().chunks.pop();
             assert!(manifest.check("a").is_err());
         }
     }

@@ -1,5 +1,4 @@
-//! Weights as Hugging Face has them: safetensors files of whole tensors, and an index where there are
-//! several.
+//! Hugging Face weights: safetensors files of unsharded tensors, with an index if there are several files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,44 +9,44 @@ use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use trainyard_mesh::Slice;
 
-use crate::foreign::manifest_of;
-use crate::load::{Checkpoint, Want};
+use crate::group_by_bytes::group_by_bytes;
+use crate::load::{Checkpoint, ReadRequest};
 use crate::manifest::{Manifest, TensorEntry};
-use crate::neighbours::neighbours;
-use crate::shard::{Elements, Part, write_shard};
+use crate::safetensors_dir::manifest_of;
+use crate::shard::{ElementSource, WriteItem, write_shard};
 use crate::{CheckpointError, MODEL, Result, Store, experts, model_name};
 
 const ONE_FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Tables that old files have and that follow from the config.
+/// Suffixes of buffers in old files that the model computes from its config.
 const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-/// GPT-2's maps to queries, keys and values at once, whose names end so. A dimension of three tells
-/// them apart, so that ranks can have some heads of each; the elements and their order are the same.
+/// Suffixes of GPT-2's fused QKV projections. Our tensors have an extra dimension of three for query, key
+/// and value, so that tensor parallelism can shard the heads of each; elements and order are the same.
 const FUSED: [&str; 2] = [".attn.c_attn.weight", ".attn.c_attn.bias"];
-/// What GPT-2's names begin with where the model was saved without its head.
+/// Prefixes of GPT-2's names in a model that was saved without its language-model head.
 const HEADLESS: [&str; 4] = ["wte.", "wpe.", "h.", "ln_f."];
-/// No honest index is larger.
+/// The largest accepted index, in bytes.
 const MAX_INDEX: u64 = 100_000_000;
 
-/// No honest model lies in more files.
+/// The most files accepted in an index.
 const MAX_FILES: usize = 100_000;
 
-/// Which file has which tensor, as it is written.
+/// The index file as we write it: the file of every tensor.
 #[derive(Serialize)]
 struct Index {
     metadata: serde_json::Value,
     weight_map: BTreeMap<String, String>,
 }
 
-/// The same as it is read: the files alone, for each says itself what it has. So an index takes no more
-/// memory than the names of its files.
+/// The index file as we read it: only the file names, because the header of every file lists its tensors.
+/// This bounds the memory that an index takes by the names of its files.
 #[derive(Deserialize)]
 struct Files {
     #[serde(rename = "weight_map", deserialize_with = "values")]
     files: BTreeSet<String>,
 }
 
-/// The values of a map, each once.
+/// The distinct values of a map.
 fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
     struct Values;
 
@@ -55,7 +54,7 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>
         type Value = BTreeSet<String>;
 
         fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-            f.write_str("a file for every tensor")
+            f.write_str("a map from tensor names to file names")
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -73,28 +72,29 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>
     deserializer.deserialize_map(Values)
 }
 
-/// What would be the manifest of a folder of Hugging Face's; none if it is none.
-pub(crate) fn manifest(store: &dyn Store, folder: &str) -> Result<Option<Manifest>> {
-    let Some(files) = files(store, folder)? else {
+/// Builds the manifest of a directory of Hugging Face weights; `None` if it has no such weights.
+pub(crate) fn manifest(store: &dyn Store, dir: &str) -> Result<Option<Manifest>> {
+    let Some(files) = files(store, dir)? else {
         return Ok(None);
     };
-    let mut manifest = manifest_of(store, folder, &files, |_, name| {
-        model_name(&experts::in_models(&full_name(name)))
+    let mut manifest = manifest_of(store, dir, &files, |name| {
+        model_name(&experts::model_layout_name(&full_name(name)))
     })?;
     let is_derived = |name: &str| DERIVED.iter().any(|end| name.ends_with(end));
     manifest.tensors.retain(|name, _| !is_derived(name));
     for (name, tensor) in &mut manifest.tensors {
         unfuse(name, tensor);
     }
-    experts::join(&mut manifest, &store.describe(folder))?;
+    experts::stack_experts(&mut manifest, &store.describe(dir))?;
     Ok(Some(manifest))
 }
 
-/// The name a tensor has in the whole model.
+/// The name of a tensor in the model with its language-model head.
 fn full_name(name: &str) -> String {
-    match HEADLESS.iter().any(|start| name.starts_with(start)) {
-        true => format!("transformer.{name}"),
-        false => name.to_owned(),
+    if HEADLESS.iter().any(|start| name.starts_with(start)) {
+        format!("transformer.{name}")
+    } else {
+        name.to_owned()
     }
 }
 
@@ -102,7 +102,7 @@ fn is_fused(name: &str) -> bool {
     FUSED.iter().any(|end| name.ends_with(end))
 }
 
-/// Tells queries, keys and values of one map apart.
+/// Adds the query-key-value dimension to a fused projection.
 fn unfuse(name: &str, tensor: &mut TensorEntry) {
     let Some(last) = tensor.shape.last().copied() else {
         return;
@@ -112,13 +112,13 @@ fn unfuse(name: &str, tensor: &mut TensorEntry) {
     }
     tensor.shape.pop();
     tensor.shape.extend([3, last / 3]);
-    // Whoever has no manifest has whole tensors.
-    for piece in &mut tensor.pieces {
-        piece.slice = Slice::whole(&tensor.shape);
+    // Hugging Face files hold unsharded tensors.
+    for chunk in &mut tensor.chunks {
+        chunk.slice = Slice::full(&tensor.shape);
     }
 }
 
-/// The shape that Hugging Face has for a tensor.
+/// The shape of a tensor in a Hugging Face file.
 fn fused(name: &str, shape: &[usize]) -> Vec<usize> {
     match shape {
         [before @ .., 3, each] if is_fused(name) => [before, &[3 * each]].concat(),
@@ -126,17 +126,17 @@ fn fused(name: &str, shape: &[usize]) -> Vec<usize> {
     }
 }
 
-fn files(store: &dyn Store, folder: &str) -> Result<Option<Vec<String>>> {
-    let path = format!("{folder}/{INDEX}");
+fn files(store: &dyn Store, dir: &str) -> Result<Option<Vec<String>>> {
+    let path = format!("{dir}/{INDEX}");
     let Some(size) = store.size(&path)? else {
-        let one = store.size(&format!("{folder}/{ONE_FILE}"))?;
+        let one = store.size(&format!("{dir}/{ONE_FILE}"))?;
         return Ok(one.map(|_| vec![ONE_FILE.to_owned()]));
     };
     let described = store.describe(&path);
     if size > MAX_INDEX {
         return Err(CheckpointError::format(
             &described,
-            "too large for an index",
+            "the index is larger than 100 MB",
         ));
     }
     let text = store.read(&path, 0..size)?;
@@ -145,8 +145,8 @@ fn files(store: &dyn Store, folder: &str) -> Result<Option<Vec<String>>> {
     Ok(Some(index.files.into_iter().collect()))
 }
 
-/// Writes the parameters of a checkpoint as Hugging Face has them: whole, in files of up to
-/// `max_bytes`, with a `config.json` beside them.
+/// Exports the parameters of a checkpoint as Hugging Face weights: unsharded tensors in files of at most
+/// `max_bytes`, and a `config.json`.
 pub fn export(
     checkpoint: &Checkpoint,
     to: &Arc<dyn Store>,
@@ -155,12 +155,12 @@ pub fn export(
 ) -> Result<()> {
     let is_mixtral = is_mixtral(config_json)?;
     let tensors = checkpoint.manifest().tensors.iter();
-    let tensors: Vec<Written> = tensors
+    let tensors: Vec<ExportedTensor> = tensors
         .filter_map(|(name, tensor)| Some((name.strip_prefix(MODEL)?, tensor)))
-        .flat_map(|(name, tensor)| written(name, tensor, is_mixtral))
+        .flat_map(|(name, tensor)| exported(name, tensor, is_mixtral))
         .collect();
-    let size = |tensor: &Written| tensor.part.num_bytes().unwrap_or(0);
-    let groups = neighbours(&tensors, max_bytes, size);
+    let size = |tensor: &ExportedTensor| tensor.item.num_bytes().unwrap_or(0);
+    let groups = group_by_bytes(&tensors, max_bytes, size);
     remove_old(&**to)?;
     let mut weight_map = BTreeMap::new();
     let mut total = 0;
@@ -169,11 +169,11 @@ pub fn export(
             1 => ONE_FILE.to_owned(),
             all => format!("model-{:05}-of-{all:05}.safetensors", number + 1),
         };
-        let parts: Vec<Part> = group.iter().map(|tensor| tensor.part.clone()).collect();
-        total += parts.iter().filter_map(Part::num_bytes).sum::<u64>();
+        let items: Vec<WriteItem> = group.iter().map(|tensor| tensor.item.clone()).collect();
+        total += items.iter().filter_map(WriteItem::num_bytes).sum::<u64>();
         let elements = FromCheckpoint::new(checkpoint, group);
-        write_shard(&**to, ".", &file, &parts, &elements)?;
-        weight_map.extend(parts.into_iter().map(|part| (part.name, file.clone())));
+        write_shard(&**to, ".", &file, &items, &elements)?;
+        weight_map.extend(items.into_iter().map(|item| (item.name, file.clone())));
     }
     if groups.len() > 1 {
         let index = Index {
@@ -187,7 +187,7 @@ pub fn export(
     to.put("config.json", config_json.as_bytes())
 }
 
-/// Deletes weights that were written here before, the index first: they must not be taken for these.
+/// Deletes the weights of an earlier export, the index first, so that no reader loads a mixture of both.
 fn remove_old(store: &dyn Store) -> Result<()> {
     store.remove(INDEX)?;
     for name in store.list(".")? {
@@ -199,50 +199,50 @@ fn remove_old(store: &dyn Store) -> Result<()> {
     Ok(())
 }
 
-/// Whether the family is the one with names of its own for experts.
+/// Whether the model family is Mixtral, which names its experts differently from all others.
 fn is_mixtral(config_json: &str) -> Result<bool> {
     let config: serde_json::Value =
         serde_json::from_str(config_json).map_err(|e| CheckpointError::format("config.json", e))?;
     Ok(config["model_type"] == "mixtral")
 }
 
-/// A tensor as it is written, and where its elements are.
-struct Written {
-    part: Part,
-    from: Want,
+/// A tensor of the exported files, and the slice of the checkpoint that it comes from.
+struct ExportedTensor {
+    item: WriteItem,
+    from: ReadRequest,
 }
 
-/// What is written of a tensor: all of it at once, or a matrix of an expert at a time.
-fn written(name: &str, tensor: &TensorEntry, is_mixtral: bool) -> Vec<Written> {
-    let parts = experts::parted(name, &tensor.shape, is_mixtral).into_iter();
-    let written = parts.map(|(in_file, shape, slice)| {
+/// The exported tensors of one tensor of the checkpoint: one, or one per expert and matrix.
+fn exported(name: &str, tensor: &TensorEntry, is_mixtral: bool) -> Vec<ExportedTensor> {
+    let tensors = experts::split_experts(name, &tensor.shape, is_mixtral).into_iter();
+    let exported = tensors.map(|(in_file, shape, slice)| {
         let shape = fused(name, &shape);
-        Written {
-            part: Part {
+        ExportedTensor {
+            item: WriteItem {
                 name: in_file,
                 dtype: tensor.dtype,
-                slice: Slice::whole(&shape),
+                slice: Slice::full(&shape),
                 shape,
             },
-            from: Want {
+            from: ReadRequest {
                 name: model_name(name),
                 slice,
             },
         }
     });
-    written.collect()
+    exported.collect()
 }
 
-/// Whole tensors of a checkpoint, one at a time in memory.
+/// Reads exported tensors from a checkpoint and keeps one of them in memory at a time.
 struct FromCheckpoint<'a> {
     checkpoint: &'a Checkpoint,
-    tensors: &'a [Written],
-    /// The one that was asked for last.
+    tensors: &'a [ExportedTensor],
+    /// The index and the bytes of the tensor that was read last.
     current: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
 impl<'a> FromCheckpoint<'a> {
-    fn new(checkpoint: &'a Checkpoint, tensors: &'a [Written]) -> FromCheckpoint<'a> {
+    fn new(checkpoint: &'a Checkpoint, tensors: &'a [ExportedTensor]) -> FromCheckpoint<'a> {
         FromCheckpoint {
             checkpoint,
             tensors,
@@ -251,12 +251,12 @@ impl<'a> FromCheckpoint<'a> {
     }
 }
 
-impl Elements for FromCheckpoint<'_> {
+impl ElementSource for FromCheckpoint<'_> {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
         let mut current = self.current.lock().unwrap_or_else(|e| e.into_inner());
-        if current.as_ref().is_none_or(|(held, _)| *held != index) {
-            let whole = self.checkpoint.part(&self.tensors[index].from);
-            *current = Some((index, whole.map_err(io::Error::other)?));
+        if current.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
+            let bytes = self.checkpoint.read_slice(&self.tensors[index].from);
+            *current = Some((index, bytes.map_err(io::Error::other)?));
         }
         if let Some((_, bytes)) = &*current {
             into.copy_from_slice(&bytes[start..start + into.len()]);

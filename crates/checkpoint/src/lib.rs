@@ -1,63 +1,62 @@
-//! A training state in files: saved by many ranks, loaded by as many others as you like.
+//! Sharded checkpoints: every rank writes a file, and a job of any other size and mesh loads them.
 //!
-//! A checkpoint is a folder `step-{N}`:
+//! A checkpoint is a directory `step-{N}`:
 //!
 //! ```text
-//! step-500/manifest.json               every tensor's name, type and shape, and where its parts lie
-//! step-500/rank00003-....safetensors   the parts that one rank wrote
+//! step-500/manifest.json               name, type and shape of every tensor, and where its chunks are
+//! step-500/rank00003-....safetensors   the chunks that one rank wrote
 //! ```
 //!
-//! Every rank writes its own file; then one of them puts the manifest in its place, in one step.
-//! Whatever has a manifest is complete, and whatever has none is a leftover that nobody reads. The
-//! manifest has a digest of itself and of every block of every file, so nothing is read that was not
-//! written.
+//! Every rank writes its own file. Then one rank writes the manifest atomically. A directory with a
+//! manifest is a complete checkpoint; a directory without one is the remainder of an interrupted save,
+//! and readers ignore it. The manifest holds a digest of itself and of every block of every file, so a
+//! reader detects corruption before it uses any byte.
 //!
-//! Which part of a tensor lies where is told by [`trainyard_mesh::Slice`], which knows nothing of the
-//! ranks that were there. A reader asks for any slice and gets it from whichever parts have it, so a
-//! state saved on one mesh loads on any other.
+//! A [`trainyard_mesh::Slice`] describes which elements of a tensor a chunk holds, independent of the
+//! ranks that wrote it. A reader requests any slice and gets it from the chunks that overlap it, so a
+//! state that was saved on one mesh loads on any other (resharding on load).
 //!
-//! Nothing here computes, so nothing here needs libtorch: the command line inspects and converts
-//! checkpoints with this crate alone.
+//! This crate does not depend on libtorch: the command line inspects and converts checkpoints with it
+//! alone.
 
 mod digest;
 mod error;
 mod experts;
-mod folder;
-mod foreign;
+mod group_by_bytes;
 mod hugging_face;
 mod load;
 mod manifest;
-mod neighbours;
+mod safetensors_dir;
 mod save;
 mod shard;
 mod state;
+mod step_dir;
 pub mod store;
-mod version_1;
 
-pub use digest::{BLOCK, Digest};
+pub use digest::{BLOCK_BYTES, Digest};
 pub use error::{CheckpointError, Result};
-pub use folder::{latest, latest_whole, step_folder};
+pub use group_by_bytes::group_by_bytes;
 pub use hugging_face::export;
-pub use load::{Checkpoint, Want};
-pub use manifest::{FileEntry, MANIFEST, Manifest, Piece, TensorEntry};
-pub use neighbours::neighbours;
+pub use load::{Checkpoint, ReadRequest};
+pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, MANIFEST, Manifest, TensorEntry};
 pub use safetensors::Dtype;
 pub use save::{commit, retain};
-pub use shard::{Elements, Part, Shard, write_shard};
+pub use shard::{ElementSource, Shard, WriteItem, write_shard};
 pub use state::TrainState;
+pub use step_dir::{latest, latest_complete, step_dir};
 pub use store::Store;
 
-/// What the names of parameters begin with.
+/// The prefix of parameter names in a checkpoint.
 pub const MODEL: &str = "model/";
-/// What the names of the optimiser's tensors begin with.
+/// The prefix of optimizer-state names in a checkpoint.
 pub const OPTIMIZER: &str = "optimizer/";
 
-/// A parameter's name in a checkpoint.
+/// The name of a parameter in a checkpoint.
 pub fn model_name(parameter: &str) -> String {
     format!("{MODEL}{parameter}")
 }
 
-/// The name in a checkpoint of a tensor the optimiser calls `kind.<parameter>`.
+/// The name in a checkpoint of the optimizer-state tensor `kind.<parameter>`.
 pub fn optimizer_name(state: &str) -> String {
     format!("{OPTIMIZER}{state}")
 }

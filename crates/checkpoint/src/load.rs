@@ -1,4 +1,4 @@
-//! Reading a checkpoint: any part of any tensor, each block of a file once and checked.
+//! Reading a checkpoint: any slice of any tensor, with every block read once and verified.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -6,131 +6,143 @@ use std::sync::Arc;
 
 use trainyard_mesh::{Slice, overlaps};
 
-use crate::digest::{BLOCK, Digest};
-use crate::manifest::{FileEntry, MANIFEST, Manifest, TensorEntry, bytes_of};
-use crate::{CheckpointError, Result, Store, TrainState, hugging_face, version_1};
+use crate::digest::{BLOCK_BYTES, Digest};
+use crate::manifest::{FORMAT_VERSION, FileEntry, MANIFEST, Manifest, TensorEntry, bytes_of};
+use crate::step_dir::VERSION_1_STATE;
+use crate::{CheckpointError, Result, Store, TrainState, hugging_face};
 
-/// A checkpoint whose manifest has been read; its tensors are read when asked for.
+/// An open checkpoint: its manifest is in memory, its tensors are read on request.
 #[derive(Debug)]
 pub struct Checkpoint {
     store: Arc<dyn Store>,
-    folder: String,
+    dir: String,
     manifest: Manifest,
 }
 
-/// A part of a tensor that somebody wants.
+/// A slice of a tensor to read.
 #[derive(Clone, Debug)]
-pub struct Want {
+pub struct ReadRequest {
     /// The tensor's name.
     pub name: String,
-    /// Which part of it.
+    /// The elements to read.
     pub slice: Slice,
 }
 
-/// Bytes of a file that belong somewhere.
+/// A byte range of a file, and where it goes in the result of a request.
 struct Segment {
     start: u64,
     length: u64,
-    /// For which wish, and where in it.
-    want: usize,
+    /// The index of the request.
+    request: usize,
+    /// The byte offset in the request's result.
     to: u64,
 }
 
-/// What would be the manifest of a folder that has none.
-fn foreign(store: &dyn Store, folder: &str) -> Result<Manifest> {
-    let state = store.size(&format!("{folder}/{}", version_1::STATE_FILE))?;
-    if state.is_some() {
-        return version_1::manifest(store, folder);
+/// Builds a manifest for a directory that has none: Hugging Face weights.
+fn inferred_manifest(store: &dyn Store, dir: &str) -> Result<Manifest> {
+    let path = format!("{dir}/{VERSION_1_STATE}");
+    if store.size(&path)?.is_some() {
+        return Err(CheckpointError::Version {
+            path: store.describe(&path),
+            found: 1,
+            supported: FORMAT_VERSION,
+        });
     }
-    let reason = "no checkpoint: it has neither a manifest nor files of Hugging Face's";
-    hugging_face::manifest(store, folder)?
-        .ok_or_else(|| CheckpointError::format(&store.describe(folder), reason))
+    let reason = "not a checkpoint: it has neither a manifest nor Hugging Face safetensors files";
+    hugging_face::manifest(store, dir)?
+        .ok_or_else(|| CheckpointError::format(&store.describe(dir), reason))
 }
 
 impl Checkpoint {
-    /// Opens a folder of a store, of whichever version, or one of Hugging Face's.
-    pub fn open(store: Arc<dyn Store>, folder: &str) -> Result<Checkpoint> {
-        let path = format!("{folder}/{MANIFEST}");
+    /// Opens a directory of a store: a checkpoint of this format, or Hugging Face weights.
+    pub fn open(store: Arc<dyn Store>, dir: &str) -> Result<Checkpoint> {
+        let path = format!("{dir}/{MANIFEST}");
         let manifest = match store.size(&path)? {
             Some(size) => {
                 let text = store.read(&path, 0..size)?;
-                return Checkpoint::with_text(store, folder, &text);
+                return Checkpoint::from_manifest_bytes(store, dir, &text);
             }
-            None => foreign(&*store, folder)?,
+            None => inferred_manifest(&*store, dir)?,
         };
-        Ok(Checkpoint::with_manifest(store, folder, manifest))
+        Ok(Checkpoint::with_manifest(store, dir, manifest))
     }
 
-    /// Opens a folder whose manifest somebody else has read.
-    pub fn with_text(store: Arc<dyn Store>, folder: &str, text: &[u8]) -> Result<Checkpoint> {
-        let path = store.describe(&format!("{folder}/{MANIFEST}"));
+    /// Opens a directory whose manifest file another rank has read; `text` is that file.
+    pub fn from_manifest_bytes(
+        store: Arc<dyn Store>,
+        dir: &str,
+        text: &[u8],
+    ) -> Result<Checkpoint> {
+        let path = store.describe(&format!("{dir}/{MANIFEST}"));
         let manifest = Manifest::decode(&path, text)?;
-        Ok(Checkpoint::with_manifest(store, folder, manifest))
+        Ok(Checkpoint::with_manifest(store, dir, manifest))
     }
 
     pub(crate) fn with_manifest(
         store: Arc<dyn Store>,
-        folder: &str,
+        dir: &str,
         manifest: Manifest,
     ) -> Checkpoint {
         Checkpoint {
             store,
-            folder: folder.to_owned(),
+            dir: dir.to_owned(),
             manifest,
         }
     }
 
-    /// Where it is.
+    /// The path or URL of the checkpoint.
     pub fn path(&self) -> String {
-        self.store.describe(&self.folder)
+        self.store.describe(&self.dir)
     }
 
-    /// Where the job stood, if it is a job's.
+    /// The job's progress and config; `None` for weights without a job.
     pub fn state(&self) -> Option<&TrainState> {
         self.manifest.state.as_ref()
     }
 
-    /// What is in it.
+    /// The manifest: all tensors and files.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// A tensor without its elements.
+    /// The manifest entry of a tensor: its type, shape and chunks.
     pub fn tensor(&self, name: &str) -> Result<&TensorEntry> {
-        let missing = || CheckpointError::tensor(&self.path(), name, "is not there");
+        let missing =
+            || CheckpointError::tensor(&self.path(), name, "the checkpoint lacks this tensor");
         self.manifest.tensors.get(name).ok_or_else(missing)
     }
 
-    /// Refuses where the tensors whose names begin with `prefix` are not exactly `names`.
+    /// Fails unless the tensors whose names begin with `prefix` are exactly `names`.
     pub fn expect_names<'a>(
         &self,
         prefix: &str,
         names: impl Iterator<Item = &'a str>,
     ) -> Result<()> {
-        let wanted: BTreeSet<&str> = names.collect();
-        let there = self.manifest.tensors.keys().map(String::as_str);
-        let there: BTreeSet<&str> = there.filter(|name| name.starts_with(prefix)).collect();
+        let expected: BTreeSet<&str> = names.collect();
+        let found = self.manifest.tensors.keys().map(String::as_str);
+        let found: BTreeSet<&str> = found.filter(|name| name.starts_with(prefix)).collect();
         let only_in = |a: &BTreeSet<&str>, b: &BTreeSet<&str>| -> Vec<String> {
             a.difference(b).map(|name| (*name).to_owned()).collect()
         };
-        match wanted == there {
-            true => Ok(()),
-            false => Err(CheckpointError::Names {
+        if expected == found {
+            Ok(())
+        } else {
+            Err(CheckpointError::Names {
                 path: self.path(),
-                missing: only_in(&wanted, &there),
-                unexpected: only_in(&there, &wanted),
-            }),
+                missing: only_in(&expected, &found),
+                unexpected: only_in(&found, &expected),
+            })
         }
     }
 
-    /// Reads what is wanted. `deliver` gets the number of a wish, where in its bytes these belong, and
-    /// the bytes; in what order they come is left open.
+    /// Reads all requests. Calls `deliver` with the index of a request, a byte offset in its result, and the
+    /// bytes that go there, in unspecified order.
     pub fn read(
         &self,
-        wants: &[Want],
+        requests: &[ReadRequest],
         mut deliver: impl FnMut(usize, usize, &[u8]) -> std::io::Result<()>,
     ) -> Result<()> {
-        for (file, segments) in self.plan(wants)? {
+        for (file, segments) in self.plan(requests)? {
             let Some(entry) = self.manifest.files.get(file) else {
                 continue;
             };
@@ -138,9 +150,9 @@ impl Checkpoint {
             let numbers: Vec<u64> = blocks.keys().copied().collect();
             self.read_blocks(file, entry, &numbers, |number, bytes| {
                 for segment in &blocks[&number] {
-                    let from = (segment.start - number * BLOCK) as usize;
+                    let from = (segment.start - number * BLOCK_BYTES) as usize;
                     let bytes = &bytes[from..from + segment.length as usize];
-                    deliver(segment.want, segment.to as usize, bytes)
+                    deliver(segment.request, segment.to as usize, bytes)
                         .map_err(CheckpointError::io(self.path()))?;
                 }
                 Ok(())
@@ -149,62 +161,64 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// All bytes of a tensor.
-    pub fn whole(&self, name: &str) -> Result<Vec<u8>> {
+    /// Reads all bytes of a tensor.
+    pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>> {
         let tensor = self.tensor(name)?;
-        self.part(&Want {
+        self.read_slice(&ReadRequest {
             name: name.to_owned(),
-            slice: Slice::whole(&tensor.shape),
+            slice: Slice::full(&tensor.shape),
         })
     }
 
-    /// The bytes of a part of a tensor.
-    pub fn part(&self, want: &Want) -> Result<Vec<u8>> {
-        let dtype = self.tensor(&want.name)?.dtype;
-        let mut bytes = vec![0; bytes_of(&want.slice.shape(), dtype).unwrap_or(0) as usize];
-        let wants = std::slice::from_ref(want);
-        self.read(wants, |_, start, piece| {
-            bytes[start..start + piece.len()].copy_from_slice(piece);
+    /// Reads the bytes of one slice of a tensor.
+    pub fn read_slice(&self, request: &ReadRequest) -> Result<Vec<u8>> {
+        let dtype = self.tensor(&request.name)?.dtype;
+        let mut result = vec![0; bytes_of(&request.slice.shape(), dtype).unwrap_or(0) as usize];
+        let requests = std::slice::from_ref(request);
+        self.read(requests, |_, start, bytes| {
+            result[start..start + bytes.len()].copy_from_slice(bytes);
             Ok(())
         })?;
-        Ok(bytes)
+        Ok(result)
     }
 
-    /// Which bytes of which files are needed for what.
-    fn plan(&self, wants: &[Want]) -> Result<BTreeMap<&str, Vec<Segment>>> {
+    /// The segments of every file that the requests need.
+    fn plan(&self, requests: &[ReadRequest]) -> Result<BTreeMap<&str, Vec<Segment>>> {
         let mut plan: BTreeMap<&str, Vec<Segment>> = BTreeMap::new();
-        for (index, want) in wants.iter().enumerate() {
-            let tensor = self.tensor(&want.name)?;
-            let refused = |reason| CheckpointError::tensor(&self.path(), &want.name, reason);
+        for (index, request) in requests.iter().enumerate() {
+            let tensor = self.tensor(&request.name)?;
+            let rejected = |reason| CheckpointError::tensor(&self.path(), &request.name, reason);
             if !tensor.dtype.bitsize().is_multiple_of(8) {
-                return Err(refused("its elements do not fill bytes"));
+                return Err(rejected("its element type is smaller than a byte"));
             }
-            if want.slice.region.lengths.len() != tensor.shape.len() {
-                return Err(refused("it has other dimensions than the job's"));
+            if request.slice.region.lengths.len() != tensor.shape.len() {
+                return Err(rejected(
+                    "it has another number of dimensions than in the job",
+                ));
             }
             let width = tensor.dtype.bitsize() as u64 / 8;
             let mut found = 0;
-            for piece in &tensor.pieces {
-                for overlap in overlaps(&piece.slice, &want.slice, &tensor.shape) {
+            for chunk in &tensor.chunks {
+                for overlap in overlaps(&chunk.slice, &request.slice, &tensor.shape) {
                     found += overlap.length;
-                    plan.entry(&piece.file).or_default().push(Segment {
-                        start: piece.start + overlap.from as u64 * width,
+                    plan.entry(&chunk.file).or_default().push(Segment {
+                        start: chunk.byte_offset + overlap.from as u64 * width,
                         length: overlap.length as u64 * width,
-                        want: index,
+                        request: index,
                         to: overlap.to as u64 * width,
                     });
                 }
             }
-            if found != want.slice.num_elements() {
-                return Err(refused(
-                    "its parts do not make up the whole, each element once",
+            if found != request.slice.num_elements() {
+                return Err(rejected(
+                    "its chunks do not cover the requested slice exactly once",
                 ));
             }
         }
         Ok(plan)
     }
 
-    /// Reads blocks of a file and gives each to `each`, checked.
+    /// Reads blocks of a file, verifies their digests, and passes them to `each`.
     fn read_blocks(
         &self,
         file: &str,
@@ -212,38 +226,47 @@ impl Checkpoint {
         numbers: &[u64],
         mut each: impl FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let path = format!("{}/{file}", self.folder);
-        let place = |number: u64| number * BLOCK..entry.num_bytes.min((number + 1) * BLOCK);
-        let ranges: Vec<Range<u64>> = numbers.iter().copied().map(place).collect();
-        let mut due = numbers.iter().zip(&ranges);
+        let path = format!("{}/{file}", self.dir);
+        let range =
+            |number: u64| number * BLOCK_BYTES..entry.num_bytes.min((number + 1) * BLOCK_BYTES);
+        let ranges: Vec<Range<u64>> = numbers.iter().copied().map(range).collect();
+        let mut remaining = numbers.iter().zip(&ranges);
         self.store.read_each(&path, &ranges, &mut |bytes| {
-            let Some((&number, range)) = due.next() else {
+            let Some((&number, range)) = remaining.next() else {
                 return Ok(());
             };
-            let expected = entry.blocks.as_ref().map(|blocks| blocks[number as usize]);
+            let digests = entry.block_digests.as_ref();
+            let expected = digests.map(|digests| digests[number as usize]);
             if expected.is_some_and(|expected| expected != Digest::of(&bytes)) {
-                return Err(CheckpointError::Damaged {
+                return Err(CheckpointError::Corrupted {
                     path: self.store.describe(&path),
-                    what: format!("bytes {} to {} have another digest", range.start, range.end),
+                    reason: format!(
+                        "the digest of bytes {} to {} does not match the manifest",
+                        range.start, range.end
+                    ),
                 });
             }
             each(number, &bytes)
         })
     }
 
-    /// Reads everything and checks it: every file's length and digests.
+    /// Reads the whole checkpoint and verifies the length and the digests of every file. Calls `progress`
+    /// with the number of bytes verified since the last call.
     pub fn verify(&self, mut progress: impl FnMut(u64)) -> Result<()> {
         for (file, entry) in &self.manifest.files {
-            let path = format!("{}/{file}", self.folder);
+            let path = format!("{}/{file}", self.dir);
             let size = self.store.size(&path)?;
             if size != Some(entry.num_bytes) {
-                let size = size.map_or("none".to_owned(), |size| size.to_string());
-                return Err(CheckpointError::Damaged {
+                let reason = match size {
+                    Some(size) => format!("it has {size} bytes instead of {}", entry.num_bytes),
+                    None => "the file is missing".to_owned(),
+                };
+                return Err(CheckpointError::Corrupted {
                     path: self.store.describe(&path),
-                    what: format!("it has {size} of {} bytes", entry.num_bytes),
+                    reason,
                 });
             }
-            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK)).collect();
+            let numbers: Vec<u64> = (0..entry.num_bytes.div_ceil(BLOCK_BYTES)).collect();
             self.read_blocks(file, entry, &numbers, |_, bytes| {
                 progress(bytes.len() as u64);
                 Ok(())
@@ -252,26 +275,26 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A file that the manifest names and the folder lacks.
+    /// A file that the manifest names and the directory lacks, if there is one.
     pub(crate) fn missing_file(&self) -> Result<Option<&str>> {
-        let there: BTreeSet<String> = self.store.list(&self.folder)?.into_iter().collect();
+        let found: BTreeSet<String> = self.store.list(&self.dir)?.into_iter().collect();
         let mut named = self.manifest.files.keys().map(String::as_str);
-        Ok(named.find(|file| !there.contains(*file)))
+        Ok(named.find(|file| !found.contains(*file)))
     }
 }
 
-/// The same bytes, cut where blocks end, by the number of the block they lie in.
+/// Splits segments at block boundaries and groups them by block number.
 fn by_block(segments: &[Segment]) -> BTreeMap<u64, Vec<Segment>> {
     let mut blocks: BTreeMap<u64, Vec<Segment>> = BTreeMap::new();
     for segment in segments {
         let (mut start, end) = (segment.start, segment.start + segment.length);
         while start < end {
-            let number = start / BLOCK;
-            let length = end.min((number + 1) * BLOCK) - start;
+            let number = start / BLOCK_BYTES;
+            let length = end.min((number + 1) * BLOCK_BYTES) - start;
             blocks.entry(number).or_default().push(Segment {
                 start,
                 length,
-                want: segment.want,
+                request: segment.request,
                 to: segment.to + start - segment.start,
             });
             start += length;

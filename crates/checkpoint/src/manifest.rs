@@ -1,11 +1,11 @@
-//! The manifest: which tensors there are, and where every part of them lies.
+//! The manifest: all tensors of a checkpoint, and where every chunk of them is.
 //!
 //! ```text
-//! trainyard-checkpoint 2 <digest of what follows>
+//! trainyard-checkpoint 3 <digest of the rest of the file>
 //! {"state": {...}, "tensors": {...}, "files": {...}}
 //! ```
 //!
-//! Whoever has a manifest has a checkpoint: it is written last and appears in one step.
+//! The manifest is written last and atomically, so its existence means that the checkpoint is complete.
 
 use std::collections::BTreeMap;
 
@@ -13,98 +13,99 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use trainyard_mesh::Slice;
 
-use crate::digest::{BLOCK, Digest};
+use crate::digest::{BLOCK_BYTES, Digest};
 use crate::{CheckpointError, Result, TrainState};
 
-/// Its name in the folder of a checkpoint.
+/// The file name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
-/// The version this program writes.
-pub const VERSION: u64 = 2;
-/// No file is longer, so sums of places in one do not overflow.
+/// The version of the checkpoint format, the only one that this build reads and writes.
+pub const FORMAT_VERSION: u64 = 3;
+/// The largest file a manifest may name, so that sums of offsets do not overflow.
 const MAX_FILE: u64 = 1 << 60;
 const MAGIC: &str = "trainyard-checkpoint";
 
-/// All of a checkpoint but the elements of its tensors.
+/// The metadata of a checkpoint: everything except the elements of its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Where the job stood; none for weights alone.
+    /// The job's progress and config; `None` for weights without a job.
     pub state: Option<TrainState>,
-    /// By global name.
+    /// The tensors by global name.
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// By name in the folder.
+    /// The files by name in the checkpoint's directory.
     pub files: BTreeMap<String, FileEntry>,
 }
 
-/// A tensor, and where its parts lie.
+/// A tensor and the location of its chunks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// The type of its elements.
+    /// The element type.
     pub dtype: Dtype,
-    /// Its global shape.
+    /// The global shape.
     pub shape: Vec<usize>,
-    /// Its parts; together they are all of it, once.
-    pub pieces: Vec<Piece>,
+    /// The chunks, which cover every element exactly once.
+    pub chunks: Vec<Chunk>,
 }
 
-/// A part of a tensor, in one stretch of a file.
+/// A slice of a tensor, stored contiguously in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
-    /// The file.
+pub struct Chunk {
+    /// The name of the file.
     pub file: String,
-    /// Where it begins, in bytes.
-    pub start: u64,
-    /// Which part of the tensor it is.
+    /// The offset of the chunk in the file, in bytes.
+    pub byte_offset: u64,
+    /// The elements of the tensor that the chunk holds.
     pub slice: Slice,
 }
 
-/// A file of elements.
+/// A file of tensor elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// How long it is.
+    /// The length of the file in bytes.
     pub num_bytes: u64,
-    /// The digest of every block; none where nobody took them.
-    pub blocks: Option<Vec<Digest>>,
+    /// The digest of every block; `None` for files that another program wrote.
+    pub block_digests: Option<Vec<Digest>>,
 }
 
 impl Manifest {
-    /// As it lies in its file.
+    /// Serializes the manifest as its file holds it.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let body = serde_json::to_vec(self).map_err(|e| CheckpointError::format(MANIFEST, e))?;
-        let mut text = format!("{MAGIC} {VERSION} {}\n", Digest::of(&body)).into_bytes();
+        let mut text = format!("{MAGIC} {FORMAT_VERSION} {}\n", Digest::of(&body)).into_bytes();
         text.extend(body);
         Ok(text)
     }
 
-    /// Reads what [`Manifest::encode`] wrote; `path` is what errors name.
+    /// Parses and validates the file that [`Manifest::encode`] produced. Errors name `path`.
     pub fn decode(path: &str, text: &[u8]) -> Result<Manifest> {
-        let damaged = |what: &str| CheckpointError::Damaged {
+        let corrupted = |reason: &str| CheckpointError::Corrupted {
             path: path.to_owned(),
-            what: what.to_owned(),
+            reason: reason.to_owned(),
         };
         let end = text.iter().position(|&byte| byte == b'\n');
-        let (head, body) = text.split_at(end.ok_or_else(|| damaged("it has no first line"))?);
+        let (head, body) = text.split_at(end.ok_or_else(|| corrupted("it has no header line"))?);
         let body = &body[1..];
-        let head = str::from_utf8(head).map_err(|_| damaged("its first line is no text"))?;
+        let head = str::from_utf8(head).map_err(|_| corrupted("its header line is not text"))?;
         let [magic, version, digest] = head.split(' ').collect::<Vec<_>>()[..] else {
-            return Err(damaged("its first line is not a manifest's"));
+            return Err(corrupted("its header line is not that of a manifest"));
         };
-        let version: u64 = version.parse().map_err(|_| damaged("it has no version"))?;
+        let version = version.parse();
+        let version: u64 = version.map_err(|_| corrupted("its format version is not a number"))?;
         if magic != MAGIC {
-            return Err(damaged("its first line is not a manifest's"));
+            return Err(corrupted("its header line is not that of a manifest"));
         }
-        if version != VERSION {
+        if version != FORMAT_VERSION {
             return Err(CheckpointError::Version {
                 path: path.to_owned(),
                 found: version,
-                known: VERSION,
+                supported: FORMAT_VERSION,
             });
         }
         if digest.parse() != Ok(Digest::of(body)) {
-            return Err(damaged("its digest is another"));
+            return Err(corrupted("its digest does not match its content"));
         }
         let manifest: Manifest =
             serde_json::from_slice(body).map_err(|e| CheckpointError::format(path, e))?;
@@ -112,19 +113,23 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Refuses what cannot be read, before anything is allocated for it.
+    /// Rejects an inconsistent manifest before anything is allocated for its tensors.
     pub(crate) fn check(&self, path: &str) -> Result<()> {
         for (name, file) in &self.files {
-            let wrong = |reason: &str| CheckpointError::format(path, format!("{name:?}: {reason}"));
+            let invalid =
+                |reason: &str| CheckpointError::format(path, format!("{name:?}: {reason}"));
             if !is_plain(name) {
-                return Err(wrong("files of a checkpoint lie in its folder"));
+                return Err(invalid(
+                    "is not the name of a file in the checkpoint's directory",
+                ));
             }
             if file.num_bytes > MAX_FILE {
-                return Err(wrong("no file is so long"));
+                return Err(invalid("its length is not plausible"));
             }
-            let blocks = file.blocks.as_ref().map(|blocks| blocks.len() as u64);
-            if blocks.is_some_and(|num| num != file.num_bytes.div_ceil(BLOCK)) {
-                return Err(wrong("its digests are not those of its blocks"));
+            let digests = file.block_digests.as_ref();
+            let num_digests = digests.map(|digests| digests.len() as u64);
+            if num_digests.is_some_and(|num| num != file.num_bytes.div_ceil(BLOCK_BYTES)) {
+                return Err(invalid("its number of digests is not its number of blocks"));
             }
         }
         for (name, tensor) in &self.tensors {
@@ -137,35 +142,36 @@ impl Manifest {
 }
 
 impl TensorEntry {
-    /// Bytes of its elements; none where nobody can count them.
+    /// The size of all elements in bytes; `None` if it overflows or is not a whole number of bytes.
     pub fn num_bytes(&self) -> Option<u64> {
         bytes_of(&self.shape, self.dtype)
     }
 
     fn check(&self, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
-        let all = self.num_bytes().ok_or("a shape that nobody can count")?;
+        let all = self.num_bytes().ok_or("the size of its shape overflows")?;
         let mut found = 0u64;
-        for piece in &self.pieces {
+        for chunk in &self.chunks {
             let bytes = self
-                .bytes_of_piece(&piece.slice)
-                .ok_or("a part outside of the tensor")?;
+                .chunk_bytes(&chunk.slice)
+                .ok_or("it has a chunk outside of the tensor")?;
             let file = files
-                .get(&piece.file)
-                .ok_or("a part in a file that is not there")?;
-            let end = piece.start.checked_add(bytes);
+                .get(&chunk.file)
+                .ok_or("it has a chunk in a file that the manifest does not list")?;
+            let end = chunk.byte_offset.checked_add(bytes);
             if end.is_none_or(|end| end > file.num_bytes) {
-                return Err(format!("a part outside of {}", piece.file));
+                return Err(format!("it has a chunk outside of {}", chunk.file));
             }
             found = found.saturating_add(bytes);
         }
-        match found == all {
-            true => Ok(()),
-            false => Err(format!("its parts hold {found} bytes of {all}")),
+        if found == all {
+            Ok(())
+        } else {
+            Err(format!("its chunks have {found} bytes of {all}"))
         }
     }
 
-    /// Bytes of a part, if it is one.
-    fn bytes_of_piece(&self, slice: &Slice) -> Option<u64> {
+    /// The size of a chunk in bytes; `None` if its slice is not within the tensor.
+    fn chunk_bytes(&self, slice: &Slice) -> Option<u64> {
         let (offsets, lengths) = (&slice.region.offsets, &slice.region.lengths);
         if offsets.len() != self.shape.len() || lengths.len() != self.shape.len() {
             return None;
@@ -184,7 +190,7 @@ impl TensorEntry {
     }
 }
 
-/// Bytes of so many elements; none where they are too many, or do not fill bytes.
+/// The size of a tensor in bytes; `None` if it overflows or is not a whole number of bytes.
 pub(crate) fn bytes_of(shape: &[usize], dtype: Dtype) -> Option<u64> {
     let mut shape = shape.iter();
     let elements = shape.try_fold(1u64, |product, &n| product.checked_mul(n as u64))?;
@@ -192,7 +198,7 @@ pub(crate) fn bytes_of(shape: &[usize], dtype: Dtype) -> Option<u64> {
     bits.is_multiple_of(8).then_some(bits / 8)
 }
 
-/// Whether a name is that of a file in the same folder and nothing else.
+/// Whether `name` is a plain file name: no separators, no parent directory, no hidden file.
 pub(crate) fn is_plain(name: &str) -> bool {
     let is_ordinary = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !name.is_empty() && !name.starts_with('.') && name.len() < 256 && name.chars().all(is_ordinary)
@@ -205,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    fn little() -> Manifest {
+    fn small_manifest() -> Manifest {
         let rows = |start: usize| Slice {
             region: Region {
                 offsets: vec![start, 0],
@@ -213,19 +219,19 @@ mod tests {
             },
             flat: None,
         };
-        let piece = |start: usize| Piece {
+        let chunk = |start: usize| Chunk {
             file: "a.safetensors".to_owned(),
-            start: 100 + 12 * start as u64,
+            byte_offset: 100 + 12 * start as u64,
             slice: rows(start),
         };
         let tensor = TensorEntry {
             dtype: Dtype::F32,
             shape: vec![4, 3],
-            pieces: vec![piece(0), piece(2)],
+            chunks: vec![chunk(0), chunk(2)],
         };
         let file = FileEntry {
             num_bytes: 148,
-            blocks: Some(vec![Digest::of(b"")]),
+            block_digests: Some(vec![Digest::of(b"")]),
         };
         Manifest {
             state: None,
@@ -234,8 +240,8 @@ mod tests {
         }
     }
 
-    fn refusal(change: impl FnOnce(&mut Manifest)) -> String {
-        let mut manifest = little();
+    fn rejection(change: impl FnOnce(&mut Manifest)) -> String {
+        let mut manifest = small_manifest();
         change(&mut manifest);
         match Manifest::decode("here", &manifest.encode().unwrap()) {
             Ok(_) => String::new(),
@@ -243,43 +249,43 @@ mod tests {
         }
     }
 
-    fn piece(manifest: &mut Manifest) -> &mut Piece {
-        &mut manifest.tensors.get_mut("model/w").unwrap().pieces[0]
+    fn chunk(manifest: &mut Manifest) -> &mut Chunk {
+        &mut manifest.tensors.get_mut("model/w").unwrap().chunks[0]
     }
 
     #[test]
-    fn what_is_written_is_read() {
-        assert_eq!(refusal(|_| ()), "");
-        let text = little().encode().unwrap();
-        assert_eq!(Manifest::decode("here", &text).unwrap(), little());
+    fn a_manifest_round_trips() {
+        assert_eq!(rejection(|_| ()), "");
+        let text = small_manifest().encode().unwrap();
+        assert_eq!(Manifest::decode("here", &text).unwrap(), small_manifest());
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
-        assert!(refusal(|m| piece(m).start = 140).contains("outside of a.safetensors"));
-        assert!(refusal(|m| piece(m).start = u64::MAX).contains("outside"));
+    fn inconsistent_manifests_are_rejected() {
+        assert!(rejection(|m| chunk(m).byte_offset = 140).contains("outside of a.safetensors"));
+        assert!(rejection(|m| chunk(m).byte_offset = u64::MAX).contains("outside"));
         assert!(
-            refusal(|m| piece(m).slice.region.offsets[0] = 3).contains("outside of the tensor")
+            rejection(|m| chunk(m).slice.region.offsets[0] = 3).contains("outside of the tensor")
         );
-        assert!(refusal(|m| piece(m).slice.flat = Some(0..7)).contains("outside of the tensor"));
-        assert!(refusal(|m| piece(m).file = "b".to_owned()).contains("not there"));
-        let drop_piece =
-            |m: &mut Manifest| drop(m.tensors.get_mut("model/w").unwrap().pieces.pop());
-        assert!(refusal(drop_piece).contains("24 bytes of 48"));
+        assert!(rejection(|m| chunk(m).slice.flat = Some(0..7)).contains("outside of the tensor"));
+        assert!(rejection(|m| chunk(m).file = "b".to_owned()).contains("does not list"));
+        let drop_chunk =
+            |m: &mut Manifest| drop(m.tensors.get_mut("model/w").unwrap().chunks.pop());
+        assert!(rejection(drop_chunk).contains("24 bytes of 48"));
         let enlarge =
             |m: &mut Manifest| m.tensors.get_mut("model/w").unwrap().shape = vec![usize::MAX; 2];
-        assert!(refusal(enlarge).contains("nobody can count"));
+        assert!(rejection(enlarge).contains("overflows"));
         let escape = |m: &mut Manifest| {
             let file = m.files["a.safetensors"].clone();
             m.files.insert("../a".to_owned(), file);
         };
-        assert!(refusal(escape).contains("lie in its folder"));
+        assert!(rejection(escape).contains("not the name of a file"));
     }
 
     proptest! {
         #[test]
-        fn every_flipped_bit_is_noticed(at in any::<prop::sample::Index>(), bit in 0u8..8) {
-            let mut text = little().encode().unwrap();
+        fn every_flipped_bit_is_detected(at in any::<prop::sample::Index>(), bit in 0u8..8) {
+            let mut text = small_manifest().encode().unwrap();
             let at = at.index(text.len());
             text[at] ^= 1 << bit;
             let error = Manifest::decode("here", &text).unwrap_err().to_string();
@@ -287,7 +293,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Manifest::decode("here", &text);
         }
     }

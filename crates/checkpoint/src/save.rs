@@ -1,19 +1,19 @@
-//! Making a checkpoint of what ranks have written: one manifest, put in its place in one step.
+//! Committing a checkpoint: one rank writes the manifest atomically after all ranks wrote their shards.
 
 use std::collections::BTreeMap;
 
-use crate::folder::{step_folder, steps_below};
 use crate::manifest::{MANIFEST, Manifest, TensorEntry};
 use crate::shard::Shard;
-use crate::version_1::STATE_FILE;
+use crate::step_dir::{VERSION_1_STATE, step_dir, steps_below};
 use crate::{CheckpointError, Result, Store, TrainState};
 
-/// Makes the shards of all ranks the checkpoint of `state.step`. When this returns it is there for sure.
+/// Commits the shards of all ranks as the checkpoint of `state.step`. When this returns, the checkpoint is
+/// durable.
 ///
-/// A checkpoint of the same step is replaced; files of it that are needed no more go afterwards.
+/// Replaces an existing checkpoint of the same step and deletes the files that only the old one used.
 pub fn commit(store: &dyn Store, state: TrainState, shards: Vec<Shard>) -> Result<String> {
-    let folder = step_folder(state.step);
-    let described = store.describe(&folder);
+    let dir = step_dir(state.step);
+    let described = store.describe(&dir);
     let mut manifest = Manifest {
         state: Some(state),
         tensors: BTreeMap::new(),
@@ -23,55 +23,55 @@ pub fn commit(store: &dyn Store, state: TrainState, shards: Vec<Shard>) -> Resul
         manifest
             .files
             .insert(shard.file.clone(), shard.entry.clone());
-        for (part, piece) in shard.pieces() {
-            let tensor = manifest.tensors.entry(part.name.clone());
+        for (item, chunk) in shard.chunks() {
+            let tensor = manifest.tensors.entry(item.name.clone());
             let tensor = tensor.or_insert_with(|| TensorEntry {
-                dtype: part.dtype,
-                shape: part.shape.clone(),
-                pieces: Vec::new(),
+                dtype: item.dtype,
+                shape: item.shape.clone(),
+                chunks: Vec::new(),
             });
-            if tensor.dtype != part.dtype || tensor.shape != part.shape {
+            if tensor.dtype != item.dtype || tensor.shape != item.shape {
                 let reason = "ranks disagree on its type or shape";
-                return Err(CheckpointError::tensor(&described, &part.name, reason));
+                return Err(CheckpointError::tensor(&described, &item.name, reason));
             }
-            tensor.pieces.push(piece);
+            tensor.chunks.push(chunk);
         }
     }
     manifest.check(&described)?;
-    store.put(&format!("{folder}/{MANIFEST}"), &manifest.encode()?)?;
-    // It is saved; what else lies there is only in the way.
-    if let Err(error) = remove_strangers(store, &folder, &manifest) {
-        tracing::warn!("saved, but not tidied up: {error}");
+    store.put(&format!("{dir}/{MANIFEST}"), &manifest.encode()?)?;
+    // The checkpoint is committed; stale files beside it only take space.
+    if let Err(error) = remove_stale_files(store, &dir, &manifest) {
+        tracing::warn!("the checkpoint is saved, but stale files could not be deleted: {error}");
     }
-    Ok(folder)
+    Ok(dir)
 }
 
-/// Deletes what earlier attempts left in the folder.
-fn remove_strangers(store: &dyn Store, folder: &str, manifest: &Manifest) -> Result<()> {
-    for name in store.list(folder)? {
+/// Deletes the files of earlier attempts, which the manifest does not name.
+fn remove_stale_files(store: &dyn Store, dir: &str, manifest: &Manifest) -> Result<()> {
+    for name in store.list(dir)? {
         if name != MANIFEST && !manifest.files.contains_key(&name) {
-            store.remove(&format!("{folder}/{name}"))?;
+            store.remove(&format!("{dir}/{name}"))?;
         }
     }
     Ok(())
 }
 
-/// Deletes checkpoints older than `saved` until `keep` are left with it, and what interrupted saves
-/// left of older steps; 0 keeps all checkpoints.
+/// Applies the retention policy after step `saved` was saved: keeps the newest `keep` checkpoints up to that
+/// step (0 keeps all) and deletes older ones, and the remainders of interrupted saves of older steps.
 pub fn retain(store: &dyn Store, saved: u64, keep: usize) -> Result<()> {
     let (complete, partial) = steps_below(store, saved)?;
     for step in outdated(complete, keep).into_iter().chain(partial) {
-        let folder = step_folder(step);
-        // Without its manifest it is no checkpoint any more, however far the rest gets.
-        for sign in [MANIFEST, STATE_FILE] {
-            store.remove(&format!("{folder}/{sign}"))?;
+        let dir = step_dir(step);
+        // The manifest goes first: an interrupted deletion must not leave a directory that looks complete.
+        for marker in [MANIFEST, VERSION_1_STATE] {
+            store.remove(&format!("{dir}/{marker}"))?;
         }
-        store.remove_folder(&folder)?;
+        store.remove_dir(&dir)?;
     }
     Ok(())
 }
 
-/// Of steps before the one just saved, all but the newest `keep - 1`.
+/// The steps to delete: of those before the step just saved, all but the newest `keep - 1`.
 fn outdated(mut steps: Vec<u64>, keep: usize) -> Vec<u64> {
     if keep == 0 {
         return Vec::new();
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oldest_go_first() {
+    fn the_oldest_checkpoints_are_deleted() {
         assert_eq!(outdated(vec![30, 10, 20], 2), [20, 10]);
         assert_eq!(outdated(vec![30, 10, 20], 0), [0u64; 0]);
         assert_eq!(outdated(vec![10], 5), [0u64; 0]);

@@ -1,24 +1,24 @@
-//! Everything of a job's state that is no tensor.
+//! The part of a job's state that is not tensors.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a job stands, beside its tensors.
+/// The progress and the configuration of a job at the step of its checkpoint.
 ///
-/// There is no state of random numbers: what is random depends on the seed, the step, the layer and
-/// the sample alone.
+/// It holds no random-number state: every random value depends only on the seed, the step, the layer and
+/// the sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
-    /// Optimiser steps taken.
+    /// Optimizer steps taken.
     pub step: u64,
-    /// Samples seen over all ranks.
+    /// Samples consumed by all ranks together.
     pub samples_seen: u64,
-    /// The seed of weights and data.
+    /// The seed of the initial weights and of the data order.
     pub seed: u64,
-    /// How many ranks there were.
+    /// The number of ranks that wrote the checkpoint.
     pub world_size: usize,
-    /// The config, as TOML.
+    /// The job's config, as TOML.
     pub config: String,
-    /// What has its own pace, as the trainer describes it: the loss scale of float16. The learning rate
-    /// follows from the config and the step.
-    pub schedule: serde_json::Value,
+    /// State that the trainer cannot derive from the config and the step, such as the loss scale of
+    /// float16.
+    pub extra_state: serde_json::Value,
 }

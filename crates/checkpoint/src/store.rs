@@ -1,12 +1,12 @@
-//! Where checkpoints lie: a folder, or a bucket.
+//! Storage backends for checkpoints: a local or shared file system, and S3-compatible object stores.
 //!
-//! A store holds files under paths with `/` between names. What is asked of it is little, so that a
-//! file system and an object store can both do it: files are written from front to back and then stay
-//! as they are; one small file can be put in its place in one step; any range can be read.
+//! A [`Store`] holds files under paths with `/` as separator. It requires only what both a file system and
+//! an object store provide: sequential writes of files that never change afterwards, atomic replacement of
+//! one small file, and reads of any byte range.
 
 mod local;
+mod location;
 mod object;
-mod place;
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -18,29 +18,28 @@ use std::sync::Arc;
 use crate::{CheckpointError, Result};
 
 pub use local::LocalStore;
-pub use object::{ObjectStore, Trouble};
-pub use place::Place;
+pub use location::Location;
+pub use object::{ObjectStore, RemoteErrorKind};
 
-/// Files by path.
+/// A storage backend: files by path.
 pub trait Store: Debug + Send + Sync {
-    /// A path as a person would look for it.
+    /// The full path or URL of `path`, for messages.
     fn describe(&self, path: &str) -> String;
 
-    /// Begins a file. It is there for sure when [`Sink::finish`] has returned.
-    fn create(&self, path: &str) -> Result<Box<dyn Sink>>;
+    /// Begins to write a file. The file is durable when [`Writer::finish`] has returned.
+    fn create(&self, path: &str) -> Result<Box<dyn Writer>>;
 
-    /// Puts a file in its place, over one that may be there, in one step: whoever looks sees the old
-    /// one or the new one, whole. It is there for sure when this returns.
+    /// Writes or replaces a file atomically: a concurrent reader sees either the old or the new content. The
+    /// file is durable when this returns.
     fn put(&self, path: &str, bytes: &[u8]) -> Result<()>;
 
-    /// How long a file is; none if there is none.
+    /// The length of a file in bytes; `None` if it does not exist.
     fn size(&self, path: &str) -> Result<Option<u64>>;
 
-    /// These bytes of a file, all of them.
+    /// Reads a byte range of a file; fails if the file is shorter.
     fn read(&self, path: &str, range: Range<u64>) -> Result<Vec<u8>>;
 
-    /// These ranges of a file, one after another, each given to `each` as it comes; read ahead where the
-    /// way is long.
+    /// Reads ranges of a file in order and passes each to `each`. Backends with a high latency read ahead.
     fn read_each(
         &self,
         path: &str,
@@ -52,40 +51,40 @@ pub trait Store: Debug + Send + Sync {
             .try_for_each(|range| each(self.read(path, range.clone())?))
     }
 
-    /// Names of files and folders in a folder; none in one that is not there.
-    fn list(&self, folder: &str) -> Result<Vec<String>>;
+    /// The names of the files and directories in a directory; empty if it does not exist.
+    fn list(&self, dir: &str) -> Result<Vec<String>>;
 
-    /// Deletes a file, if it is there.
+    /// Deletes a file. Succeeds if it does not exist.
     fn remove(&self, path: &str) -> Result<()>;
 
-    /// Deletes a folder with all that is in it, if it is there.
-    fn remove_folder(&self, folder: &str) -> Result<()>;
+    /// Deletes a directory and its content. Succeeds if it does not exist.
+    fn remove_dir(&self, dir: &str) -> Result<()>;
 }
 
 /// A file that is being written.
-pub trait Sink: Send {
-    /// Appends.
+pub trait Writer: Send {
+    /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Returns when everything is where it survives a power cut.
+    /// Completes the file and returns when it is durable.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// The store at a place as a person writes it: a path, `file:///folder` or `s3://bucket/prefix`.
-pub fn open(place: &Path) -> Result<Arc<dyn Store>> {
-    open_place(Place::parse(place)?)
+/// Opens the store at a location: a path, `file:///dir` or `s3://bucket/prefix`.
+pub fn open(location: &Path) -> Result<Arc<dyn Store>> {
+    open_location(Location::parse(location)?)
 }
 
-/// The store at a place; a path that is relative is under `folder`, a URL stands for itself.
-pub fn open_under(folder: &Path, place: &Path) -> Result<Arc<dyn Store>> {
-    open_place(Place::parse_under(folder, place)?)
+/// Opens the store at a location. A relative path is relative to `dir`; URLs are absolute.
+pub fn open_under(dir: &Path, location: &Path) -> Result<Arc<dyn Store>> {
+    open_location(Location::parse_under(dir, location)?)
 }
 
-fn open_place(place: Place) -> Result<Arc<dyn Store>> {
-    Ok(match place {
-        Place::Folder(folder) => Arc::new(LocalStore::new(folder)),
-        Place::Bucket { bucket, prefix } => {
-            // Names and values that are no text are nobody's of ours.
+fn open_location(location: Location) -> Result<Arc<dyn Store>> {
+    Ok(match location {
+        Location::Dir(dir) => Arc::new(LocalStore::new(dir)),
+        Location::Bucket { bucket, prefix } => {
+            // No variable that configures an object store has a name or value that is not UTF-8.
             let text = |(name, value): (OsString, OsString)| {
                 Some((name.into_string().ok()?, value.into_string().ok()?))
             };
@@ -95,8 +94,8 @@ fn open_place(place: Place) -> Result<Arc<dyn Store>> {
     })
 }
 
-/// A file ends before the bytes that were asked for.
+/// The error of a read beyond the end of a file of `length` bytes.
 fn too_short(path: &str, length: u64, range: &Range<u64>) -> CheckpointError {
-    let reason = format!("it has {length} bytes, and {range:?} were asked for");
+    let reason = format!("cannot read bytes {range:?} of a file of {length} bytes");
     CheckpointError::io(path)(io::Error::new(io::ErrorKind::UnexpectedEof, reason))
 }

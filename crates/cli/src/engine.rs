@@ -1,25 +1,25 @@
-//! The hand-off: what needs tensors becomes `trainyard-engine`, with all arguments as they are.
+//! Commands that need tensors: this process becomes `trainyard-engine`, with the same arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trainyard_elastic::find_program;
+use trainyard_launcher::find_program;
 
 use crate::failure::Failure;
 
 const NAME: &str = "trainyard-engine";
 
-/// Names the engine where it is neither beside this program nor on `PATH`.
+/// The environment variable with the path of the engine.
 const VARIABLE: &str = "TRAINYARD_ENGINE";
 
-/// Turns this process into the engine; returns only when that fails.
+/// Replaces this process by the engine; returns only on failure.
 pub fn hand_over() -> Failure {
     hand_over_with(&[])
 }
 
-/// The same with more arguments after its own.
+/// The same with further arguments.
 pub fn hand_over_with(more: &[String]) -> Failure {
     let engine = match program() {
         Ok(engine) => engine,
@@ -28,23 +28,24 @@ pub fn hand_over_with(more: &[String]) -> Failure {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let error = Command::new(&engine).args(args).args(more).exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(
-        "build it with `cargo build --release`, or name another in {VARIABLE}"
+        "build it with `cargo build --release`, or set {VARIABLE} to the path of another one"
     ))
 }
 
-/// What the engine prints when it is asked this, or else what it says is wrong. Fails where there is no engine.
+/// The output of the engine for these arguments, or its error. Fails if there is no engine.
 pub fn ask(
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
 ) -> Result<Result<Vec<u8>, String>, Failure> {
     let output = Command::new(program()?).args(arguments).output();
     let output = output.map_err(Failure::new)?;
-    Ok(match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    Ok(if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     })
 }
 
-/// The engine.
+/// The path of the engine.
 pub fn program() -> Result<PathBuf, Failure> {
     let named = std::env::var_os(VARIABLE);
     let beside = std::env::current_exe().ok();
@@ -52,7 +53,7 @@ pub fn program() -> Result<PathBuf, Failure> {
     find(named.as_deref(), beside.as_deref(), search_path.as_deref())
 }
 
-/// The engine that was named, else the one beside this program, else the first on `PATH`.
+/// The engine of the environment variable, else the one in the directory of this program, else the first on `PATH`.
 fn find(
     named: Option<&OsStr>,
     current_exe: Option<&Path>,
@@ -60,8 +61,11 @@ fn find(
 ) -> Result<PathBuf, Failure> {
     if let Some(named) = named {
         return find_program(Path::new(named), search_path).ok_or_else(|| {
-            Failure::new(format!("{VARIABLE}={} is no program", named.display()))
-                .hint(format!("unset {VARIABLE}, or set it to the path of {NAME}"))
+            Failure::new(format!(
+                "{VARIABLE}={} is not an executable file",
+                named.display()
+            ))
+            .hint(format!("unset {VARIABLE}, or set it to the path of {NAME}"))
         });
     }
     let beside = current_exe.map(|exe| exe.with_file_name(NAME));
@@ -75,7 +79,7 @@ fn find(
                 beside.display()
             ))
             .hint(format!(
-                "build it with `cargo build --release`, or name it in {VARIABLE}"
+                "build it with `cargo build --release`, or set {VARIABLE} to its path"
             ))
         })
 }

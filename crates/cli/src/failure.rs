@@ -1,9 +1,9 @@
-//! What a command says when it does not do what it was asked: the reason, and what to do.
+//! Failures of commands: the reason, a hint, and the exit code.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -21,24 +21,24 @@ impl Failure {
         }
     }
 
-    /// Arguments that are understood and refused; exit code 2.
+    /// Invalid arguments; exit code 2.
     pub fn usage(message: impl fmt::Display) -> Failure {
         Failure::new(message).with_code(2)
     }
 
-    /// Adds what to do about it.
+    /// Adds a hint that says what to do.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Exits with another code.
+    /// Sets the exit code.
     pub fn with_code(mut self, code: u8) -> Failure {
         self.code = code;
         self
     }
 
-    /// The code to exit with.
+    /// The exit code.
     pub fn code(&self) -> ExitCode {
         self.code.into()
     }

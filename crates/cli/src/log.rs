@@ -1,10 +1,10 @@
-//! What the front door itself has to tell while it works: on stderr, from a level on.
+//! Logging of the command line to stderr.
 
 use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-/// Tells from `level` on, or as `RUST_LOG` says.
+/// Logs from `level` on, or as `RUST_LOG` says.
 pub fn to_stderr(level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let logging = tracing_subscriber::fmt()
@@ -12,6 +12,6 @@ pub fn to_stderr(level: &str) {
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
         .with_env_filter(filter);
-    // One that is there already tells just as well.
+    // A subscriber that is already installed stays.
     let _ = logging.try_init();
 }

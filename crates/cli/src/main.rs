@@ -1,9 +1,9 @@
-//! `trainyard`: the front door.
+//! The command `trainyard`.
 //!
-//! It starts in milliseconds and holds no libtorch. What it can do alone (start ranks, check a
-//! config, read a trace) it does; what needs tensors it hands to `trainyard-engine` beside it.
+//! It starts in milliseconds, because it does not link libtorch. It passes commands that need tensors to
+//! `trainyard-engine`, which is in the same directory.
 
-mod audience;
+mod broken_pipe;
 mod command;
 mod engine;
 mod failure;
@@ -15,7 +15,7 @@ use clap::Parser;
 
 use crate::command::Command;
 
-/// Trains one model on many machines.
+/// Trains one model on many nodes.
 #[derive(Debug, Parser)]
 #[command(
     name = "trainyard",
@@ -29,10 +29,10 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = trainyard_elastic::worker::intercept() {
+    if let Some(code) = trainyard_launcher::worker::intercept() {
         return code;
     }
-    audience::may_leave();
+    broken_pipe::exit_silently();
     let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
     match Cli::parse_from(args).command.execute(&overrides) {
         Ok(code) => code,

@@ -1,29 +1,29 @@
-//! How the samples of one optimiser step are divided over ranks and micro-batches.
+//! How the samples of one optimizer step are divided over ranks and micro-batches.
 
 use crate::{Config, ConfigError};
 
 /// The samples of one step: `global = local x ranks x num_microbatches`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// Samples of one optimiser step over all ranks.
+    /// Samples per optimizer step over all ranks.
     pub global: usize,
-    /// Samples that one rank computes at once.
+    /// Micro-batch size: samples per rank and forward pass.
     pub local: usize,
-    /// Data-parallel ranks.
+    /// The number of data-parallel ranks.
     pub ranks: usize,
-    /// How many times each rank computes before one optimiser step.
+    /// Micro-batches per rank and optimizer step.
     pub num_microbatches: usize,
 }
 
 impl Config {
-    /// Divides the global batch over `ranks` data-parallel ranks; what does not fit into one
-    /// micro-batch per rank is accumulated.
+    /// Divides the global batch over `ranks` data-parallel ranks. If it is larger than one micro-batch per rank, ranks
+    /// accumulate gradients.
     pub fn batching(&self, ranks: usize) -> Result<Batching, ConfigError> {
         let local = self.training.local_batch_size;
         let at_once = local.checked_mul(ranks).filter(|&samples| samples > 0);
         let Some(at_once) = at_once else {
             return Err(ConfigError::contradiction(
-                format!("training.local_batch_size = {local} on {ranks} ranks is no batch"),
+                format!("training.local_batch_size = {local} on {ranks} ranks is an empty batch"),
                 "use at least one sample and one rank",
             ));
         };
@@ -71,10 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn refuses_uneven_batches_with_the_nearest() {
+    fn indivisible_batches_are_rejected_with_the_nearest() {
         let message = |local, global, ranks| {
-            let refused = config(local, Some(global)).batching(ranks);
-            refused.unwrap_err().to_string()
+            let rejected = config(local, Some(global)).batching(ranks);
+            rejected.unwrap_err().to_string()
         };
         let text = message(4, 10, 2);
         assert!(text.contains("4 x 2 = 8"), "{text}");

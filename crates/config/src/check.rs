@@ -1,4 +1,4 @@
-//! Settings that contradict each other across sections.
+//! Validation across sections.
 
 use crate::section::within;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Config {
-    /// The type in which gradients travel between ranks, compression included.
+    /// The type in which gradients are reduced, including compression.
     pub fn reduce_dtype(&self) -> Dtype {
         match self.parallelism.gradient_compression {
             GradientCompression::Bf16 => Dtype::Bfloat16,
@@ -18,7 +18,7 @@ impl Config {
         }
     }
 
-    /// Refuses settings that cannot all be meant, as loading does. For configs built in code.
+    /// Rejects contradicting settings, as loading does. For configs that are built in code.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.training.check()?;
         self.parallelism.check()?;
@@ -47,19 +47,19 @@ impl Config {
         self.check_sharding()
     }
 
-    /// What sharded states exclude.
+    /// Validates settings that sharded states exclude.
     fn check_sharding(&self) -> Result<(), ConfigError> {
         let parallelism = &self.parallelism;
         if parallelism.offload != Offload::None && self.checkpoint.enable {
             return Err(ConfigError::not_built(
                 "checkpoint.enable = true with parallelism.offload",
-                "parallelism.offload = \"none\" where checkpoints are needed",
+                "parallelism.offload = \"none\" for checkpoints",
             ));
         }
         if parallelism.offload != Offload::None && self.checkpoint.memory_interval > 0 {
             return Err(ConfigError::not_built(
                 "checkpoint.memory_interval with parallelism.offload",
-                "parallelism.offload = \"none\" where copies in memory are needed",
+                "parallelism.offload = \"none\" for in-memory checkpoints",
             ));
         }
         let degree = parallelism.data_parallel_shard_degree;
@@ -73,7 +73,7 @@ impl Config {
         ) {
             return Err(ConfigError::contradiction(
                 format!(
-                    "{sharded} leaves no rank with a whole parameter, whose norm LAMB and LARS need"
+                    "{sharded} leaves no rank with a full parameter, whose norm LAMB and LARS need"
                 ),
                 "use optimizer.name = \"AdamW\", or replicate with \
                  parallelism.data_parallel_replicate_degree",
@@ -100,7 +100,7 @@ impl Config {
         Ok(())
     }
 
-    /// What keeping documents apart needs.
+    /// Validates the requirements of document masks.
     fn check_documents(&self) -> Result<(), ConfigError> {
         let end = self.training.eos_token_id;
         match (self.model.attn_mask_type, end) {
@@ -108,8 +108,8 @@ impl Config {
             (AttentionMask::BlockCausal, Some(_)) => {}
             (AttentionMask::BlockCausal, None) => {
                 return Err(ConfigError::contradiction(
-                    "model.attn_mask_type = \"block_causal\" keeps documents apart, but nothing says \
-                     where they end",
+                    "model.attn_mask_type = \"block_causal\" masks documents, but \
+                     training.eos_token_id is absent",
                     "set training.eos_token_id to the token that `data prepare --end-of-document` added",
                 ));
             }
@@ -126,7 +126,7 @@ impl Config {
         let method = self.parallelism.context_parallel_method;
         if self.num_context_ranks() > 1 && method == ContextMethod::Ring {
             return Err(ConfigError::not_built(
-                "model.attn_mask_type = \"block_causal\" where keys and values go round a ring",
+                "model.attn_mask_type = \"block_causal\" with ring attention",
                 "parallelism.context_parallel_method = \"ulysses\"",
             ));
         }
@@ -162,7 +162,7 @@ impl Config {
         ))
     }
 
-    /// What can be said before the number of ranks is known.
+    /// Validates what does not depend on the number of ranks.
     fn check_batch(&self) -> Result<(), ConfigError> {
         self.batching(1).map(drop)
     }
@@ -207,8 +207,8 @@ impl Config {
         }
         if self.training.dtype == Dtype::Float64 {
             return Err(ConfigError::contradiction(
-                "parallelism.gradient_compression = \"bf16\" loses what training.dtype = \
-                 \"float64\" was chosen for",
+                "parallelism.gradient_compression = \"bf16\" loses the precision of training.dtype = \
+                 \"float64\"",
                 "use parallelism.gradient_compression = \"none\"",
             ));
         }
@@ -236,7 +236,7 @@ fn check_dataset(model: &ModelSpec, key: &str, dataset: Dataset) -> Result<(), C
 mod tests {
     use super::*;
 
-    fn refusal(text: &str) -> String {
+    fn rejection(text: &str) -> String {
         Config::parse(text, &[]).unwrap_err().to_string()
     }
 
@@ -275,7 +275,7 @@ mod tests {
             ),
             (
                 "model.name = \"cnn\"\nmodel.vocab_size = 3",
-                "one shape",
+                "fixed dimensions",
                 "remove them",
             ),
             (
@@ -305,12 +305,12 @@ mod tests {
             ),
             (
                 "activation_checkpoint.selective_ac_option = \"op\"",
-                "names nothing",
+                "is not valid",
                 "\"attention\"",
             ),
             (
                 "parallelism.data_parallel_shard_degree = 2\noptimizer.name = \"LAMB\"",
-                "no rank with a whole parameter",
+                "no rank with a full parameter",
                 "\"AdamW\"",
             ),
             ("optimizer.lr = nan", "optimizer.lr = NaN", "finite number"),
@@ -322,14 +322,14 @@ mod tests {
                 "1 or more",
             ),
         ] {
-            let message = refusal(text);
+            let message = rejection(text);
             assert!(message.contains(conflict), "{text}: {message}");
             assert!(message.contains(remedy), "{text}: {message}");
         }
     }
 
     #[test]
-    fn gradients_travel_in_the_type_asked_for() {
+    fn gradients_are_reduced_in_the_configured_type() {
         let dtype = |text| Config::parse(text, &[]).unwrap().reduce_dtype();
         assert_eq!(dtype(""), Dtype::Float32);
         assert_eq!(dtype("training.dtype = \"float64\""), Dtype::Float64);

@@ -1,8 +1,8 @@
-//! Telling config keys (`--training.steps 100`) from a command's own options, wherever they stand.
+//! Separates config keys (`--training.steps 100`) from the options of a command.
 
 use std::ffi::OsString;
 
-/// The commands that take a config, and so its keys.
+/// The commands that take a config and its keys.
 const COMMANDS: [&str; 7] = [
     "train",
     "dry-run",
@@ -13,7 +13,7 @@ const COMMANDS: [&str; 7] = [
     "bench-operators-rank",
 ];
 
-/// The arguments of the command itself, and those that change the config.
+/// The arguments of the command, and the config overrides.
 pub fn split_overrides(args: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<String>) {
     let mut own: Vec<OsString> = Vec::new();
     let mut overrides = Vec::new();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_takes_no_option_for_its_value() {
+    fn a_boolean_key_does_not_consume_the_next_option() {
         let (own, overrides) = split_line("trainyard verify c.toml --a.b --nproc 2");
         assert_eq!(
             (own.as_str(), overrides.as_str()),

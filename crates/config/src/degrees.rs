@@ -1,17 +1,17 @@
-//! From parallel degrees and a number of ranks to a mesh.
+//! The mesh of the parallel degrees on a number of ranks.
 //!
-//! Each degree is the size of one mesh axis. One of the two data-parallel degrees may be -1: it
-//! takes the ranks that the others leave. Where both are, sharding takes them.
+//! Each degree is the size of one mesh axis. A data-parallel degree of -1 takes all remaining ranks. If both are -1,
+//! sharding takes them.
 
 use trainyard_mesh::{Axis, Mesh};
 
 use crate::{Config, ConfigError, ParallelismSection};
 
-/// The value that means "all ranks that the other degrees leave".
+/// The value that means "all remaining ranks".
 const REST: i64 = -1;
 
 impl Config {
-    /// The mesh of `world_size` ranks that the degrees describe.
+    /// The mesh of these degrees on `world_size` ranks.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, ConfigError> {
         self.parallelism.check_degrees()?;
         let sizes = self.parallelism.sizes(world_size)?;
@@ -52,7 +52,7 @@ impl ParallelismSection {
         ]
     }
 
-    /// Refuses degrees that fit no number of ranks.
+    /// Rejects degrees that no number of ranks satisfies.
     pub(crate) fn check_degrees(&self) -> Result<(), ConfigError> {
         let expert = ("expert_parallel_degree", self.expert_parallel_degree);
         let keys = self.degrees().map(|(axis, degree)| (key_of(axis), degree));
@@ -60,10 +60,11 @@ impl ParallelismSection {
             let may_take_rest = key.starts_with("data_parallel");
             if degree < 1 && !(may_take_rest && degree == REST) {
                 return Err(ConfigError::contradiction(
-                    format!("parallelism.{key} = {degree} is no number of ranks"),
-                    match may_take_rest {
-                        true => "use -1 for all remaining ranks, or 1 and more",
-                        false => "use 1 or more",
+                    format!("parallelism.{key} = {degree} is not a number of ranks"),
+                    if may_take_rest {
+                        "use -1 for all remaining ranks, or a positive number"
+                    } else {
+                        "use 1 or more"
                     },
                 ));
             }
@@ -71,7 +72,7 @@ impl ParallelismSection {
         Ok(())
     }
 
-    /// The size of every axis, with the rest filled in. Expects checked degrees.
+    /// The size of every axis, with -1 resolved. Expects validated degrees.
     fn sizes(&self, world_size: usize) -> Result<[(Axis, usize); 5], ConfigError> {
         let degrees = self.degrees();
         let fixed = degrees
@@ -82,16 +83,19 @@ impl ParallelismSection {
             })
             .filter(|&product| product > 0);
         let takes_rest = degrees.iter().any(|(_, degree)| *degree == REST);
-        let fits = fixed.is_some_and(|fixed| match takes_rest {
-            true => world_size > 0 && world_size.is_multiple_of(fixed),
-            false => world_size == fixed,
+        let fits = fixed.is_some_and(|fixed| {
+            if takes_rest {
+                world_size > 0 && world_size.is_multiple_of(fixed)
+            } else {
+                world_size == fixed
+            }
         });
         match fixed {
             Some(fixed) if fits => Ok(degrees.map(|(axis, degree)| {
                 let size = usize::try_from(degree).unwrap_or(world_size / fixed);
                 (axis, size)
             })),
-            _ => Err(misfit(fixed, takes_rest, world_size)),
+            _ => Err(elasticity_warning(fixed, takes_rest, world_size)),
         }
     }
 }
@@ -107,16 +111,17 @@ fn key_of(axis: Axis) -> &'static str {
     }
 }
 
-fn misfit(fixed: Option<usize>, takes_rest: bool, world_size: usize) -> ConfigError {
+fn elasticity_warning(fixed: Option<usize>, takes_rest: bool, world_size: usize) -> ConfigError {
     let Some(fixed) = fixed else {
         return ConfigError::contradiction(
-            "the degrees of [parallelism] multiply to more ranks than can be counted",
+            "the degrees of [parallelism] are too large: their product overflows",
             "use smaller degrees",
         );
     };
-    let nearest = match takes_rest {
-        true => fixed * (world_size / fixed).max(1),
-        false => fixed,
+    let nearest = if takes_rest {
+        fixed * (world_size / fixed).max(1)
+    } else {
+        fixed
     };
     let relation = if takes_rest {
         "a multiple of"

@@ -1,87 +1,87 @@
-//! What is refused, where it stands, and what to do instead.
+//! Config errors: the location, the reason, and the remedy.
 
 use std::fmt;
 use std::path::PathBuf;
 
 /// Where a setting was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A config file.
     File {
-        /// The file's name, or `config` for text that came from no file.
+        /// The name of the file, or `config` for text.
         file: String,
-        /// Counted from 1; absent when no single line is to blame.
+        /// The line, counted from 1; absent if the error has no single line.
         line: Option<usize>,
     },
     /// An override such as `--training.steps 100`.
     CommandLine,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File {
+            Location::File {
                 file,
                 line: Some(line),
             } => write!(f, "{file}:{line}"),
-            Place::File { file, line: None } => f.write_str(file),
-            Place::CommandLine => f.write_str("command line"),
+            Location::File { file, line: None } => f.write_str(file),
+            Location::CommandLine => f.write_str("command line"),
         }
     }
 }
 
-/// Why a config was refused.
+/// A config that was rejected, and why.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the config {}: {source}", path.display())]
     Read {
-        /// The file that was asked for.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The text is not TOML.
     #[error("{place}: not valid TOML: {message}")]
     Syntax {
-        /// Where the parser stopped.
-        place: Place,
-        /// What the parser said.
+        /// Where the parser failed.
+        place: Location,
+        /// The error of the parser.
         message: String,
     },
-    /// A section that nobody reads.
+    /// An unknown section.
     #[error("{place}: unknown section [{section}]: {hint}")]
     UnknownSection {
         /// Where it was written.
-        place: Place,
-        /// The section's name as written.
+        place: Location,
+        /// The name of the section, as written.
         section: String,
         /// The nearest section, or all of them.
         hint: String,
     },
-    /// A key that nobody reads.
+    /// An unknown key.
     #[error("{place}: unknown key {key}: {hint}")]
     UnknownKey {
         /// Where it was written.
-        place: Place,
+        place: Location,
         /// The key with its section, as written.
         key: String,
         /// The nearest key, or the keys of the section.
         hint: String,
     },
-    /// A value that the key cannot take.
+    /// An invalid value.
     #[error("{place}: {key} expects {expected}, not {found}")]
     Value {
         /// Where it was written.
-        place: Place,
+        place: Location,
         /// The key with its section.
         key: String,
-        /// What the key takes, with the nearest valid choice if there is one.
+        /// The type of the key, with the nearest valid choice if there is one.
         expected: String,
-        /// What was given.
+        /// The given value.
         found: String,
     },
-    /// A command-line argument that is no override.
+    /// A command-line argument that is not an override.
     #[error("cannot use the argument {argument:?}: {reason}")]
     Override {
         /// The argument as given.
@@ -89,23 +89,23 @@ pub enum ConfigError {
         /// What is wrong with it, and how overrides look.
         reason: String,
     },
-    /// Settings that cannot all be meant.
+    /// Settings that contradict each other.
     #[error("{conflict}; {remedy}")]
     Contradiction {
-        /// The settings and why they do not go together.
+        /// The settings and why they contradict each other.
         conflict: String,
         /// The nearest valid choice.
         remedy: String,
     },
-    /// A setting that is known, but that this version cannot do.
-    #[error("{setting}: not built yet in this version; use {alternative}")]
+    /// A setting that is known, but not supported.
+    #[error("{setting} is not supported yet; use {alternative}")]
     NotBuilt {
         /// The setting, as `key = value`.
         setting: String,
-        /// What does work.
+        /// A supported alternative.
         alternative: &'static str,
     },
-    /// The mesh refused the sizes.
+    /// The mesh rejected the degrees.
     #[error(transparent)]
     Mesh(#[from] trainyard_mesh::MeshError),
     /// A value that TOML cannot express.

@@ -1,9 +1,9 @@
-//! Whether experts and ranks fit each other.
+//! Validation of expert parallelism against the model.
 
 use crate::{Config, ConfigError, ModelSpec, MoeConfig, Offload, OptimizerName};
 
 impl Config {
-    /// Refuses degrees and settings that a model's experts exclude. Expects checked degrees.
+    /// Rejects degrees and settings that do not fit the experts of the model. Expects validated degrees.
     pub(crate) fn check_experts(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         let degree = self.parallelism.expert_parallel_degree;
         let Some(mixture) = model.experts() else {
@@ -40,7 +40,7 @@ impl Config {
             let nearest = (1..=most).rev().find(|&n| number.is_multiple_of(n));
             return Err(ConfigError::contradiction(
                 format!(
-                    "model.moe.num_experts = {number} cannot be shared evenly by \
+                    "model.moe.num_experts = {number} is not divisible by \
                      parallelism.expert_parallel_degree = {degree}"
                 ),
                 format!(
@@ -56,7 +56,7 @@ impl Config {
                     "parallelism.expert_parallel_degree = {degree} is no multiple of \
                      parallelism.expert_parallel_local_degree = {local}"
                 ),
-                "use a divisor of it, or 0 for what the launcher says",
+                "use a divisor of it, or 0 to take it from the launcher",
             ));
         }
         let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
@@ -71,7 +71,7 @@ impl Config {
         }
         if tp > 1 && !self.parallelism.enable_sequence_parallel {
             return Err(ConfigError::not_built(
-                "[model.moe] where tensor-parallel ranks all have all positions",
+                "[model.moe] with tensor parallelism, but without sequence parallelism",
                 "parallelism.enable_sequence_parallel = true",
             ));
         }
@@ -79,7 +79,7 @@ impl Config {
         if !width.is_multiple_of(tp) {
             return Err(ConfigError::contradiction(
                 format!(
-                    "shared experts of width {width} cannot be shared evenly by \
+                    "shared experts of width {width} is not divisible by \
                      parallelism.tensor_parallel_degree = {tp}"
                 ),
                 "choose model.moe.moe_intermediate_size so that it divides",
@@ -88,7 +88,7 @@ impl Config {
         Ok(())
     }
 
-    /// An expert's room is that in a sequence, which only a rank with whole sequences can tell.
+    /// The capacity of an expert is per sequence, so a rank must hold whole sequences.
     fn check_capacity(&self, mixture: &MoeConfig) -> Result<(), ConfigError> {
         let is_shared = self.num_tensor_ranks() > 1 || self.num_context_ranks() > 1;
         match (mixture.capacity_factor, is_shared) {
@@ -108,7 +108,7 @@ impl Config {
 mod tests {
     use crate::Config;
 
-    fn refusal(text: &str) -> String {
+    fn rejection(text: &str) -> String {
         match Config::parse(text, &[]) {
             Ok(_) => String::new(),
             Err(error) => error.to_string(),
@@ -116,11 +116,11 @@ mod tests {
     }
 
     fn with_experts(text: &str) -> String {
-        refusal(&format!("model.moe.num_experts = 6\n{text}"))
+        rejection(&format!("model.moe.num_experts = 6\n{text}"))
     }
 
     #[test]
-    fn what_experts_exclude_is_named_with_what_could_be() {
+    fn invalid_expert_settings_are_rejected_with_a_suggestion() {
         assert_eq!(with_experts("parallelism.expert_parallel_degree = 3"), "");
         for (text, conflict, remedy) in [
             (
@@ -140,7 +140,7 @@ mod tests {
             ),
             (
                 "parallelism.tensor_parallel_degree = 2\nparallelism.enable_sequence_parallel = false",
-                "all have all positions",
+                "without sequence parallelism",
                 "enable_sequence_parallel = true",
             ),
             (
@@ -168,14 +168,14 @@ mod tests {
             assert!(message.contains(conflict), "{text}: {message}");
             assert!(message.contains(remedy), "{text}: {message}");
         }
-        let message = refusal("parallelism.expert_parallel_degree = 2");
+        let message = rejection("parallelism.expert_parallel_degree = 2");
         assert!(message.contains("has no experts"), "{message}");
-        let message = refusal("model.moe.n_shared_experts = 2");
+        let message = rejection("model.moe.n_shared_experts = 2");
         assert!(message.contains("model.moe.num_experts"), "{message}");
     }
 
     #[test]
-    fn experts_are_laid_over_the_ranks_of_the_inner_axes() {
+    fn expert_parallelism_uses_the_inner_axes() {
         let text = "model.moe.num_experts = 8\nparallelism.expert_parallel_degree = 4\n\
                     parallelism.data_parallel_shard_degree = -1\n\
                     parallelism.tensor_parallel_degree = 2";

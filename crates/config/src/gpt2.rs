@@ -1,34 +1,34 @@
-//! The shape of a GPT-2 decoder.
+//! The dimensions of a GPT-2 decoder.
 
 use crate::ConfigError;
 use crate::llama::{check_positive, check_sizes};
 use crate::section::within;
 
-/// The shape of a GPT-2 decoder, under the names that newer models have for it.
+/// The dimensions of a GPT-2 decoder, with the names of newer models.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// Width of the residual stream: `n_embd`.
+    /// Hidden size: `n_embd`.
     pub hidden_size: usize,
-    /// Width inside the MLP: `n_inner`.
+    /// Width of the MLP: `n_inner`.
     pub intermediate_size: usize,
     /// Number of blocks: `n_layer`.
     pub num_hidden_layers: usize,
     /// Number of heads: `n_head`.
     pub num_attention_heads: usize,
-    /// Longest sequence the model accepts, and rows of its table of positions: `n_positions`.
+    /// Maximum sequence length, and rows of the position embedding: `n_positions`.
     pub max_position_embeddings: usize,
     /// Added to the variance in LayerNorm.
     pub layer_norm_epsilon: f64,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     pub tie_word_embeddings: bool,
-    /// Share of what is added to the residual stream that training leaves out.
+    /// Dropout probability of what is added to the residual stream.
     pub resid_pdrop: f64,
 }
 
 impl Default for Gpt2Config {
-    /// The smallest one that was published.
+    /// The smallest published GPT-2.
     fn default() -> Self {
         Gpt2Config {
             vocab_size: 50_257,
@@ -59,7 +59,7 @@ impl Gpt2Config {
         table + positions + self.num_hidden_layers as u64 * block + norm + head
     }
 
-    /// Refuses shapes that no decoder can have.
+    /// Rejects invalid dimensions.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         check_sizes(&[
             ("vocab_size", self.vocab_size),

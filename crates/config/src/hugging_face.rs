@@ -1,11 +1,11 @@
-//! Shapes of models as Hugging Face writes them, in `config.json`.
+//! Hugging Face's `config.json`, read and written.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{Gpt2Config, LlamaConfig, ModelSpec, MoeConfig, RopeScaling, ScoringFunc};
 
-/// What is read of a `config.json`; models have many more keys, which change nothing here.
+/// The keys of a `config.json` that matter here; models have many more.
 #[derive(Deserialize)]
 struct ConfigJson {
     model_type: String,
@@ -31,7 +31,7 @@ struct ConfigJson {
     #[serde(default)]
     use_sliding_window: bool,
     sliding_window: Option<usize>,
-    /// Mixtral's word for experts.
+    /// Mixtral's name of `num_experts`.
     num_local_experts: Option<usize>,
     num_experts: Option<usize>,
     num_experts_per_tok: Option<usize>,
@@ -42,11 +42,11 @@ struct ConfigJson {
     mlp_only_layers: Option<Vec<usize>>,
 }
 
-/// How positions are turned.
+/// The rotary embedding.
 #[derive(Deserialize)]
 struct Rope {
     rope_type: Option<String>,
-    /// What older files call it.
+    /// The name in older files.
     #[serde(rename = "type")]
     old_type: Option<String>,
     rope_theta: Option<f64>,
@@ -57,13 +57,13 @@ struct Rope {
 }
 
 impl Rope {
-    /// What the file calls it.
+    /// The rotary type.
     fn kind(&self) -> &str {
         let name = self.rope_type.as_deref().or(self.old_type.as_deref());
         name.unwrap_or("default")
     }
 
-    /// How rotations are stretched, or why that is not known.
+    /// The rotary scaling, or why it is not supported.
     fn scaling(&self) -> Result<Option<RopeScaling>, String> {
         match self.kind() {
             "default" => Ok(None),
@@ -87,13 +87,13 @@ impl Rope {
     }
 }
 
-/// Which family a `config.json` is of.
+/// The model family of a `config.json`.
 #[derive(Deserialize)]
 struct Family {
     model_type: String,
 }
 
-/// What is read of a GPT-2's, which has older names for its sizes.
+/// The keys of a GPT-2 `config.json`, which has older names.
 #[derive(Deserialize)]
 struct Gpt2Json {
     vocab_size: usize,
@@ -113,8 +113,8 @@ struct Gpt2Json {
 }
 
 impl ModelSpec {
-    /// The model a `config.json` describes, or why there is none. Shares of dropout are not taken: they
-    /// are a choice of the training, not of the model.
+    /// The model of a `config.json`, or why it is not supported. Dropout probabilities are ignored: they belong to the
+    /// training and not to the model.
     pub fn from_hugging_face(text: &str) -> Result<ModelSpec, String> {
         let family: Family = serde_json::from_str(text).map_err(|e| e.to_string())?;
         match family.model_type.as_str() {
@@ -123,7 +123,7 @@ impl ModelSpec {
         }
     }
 
-    /// A `config.json` that describes it; none where Hugging Face has no such model.
+    /// The `config.json` of this model; `None` if Hugging Face has no such model.
     pub fn to_hugging_face(&self) -> Option<Value> {
         match self {
             ModelSpec::Llama(shape) => shape.has_known_experts().then(|| shape.to_hugging_face()),
@@ -187,7 +187,7 @@ impl Gpt2Config {
 }
 
 impl LlamaConfig {
-    /// The shape a `config.json` describes, or why there is none.
+    /// The dimensions in a `config.json`, or why they are not supported.
     fn from_hugging_face(text: &str) -> Result<LlamaConfig, String> {
         let found: ConfigJson = serde_json::from_str(text).map_err(|e| e.to_string())?;
         found.check()?;
@@ -279,7 +279,7 @@ impl LlamaConfig {
         config
     }
 
-    /// Whether Hugging Face has a model that computes with such experts.
+    /// Whether Hugging Face has a model with such experts.
     fn has_known_experts(&self) -> bool {
         let Some(moe) = &self.moe else {
             return true;
@@ -295,8 +295,8 @@ impl LlamaConfig {
 }
 
 impl ConfigJson {
-    /// The experts of a mixture. The weights of losses are not taken: they are a choice of the training,
-    /// and Hugging Face's are of another loss.
+    /// The mixture of experts. Loss coefficients are ignored: they belong to the training, and Hugging Face's are those of
+    /// another loss.
     fn experts(&self) -> Result<Option<MoeConfig>, String> {
         let need = |value: Option<usize>, key: &str| value.ok_or(format!("it has no {key}"));
         let chosen = || need(self.num_experts_per_tok, "num_experts_per_tok");
@@ -327,7 +327,7 @@ impl ConfigJson {
         }
     }
 
-    /// How rotations are stretched; newer files have it beside the base.
+    /// The rotary scaling; newer files have it next to the base.
     fn scaling(&self) -> Result<Option<RopeScaling>, String> {
         let found = [&self.rope_parameters, &self.rope_scaling].into_iter();
         let found = found.flatten().map(Rope::scaling);
@@ -338,7 +338,7 @@ impl ConfigJson {
             .next())
     }
 
-    /// Refuses what would be computed otherwise here.
+    /// Rejects options that are not implemented.
     fn check(&self) -> Result<(), String> {
         let known = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2"];
         if !known.contains(&self.model_type.as_str()) {
@@ -380,7 +380,7 @@ mod tests {
     use crate::Flavor;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_config_json_is_read_back() {
         for (attention_bias, qk_norm) in [(false, false), (true, false), (false, true)] {
             let shape = LlamaConfig {
                 attention_bias,
@@ -428,21 +428,21 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_computed_otherwise_is_refused() {
-        let refusal = |key: &str, value: Value| {
+    fn unsupported_options_are_rejected() {
+        let rejection = |key: &str, value: Value| {
             let mut config = LlamaConfig::of(Flavor::Tiny).to_hugging_face();
             config[key] = value;
             LlamaConfig::from_hugging_face(&config.to_string()).unwrap_err()
         };
-        assert!(refusal("model_type", json!("bert")).contains("bert"));
-        assert!(refusal("mlp_bias", json!(true)).contains("mlp_bias"));
-        assert!(refusal("hidden_act", json!("gelu")).contains("gelu"));
+        assert!(rejection("model_type", json!("bert")).contains("bert"));
+        assert!(rejection("mlp_bias", json!(true)).contains("mlp_bias"));
+        assert!(rejection("hidden_act", json!("gelu")).contains("gelu"));
         let llama3 = json!({ "rope_type": "llama3", "factor": 8.0 });
-        assert!(refusal("rope_scaling", llama3).contains("low_freq_factor"));
+        assert!(rejection("rope_scaling", llama3).contains("low_freq_factor"));
         let yarn = json!({ "rope_type": "yarn", "factor": 8.0 });
-        assert!(refusal("rope_scaling", yarn).contains("yarn"));
+        assert!(rejection("rope_scaling", yarn).contains("yarn"));
         let linear = json!({ "type": "linear", "factor": 4.0 });
-        assert!(refusal("rope_scaling", linear).contains("linear"));
-        assert!(refusal("hidden_size", Value::Null).contains("hidden_size"));
+        assert!(rejection("rope_scaling", linear).contains("linear"));
+        assert!(rejection("hidden_size", Value::Null).contains("hidden_size"));
     }
 }

@@ -1,13 +1,11 @@
-//! The config file: its keys, their defaults, overrides, and what is refused.
+//! The config file: keys, defaults, overrides and validation.
 //!
-//! A config is TOML with the section and key names that torchtitan's users know. Every key has a
-//! default; a key can be overridden as `--training.steps 100`. A config that loads is consistent:
-//! keys nobody reads and keys that contradict each other are refused, with the place, the reason
-//! and what to write instead.
+//! A config is TOML with torchtitan's section and key names. Every key has a default; a key can be overridden as
+//! `--training.steps 100`. A config that loads is consistent: unknown and contradicting keys are rejected with their
+//! location, the reason and a remedy.
 //!
-//! What the keys mean together is answered here as well, in pure functions: [`Config::mesh`] (which
-//! ranks there are), [`Config::batching`] (who computes which part of a batch) and
-//! [`ModelSection::resolve`] (the model's shape).
+//! Pure functions derive what the keys mean together: [`Config::mesh`] (the ranks), [`Config::batching`] (the division of
+//! a batch) and [`ModelSection::resolve`] (the dimensions of the model).
 //!
 //! ```
 //! let text = "[training]\nsteps = 20\n";
@@ -20,34 +18,34 @@ mod batch;
 mod check;
 mod command_line;
 mod degrees;
+mod divisibility;
 mod error;
 mod experts;
 mod gpt2;
 mod hugging_face;
+mod ignored_keys;
 mod llama;
 mod load;
 mod mixture;
 mod moe;
 mod overrides;
-mod refit;
+mod rescale;
 mod schema;
 mod section;
-mod sharing;
 mod shrink;
 mod spec;
 mod suggest;
-mod without_effect;
 
 use serde::{Deserialize, Serialize};
 
 pub use batch::Batching;
 pub use command_line::split_overrides;
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, Location};
 pub use gpt2::Gpt2Config;
 pub use llama::{LlamaConfig, RopeScaling};
-pub use mixture::{Ingredient, is_mixture, read_mixture};
+pub use mixture::{MixtureEntry, is_mixture, read_mixture};
 pub use moe::MoeConfig;
-pub use refit::Refit;
+pub use rescale::Rescaled;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
     CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
@@ -58,29 +56,29 @@ pub use section::{
 };
 pub use spec::{DecoderSizes, ModelSpec};
 
-/// One training job, as its config file describes it: one field per section.
+/// One training job: one field per section of its config file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Where the job writes, and what it is called.
+    /// The output directory and the description of the job.
     pub job: JobSection,
-    /// Which model, and its shape.
+    /// The model and its dimensions.
     pub model: ModelSection,
-    /// Data, batch, length and number types of the run.
+    /// Data, batch sizes, sequence length, steps and types.
     pub training: TrainingSection,
-    /// How the work is split over ranks.
+    /// The parallel strategy.
     pub parallelism: ParallelismSection,
-    /// The optimiser and its numbers.
+    /// The optimizer and its hyperparameters.
     pub optimizer: OptimizerSection,
-    /// How the learning rate moves.
+    /// The schedule of the learning rate.
     pub lr_scheduler: LrSchedulerSection,
     /// Saving and resuming.
     pub checkpoint: CheckpointSection,
-    /// Recomputing activations instead of keeping them.
+    /// Recomputation of activations.
     pub activation_checkpoint: ActivationCheckpointSection,
     /// What is reported while training.
     pub metrics: MetricsSection,
-    /// Traces and memory records.
+    /// Traces and memory reports.
     pub profiling: ProfilingSection,
     /// Evaluation on held-out data.
     pub validation: ValidationSection,

@@ -1,66 +1,66 @@
-//! The shape of a Llama decoder: published ones, what a shape must satisfy, and its size.
+//! The dimensions of a Llama decoder: published ones, validation, and parameter counts.
 
 use serde::{Deserialize, Serialize};
 
 use crate::section::within;
 use crate::{ConfigError, Flavor, MoeConfig};
 
-/// How Llama 3.1 stretches rotations over longer sequences than it was first trained on: slow ones turn
-/// `factor` times slower, fast ones as before, and those between in between.
+/// The rotary scaling of Llama 3.1 for sequences longer than in pretraining: low frequencies are divided by `factor`, high
+/// frequencies stay, and those between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
-    /// How many times slower the slowest rotations turn.
+    /// The divisor of low frequencies.
     pub factor: f64,
-    /// Rotations that turn fewer times than this over the first length are slow.
+    /// Frequencies with fewer turns than this over the original length are low.
     pub low_freq_factor: f64,
-    /// Those that turn more often than this are fast.
+    /// Frequencies with more turns than this are high.
     pub high_freq_factor: f64,
-    /// The first length.
+    /// The original maximum sequence length.
     pub original_max_position_embeddings: usize,
 }
 
-/// The shape of a Llama decoder, under the names of Hugging Face's `config.json`.
+/// The dimensions of a Llama decoder, with the names of Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// Hidden size.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub num_hidden_layers: usize,
     /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Number of key/value heads.
+    /// Number of KV heads.
     pub num_key_value_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
-    /// How rotations are stretched; not at all if absent.
+    /// Rotary scaling; none if absent.
     pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     pub tie_word_embeddings: bool,
-    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    /// Whether queries, keys and values have a bias, as in Qwen 2.
     pub attention_bias: bool,
-    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    /// Whether every head of queries and keys is normalized, as in Qwen 3.
     pub qk_norm: bool,
-    /// Longest sequence the model accepts.
+    /// Maximum sequence length.
     pub max_position_embeddings: usize,
-    /// Share of what is added to the residual stream that training leaves out.
+    /// Dropout probability of what is added to the residual stream.
     pub resid_pdrop: f64,
-    /// The experts of blocks that have them; none if absent.
+    /// The mixture of experts; a dense model if absent.
     pub moe: Option<MoeConfig>,
 }
 
 impl LlamaConfig {
-    /// A published or built-in shape.
+    /// The dimensions of a published or built-in flavor.
     pub fn of(flavor: Flavor) -> LlamaConfig {
-        // vocabulary, hidden, MLP, layers, heads, key/value heads, theta, longest sequence
+        // vocabulary, hidden, MLP, layers, heads, KV heads, theta, maximum sequence length
         let (vocab, hidden, mlp, layers, heads, kv_heads, theta, longest) = match flavor {
             Flavor::Tiny => (1024, 128, 384, 4, 4, 2, 1e4, 2048),
             Flavor::Small => (4096, 512, 1408, 8, 8, 4, 1e4, 2048),
@@ -88,17 +88,17 @@ impl LlamaConfig {
         }
     }
 
-    /// Width of all query heads together.
+    /// Total width of all query heads.
     pub fn query_width(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Width of all key heads together, which is that of all value heads.
+    /// Total width of all key heads, and of all value heads.
     pub fn key_value_width(&self) -> usize {
         self.num_key_value_heads * self.head_dim
     }
 
-    /// Blocks with a dense feed-forward part.
+    /// Number of dense blocks.
     pub fn num_dense_layers(&self) -> usize {
         match &self.moe {
             Some(moe) => moe.first_k_dense_replace.min(self.num_hidden_layers),
@@ -111,12 +111,12 @@ impl LlamaConfig {
         self.with_experts(self.moe.as_ref().map_or(0, |moe| moe.num_experts))
     }
 
-    /// The number of those that a token meets, in closed form.
+    /// The number of active parameters per token, in closed form.
     pub fn num_active_parameters(&self) -> u64 {
         self.with_experts(self.moe.as_ref().map_or(0, |moe| moe.num_experts_per_tok))
     }
 
-    /// The number of parameters where so many experts of a block are counted.
+    /// The number of parameters, counting `num_experts` experts per block.
     fn with_experts(&self, num_experts: usize) -> u64 {
         let hidden = self.hidden_size as u64;
         let embedding = self.vocab_size as u64 * hidden;
@@ -128,9 +128,10 @@ impl LlamaConfig {
         } else {
             embedding
         };
-        let biases = match self.attention_bias {
-            true => (self.query_width() + 2 * self.key_value_width()) as u64,
-            false => 0,
+        let biases = if self.attention_bias {
+            (self.query_width() + 2 * self.key_value_width()) as u64
+        } else {
+            0
         };
         let head_norms = if self.qk_norm {
             2 * self.head_dim as u64
@@ -147,7 +148,7 @@ impl LlamaConfig {
         embedding + blocks + feed_forward + hidden + head
     }
 
-    /// Refuses shapes that no decoder can have.
+    /// Rejects invalid dimensions.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.check_limits()?;
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
@@ -155,7 +156,7 @@ impl LlamaConfig {
             let nearest = nearest_divisor(heads, kv_heads);
             return Err(ConfigError::contradiction(
                 format!(
-                    "model.num_attention_heads = {heads} cannot be shared evenly by \
+                    "model.num_attention_heads = {heads} is not divisible by \
                      model.num_key_value_heads = {kv_heads}"
                 ),
                 format!("the nearest valid choice is model.num_key_value_heads = {nearest}"),
@@ -164,7 +165,7 @@ impl LlamaConfig {
         if !self.head_dim.is_multiple_of(2) {
             let (odd, even) = (self.head_dim, self.head_dim + 1);
             return Err(ConfigError::contradiction(
-                format!("model.head_dim = {odd} is odd, but rotary embedding turns pairs"),
+                format!("model.head_dim = {odd} is odd, but rotary embedding rotates pairs"),
                 format!("the nearest valid choice is model.head_dim = {even}"),
             ));
         }
@@ -201,20 +202,21 @@ impl RopeScaling {
             "rope_scaling.original_max_position_embeddings",
             self.original_max_position_embeddings,
         )])?;
-        match self.low_freq_factor < self.high_freq_factor {
-            true => Ok(()),
-            false => Err(ConfigError::contradiction(
+        if self.low_freq_factor < self.high_freq_factor {
+            Ok(())
+        } else {
+            Err(ConfigError::contradiction(
                 format!(
                     "model.rope_scaling.low_freq_factor = {} is not below high_freq_factor = {}",
                     self.low_freq_factor, self.high_freq_factor
                 ),
                 "Llama 3.1 has 1 and 4",
-            )),
+            ))
         }
     }
 }
 
-/// Within these limits no size computed from a shape overflows; beyond them it is a slip.
+/// Within these limits no computed size overflows; values beyond them are mistakes.
 pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
     const WIDTH: usize = 1 << 24;
     const LAYERS: usize = 1 << 12;
@@ -241,11 +243,11 @@ pub(crate) fn check_positive(key: &str, value: f64) -> Result<(), ConfigError> {
     }
     Err(ConfigError::contradiction(
         format!("{key} = {value} must be a positive number"),
-        format!("remove {key} to use the flavor's"),
+        format!("remove {key} to use that of the flavor"),
     ))
 }
 
-/// The divisor of `number` nearest to `wanted`, the smaller of two equally near.
+/// The divisor of `number` nearest to `wanted`; of two equally near, the smaller.
 pub(crate) fn nearest_divisor(number: usize, wanted: usize) -> usize {
     let wanted = wanted.min(number);
     (0..=number)
@@ -271,8 +273,8 @@ mod tests {
     }
 
     #[test]
-    fn a_token_meets_some_experts_of_many() {
-        // Mixtral 8x7B: 46.7 billion parameters, of which a token meets 12.9.
+    fn active_parameters_count_the_experts_of_a_token() {
+        // Mixtral 8x7B: 46.7 billion parameters, of which a token uses 12.9.
         let shape = LlamaConfig {
             vocab_size: 32_000,
             hidden_size: 4096,
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_head_costs_nothing() {
+    fn a_tied_head_has_no_parameters() {
         let mut shape = LlamaConfig::of(Flavor::Small);
         let untied = shape.num_parameters();
         shape.tie_word_embeddings = true;

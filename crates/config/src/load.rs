@@ -1,7 +1,7 @@
-//! From text to a config that is known to be consistent.
+//! Loads a config file and validates it.
 //!
-//! Keys are checked against the schema while their lines are still known; then overrides are laid
-//! over them, the whole becomes a [`Config`], and its settings are checked against each other.
+//! Keys are checked against the schema while their lines are known; then overrides are applied, the result becomes a
+//! [`Config`], and its settings are validated together.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,13 +14,13 @@ use toml::{Table, Value};
 
 use crate::schema::Schema;
 use crate::suggest::{hint_for_key, hint_for_section};
-use crate::{Config, ConfigError, Place, overrides};
+use crate::{Config, ConfigError, Location, overrides};
 
-/// No honest config is larger. A table of TOML takes a hundred times its text in memory.
+/// No real config is larger. Parsed TOML takes a hundred times its text in memory.
 const MAX_BYTES: u64 = 256 << 10;
 
 impl Config {
-    /// Reads a config file, lays overrides such as `--training.steps 100` over it, and checks it.
+    /// Reads a config file, applies overrides such as `--training.steps 100`, and validates the result.
     pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Config, ConfigError> {
         let path = path.as_ref();
         let text = read_file(path).map_err(|source| ConfigError::Read {
@@ -30,7 +30,7 @@ impl Config {
         read(&text, &path.display().to_string(), overrides)
     }
 
-    /// The same for text that comes from no file.
+    /// The same for text.
     pub fn parse(text: &str, overrides: &[String]) -> Result<Config, ConfigError> {
         read(text, "config", overrides)
     }
@@ -41,7 +41,7 @@ impl Config {
     }
 }
 
-/// The text of a file, and of one that is too large as much as shows that it is.
+/// The text of a file; of a file that is too large, just enough to detect it.
 fn read_file(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = File::open(path)?;
@@ -52,11 +52,11 @@ fn read_file(path: &Path) -> io::Result<String> {
 fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigError> {
     if text.len() as u64 > MAX_BYTES {
         return Err(ConfigError::Syntax {
-            place: Place::File {
+            place: Location::File {
                 file: file.to_owned(),
                 line: None,
             },
-            message: format!("too large for a config: it may have {MAX_BYTES} bytes"),
+            message: format!("the file is larger than {MAX_BYTES} bytes"),
         });
     }
     let schema = Schema::get();
@@ -66,7 +66,7 @@ fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigEr
         document.set(&key, value);
     }
     let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
-        place: Place::File {
+        place: Location::File {
             file: file.to_owned(),
             line: None,
         },
@@ -76,7 +76,7 @@ fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigEr
     Ok(config)
 }
 
-/// A parsed file that still knows on which line each key stands.
+/// A parsed file with the line of each key.
 struct Document<'a> {
     file: &'a str,
     table: Table,
@@ -86,7 +86,7 @@ struct Document<'a> {
 impl<'a> Document<'a> {
     fn parse(text: &str, file: &'a str) -> Result<Self, ConfigError> {
         let refuse = |error: toml::de::Error| ConfigError::Syntax {
-            place: Place::File {
+            place: Location::File {
                 file: file.to_owned(),
                 line: error.span().map(|span| line_of(text, span.start)),
             },
@@ -101,14 +101,14 @@ impl<'a> Document<'a> {
         })
     }
 
-    fn place(&self, key: &str) -> Place {
-        Place::File {
+    fn place(&self, key: &str) -> Location {
+        Location::File {
             file: self.file.to_owned(),
             line: self.lines.get(key).copied(),
         }
     }
 
-    /// Refuses sections and keys that nobody reads, and values that their keys cannot take.
+    /// Rejects unknown sections and keys, and invalid values.
     fn check(&self, schema: &Schema) -> Result<(), ConfigError> {
         for (section, content) in &self.table {
             match content {
@@ -160,7 +160,7 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Writes an override; its key is known to the schema, so it has a section.
+    /// Applies an override. The schema knows its key, so it has a section.
     fn set(&mut self, key: &str, value: Value) {
         let Some((path, key)) = key.rsplit_once('.') else {
             return;
@@ -179,7 +179,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// `parallelism = "auto"` is short for a section that says no more than that.
+/// `parallelism = "auto"` is short for a section with `auto = true`.
 fn spell_out_auto(table: &mut Table) {
     if table.get("parallelism").and_then(Value::as_str) == Some("auto") {
         let auto = Table::from_iter([("auto".to_owned(), Value::Boolean(true))]);
@@ -187,7 +187,7 @@ fn spell_out_auto(table: &mut Table) {
     }
 }
 
-/// The line of every section and key, by its dotted name.
+/// The line of every section and key, by dotted name.
 fn lines_of_keys(text: &str, table: &DeTable<'_>) -> HashMap<String, usize> {
     let mut lines = HashMap::new();
     for (section, content) in table {
@@ -211,14 +211,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_large_is_refused() {
+    fn a_file_that_is_too_large_is_rejected() {
         let text = "#".repeat(MAX_BYTES as usize);
         Config::parse(&text, &[]).unwrap();
         let error = Config::parse(&(text + "#"), &[]).unwrap_err().to_string();
-        assert!(error.contains("too large"), "{error}");
+        assert!(error.contains("larger than"), "{error}");
     }
 
-    fn refusal(text: &str) -> String {
+    fn rejection(text: &str) -> String {
         Config::parse(text, &[]).unwrap_err().to_string()
     }
 
@@ -230,15 +230,15 @@ mod tests {
     #[test]
     fn unknown_keys_are_refused_with_line_and_suggestion() {
         assert_eq!(
-            refusal("[training]\nseq_len = 64\nstep = 3\n"),
+            rejection("[training]\nseq_len = 64\nstep = 3\n"),
             "config:3: unknown key training.step: did you mean training.steps?"
         );
         assert_eq!(
-            refusal("steps = 3"),
+            rejection("steps = 3"),
             "config:1: unknown key steps: did you mean training.steps?"
         );
         assert_eq!(
-            refusal("\n[trainig]\nsteps = 3"),
+            rejection("\n[trainig]\nsteps = 3"),
             "config:2: unknown section [trainig]: did you mean [training]?"
         );
     }
@@ -246,36 +246,36 @@ mod tests {
     #[test]
     fn values_of_the_wrong_kind_are_refused_with_the_right_one() {
         assert_eq!(
-            refusal("[training]\nsteps = \"3\""),
-            "config:2: training.steps expects an integer that is not negative, not \"3\""
+            rejection("[training]\nsteps = \"3\""),
+            "config:2: training.steps expects a non-negative integer, not \"3\""
         );
         assert_eq!(
-            refusal("[training]\nsteps = -3"),
-            "config:2: training.steps expects an integer that is not negative, not -3"
+            rejection("[training]\nsteps = -3"),
+            "config:2: training.steps expects a non-negative integer, not -3"
         );
         assert_eq!(
-            refusal("optimizer.name = \"Adam\""),
+            rejection("optimizer.name = \"Adam\""),
             "config:1: optimizer.name expects one of \"AdamW\", \"SGD\", \"LAMB\", \"LARS\" \
              (did you mean \"AdamW\"?), not \"Adam\""
         );
-        assert!(refusal("training = 3").starts_with("config:1: unknown key training"));
-        assert!(refusal("[[training]]\nsteps = 3").contains("unknown key training"));
+        assert!(rejection("training = 3").starts_with("config:1: unknown key training"));
+        assert!(rejection("[[training]]\nsteps = 3").contains("unknown key training"));
     }
 
     #[test]
     fn bad_toml_is_refused_with_its_line() {
-        let message = refusal("[training]\nsteps = = 3");
+        let message = rejection("[training]\nsteps = = 3");
         assert!(message.starts_with("config:2: not valid TOML"), "{message}");
     }
 
     #[test]
-    fn an_integer_serves_as_a_float() {
+    fn an_integer_is_a_valid_float() {
         let config = Config::parse("[training]\nmax_norm = 2", &[]).unwrap();
         assert_eq!(config.training.max_norm, 2.0);
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_written_config_is_read_back() {
         let mut config = Config::default();
         config.training.global_batch_size = Some(32);
         config.model.rope_theta = Some(1e6);

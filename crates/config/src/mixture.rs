@@ -1,8 +1,8 @@
-//! Files that name several datasets and the share of each.
+//! Mixture files: several datasets with their weights.
 //!
 //! ```toml
 //! [[source]]
-//! path = "books"      # beside this file, unless absolute
+//! path = "books"      # relative to this file, unless absolute
 //! weight = 0.7
 //! ```
 
@@ -12,44 +12,44 @@ use serde::Deserialize;
 
 use crate::ConfigError;
 
-/// A dataset in a mixture.
+/// One dataset of a mixture.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ingredient {
-    /// Where it is.
+pub struct MixtureEntry {
+    /// The path of the dataset.
     pub path: PathBuf,
-    /// Its share, over the sum of all.
+    /// The weight of the dataset, relative to the sum of all weights.
     pub weight: f64,
 }
 
-/// Whether a dataset's path names a mixture.
+/// Whether a dataset path names a mixture file.
 pub fn is_mixture(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "toml")
 }
 
-/// The datasets a file names.
-pub fn read_mixture(path: &Path) -> Result<Vec<Ingredient>, ConfigError> {
+/// Reads the datasets of a mixture file.
+pub fn read_mixture(path: &Path) -> Result<Vec<MixtureEntry>, ConfigError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct File {
-        source: Vec<Ingredient>,
+        source: Vec<MixtureEntry>,
     }
-    let refused = |reason: String| {
+    let rejected = |reason: String| {
         let what = format!("training.dataset_path = {path:?}: {reason}");
         ConfigError::contradiction(
             what,
             "write [[source]] with path and weight for each dataset",
         )
     };
-    let text = std::fs::read_to_string(path).map_err(|e| refused(e.to_string()))?;
-    let file: File = toml::from_str(&text).map_err(|e| refused(e.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|e| rejected(e.to_string()))?;
+    let file: File = toml::from_str(&text).map_err(|e| rejected(e.to_string()))?;
     let beside = path.parent().unwrap_or(Path::new(""));
-    let ingredients = file.source.into_iter();
-    Ok(ingredients
-        .map(|ingredient| Ingredient {
-            path: beside.join(&ingredient.path),
-            ..ingredient
+    let entries = file.source.into_iter();
+    Ok(entries
+        .map(|entry| MixtureEntry {
+            path: beside.join(&entry.path),
+            ..entry
         })
         .collect())
 }

@@ -1,40 +1,40 @@
-//! The experts of a mixture: what they must satisfy, and their size.
+//! The resolved mixture-of-experts settings: their validation and their size.
 
 use crate::llama::{check_positive, check_sizes};
 use crate::section::within;
 use crate::{ConfigError, MoeSection, ScoringFunc};
 
-/// A mixture with nothing left open.
+/// A mixture of experts with all defaults resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeConfig {
-    /// Experts of a layer.
+    /// Experts per layer.
     pub num_experts: usize,
-    /// Experts each token goes to.
+    /// Experts per token.
     pub num_experts_per_tok: usize,
-    /// Width inside an expert.
+    /// Width of an expert.
     pub moe_intermediate_size: usize,
-    /// Experts that every token goes through.
+    /// Shared experts, which process every token.
     pub n_shared_experts: usize,
-    /// Blocks at the beginning that have a dense feed-forward part.
+    /// Number of dense blocks at the beginning.
     pub first_k_dense_replace: usize,
-    /// How scores are made.
+    /// The router's scoring function.
     pub scoring_func: ScoringFunc,
-    /// Whether a token's weights are divided by their sum.
+    /// Whether the weights of a token are normalized to sum to 1.
     pub norm_topk_prob: bool,
-    /// What weights are multiplied by.
+    /// Factor on the weights.
     pub routed_scaling_factor: f64,
-    /// The weight of the loss that punishes unequal loads.
+    /// Coefficient of the load-balancing loss.
     pub router_aux_loss_coef: f64,
-    /// The weight of the loss that keeps logits small.
+    /// Coefficient of the router z-loss.
     pub router_z_loss_coef: f64,
-    /// How far a step moves the bias that balances without a loss.
+    /// Update rate of the expert bias of auxiliary-loss-free balancing.
     pub bias_update_rate: Option<f64>,
-    /// Rows an expert takes of a sequence, in shares of an equal load.
+    /// Capacity of an expert per sequence, relative to an equal load.
     pub capacity_factor: Option<f64>,
 }
 
 impl MoeConfig {
-    /// So many experts, of which each token goes to some, and nothing special.
+    /// `num_experts` experts, of which each token uses some, with default settings.
     pub fn plain(num_experts: usize, num_experts_per_tok: usize, width: usize) -> MoeConfig {
         MoeConfig {
             num_experts,
@@ -52,12 +52,12 @@ impl MoeConfig {
         }
     }
 
-    /// Width of all shared experts together.
+    /// Total width of all shared experts.
     pub fn shared_width(&self) -> usize {
         self.n_shared_experts * self.moe_intermediate_size
     }
 
-    /// Trained parameters of a layer's feed-forward part, of which `num_experts` are counted.
+    /// Trainable parameters of a layer's feed-forward part, counting `num_experts` experts.
     pub(crate) fn num_parameters(&self, hidden_size: usize, num_experts: usize) -> u64 {
         let hidden = hidden_size as u64;
         let experts = 3 * hidden * (num_experts * self.moe_intermediate_size) as u64;
@@ -65,7 +65,7 @@ impl MoeConfig {
         experts + shared + hidden * self.num_experts as u64
     }
 
-    /// Refuses what no mixture can have.
+    /// Rejects invalid settings.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         check_sizes(&[
             ("moe.num_experts", self.num_experts),
@@ -111,8 +111,7 @@ impl MoeConfig {
 }
 
 impl MoeSection {
-    /// The mixture these keys describe, changing `base` where there is one; `width` is that of a dense
-    /// feed-forward part.
+    /// Resolves these keys, which override those of `base` if it is given; `width` is the width of a dense MLP.
     pub(crate) fn resolve(
         &self,
         base: Option<MoeConfig>,
@@ -121,7 +120,7 @@ impl MoeSection {
         let number = self.num_experts.or(base.as_ref().map(|b| b.num_experts));
         let Some(num_experts) = number else {
             return Err(ConfigError::contradiction(
-                "[model.moe] does not say how many experts there are",
+                "[model.moe] does not set the number of experts",
                 "set model.moe.num_experts",
             ));
         };

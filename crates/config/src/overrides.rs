@@ -1,13 +1,13 @@
 //! Settings from the command line: `--training.steps 100`, `--training.steps=100`.
 //!
-//! Dashes and underscores are the same in keys. A value is read as what its key takes, so
-//! `--job.description 7` is a string. A key that is true or false needs no value to be true.
+//! Dashes and underscores in keys are equivalent. A value is parsed as the type of its key, so `--job.description 7` is a
+//! string. A boolean key without a value is true.
 
 use toml::Value;
 
 use crate::schema::{Kind, Schema};
 use crate::suggest::hint_for_key;
-use crate::{ConfigError, Place};
+use crate::{ConfigError, Location};
 
 /// Keys and values, in the order given.
 pub fn parse(schema: &Schema, arguments: &[String]) -> Result<Vec<(String, Value)>, ConfigError> {
@@ -26,7 +26,7 @@ pub fn parse(schema: &Schema, arguments: &[String]) -> Result<Vec<(String, Value
     Ok(settings)
 }
 
-/// `--key=value` into key and value, `--key` into key alone.
+/// Splits `--key=value` into key and value, and `--key` into the key alone.
 fn split(argument: &str) -> Result<(&str, Option<&str>), ConfigError> {
     let Some(body) = argument.strip_prefix("--") else {
         return Err(ConfigError::Override {
@@ -45,14 +45,14 @@ fn lookup(schema: &Schema, flag: &str) -> Result<(String, Kind), ConfigError> {
     match schema.kind(&key) {
         Some(kind) => Ok((key, kind)),
         None => Err(ConfigError::UnknownKey {
-            place: Place::CommandLine,
+            place: Location::CommandLine,
             hint: hint_for_key(schema, &key),
             key,
         }),
     }
 }
 
-/// The value in the next argument, if the next argument is one.
+/// The next argument, if it is a value.
 fn take_value(kind: Kind, following: &[String]) -> (Option<&str>, &[String]) {
     match following.split_first() {
         Some((next, left)) if !next.starts_with("--") => (Some(next), left),
@@ -69,7 +69,7 @@ fn read(key: &str, kind: Kind, argument: &str, value: Option<&str>) -> Result<Va
         });
     };
     kind.read(value).ok_or_else(|| ConfigError::Value {
-        place: Place::CommandLine,
+        place: Location::CommandLine,
         key: key.to_owned(),
         expected: kind.describe(value),
         found: format!("{value:?}"),
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_a_reason() {
+    fn invalid_arguments_are_rejected_with_a_reason() {
         assert_eq!(
             with(&["--training.step", "3"]).unwrap_err(),
             "command line: unknown key training.step: did you mean training.steps?"
         );
         assert_eq!(
             with(&["--training.steps", "many"]).unwrap_err(),
-            "command line: training.steps expects an integer that is not negative, not \"many\""
+            "command line: training.steps expects a non-negative integer, not \"many\""
         );
         assert!(
             with(&["--training.steps"])

@@ -1,8 +1,7 @@
-//! The keys a config may have, read off the types themselves.
+//! The schema of a config, derived from its types.
 //!
-//! Suggestions and overrides need to know every key and what it takes. Rather than keep a list
-//! beside the structs, we deserialise a [`Config`] from a source that holds no data but notes what
-//! it is asked for: asked for a struct, it offers every field; asked for a number, it notes that a
+//! Suggestions and overrides need every key and its type. Instead of maintaining a list, we deserialize a [`Config`] from
+//! a source without data that records the requests: for a struct it offers every field, for a number it records that a
 //! number belongs at this path. So the schema cannot drift from the structs.
 
 use std::sync::LazyLock;
@@ -15,7 +14,7 @@ use toml::Value;
 use crate::Config;
 use crate::suggest::nearest;
 
-/// What a key takes.
+/// The type of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Bool,
@@ -28,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether a value is of this kind. TOML's integers serve as floats too.
+    /// Whether a value has this type. Integers of TOML are valid floats.
     pub fn accepts(self, value: &Value) -> bool {
         match (self, value) {
             (Kind::Bool, Value::Boolean(_)) => true,
@@ -41,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// Reads a value from the command line; `None` if it does not fit.
+    /// Parses a value of the command line; `None` if it is not of this type.
     pub fn read(self, text: &str) -> Option<Value> {
         let value = match self {
             Kind::Bool => Value::Boolean(text.parse().ok()?),
@@ -52,11 +51,11 @@ impl Kind {
         self.accepts(&value).then_some(value)
     }
 
-    /// What a message says the key takes; `given` picks the nearest choice.
+    /// Describes the type in an error message; `given` selects the nearest choice.
     pub fn describe(self, given: &str) -> String {
         match self {
             Kind::Bool => "true or false".into(),
-            Kind::Count => "an integer that is not negative".into(),
+            Kind::Count => "a non-negative integer".into(),
             Kind::Integer => "an integer".into(),
             Kind::Float => "a number".into(),
             Kind::Text => "a string".into(),
@@ -72,7 +71,7 @@ impl Kind {
     }
 }
 
-/// Every key with what it takes, in the order of the structs.
+/// Every key with its type, in the order of the structs.
 #[derive(Debug, Default)]
 pub struct Schema {
     keys: Vec<(String, Kind)>,
@@ -85,7 +84,7 @@ impl Schema {
         &SCHEMA
     }
 
-    /// Whether there are keys in a table of that name.
+    /// Whether a table of that name contains keys.
     pub fn has_below(&self, path: &str) -> bool {
         let is_below = |key: &str| {
             key.strip_prefix(path)
@@ -94,7 +93,7 @@ impl Schema {
         self.keys.iter().any(|(key, _)| is_below(key))
     }
 
-    /// What a key such as `training.steps` takes.
+    /// The type of a key such as `training.steps`.
     pub fn kind(&self, key: &str) -> Option<Kind> {
         let found = self.keys.iter().find(|(known, _)| known == key);
         found.map(|(_, kind)| *kind)
@@ -105,7 +104,7 @@ impl Schema {
         self.keys.iter().map(|(key, _)| key.as_str())
     }
 
-    /// The sections' names.
+    /// The names of all sections.
     pub fn sections(&self) -> impl Iterator<Item = &str> {
         let mut last = "";
         self.keys()
@@ -124,7 +123,7 @@ impl Schema {
     }
 }
 
-/// A source of data that has none: it notes at which path which kind is asked for.
+/// A deserializer without data that records the type requested at each path.
 struct Probe<'a> {
     path: String,
     schema: &'a mut Schema,
@@ -197,7 +196,7 @@ impl<'de> Deserializer<'de> for Probe<'_> {
     }
 }
 
-/// Offers every field of a struct, and probes each.
+/// Offers every field of a struct and records each.
 struct Fields<'a> {
     fields: &'static [&'static str],
     path: String,
@@ -238,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_in_the_config_can_be_probed() {
+    fn the_schema_contains_every_key() {
         let (_, outcome) = Schema::probe::<Config>();
         outcome.unwrap();
     }
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_of_its_own_kind() {
+    fn every_default_has_the_type_of_its_key() {
         let defaults = toml::Table::try_from(Config::default()).unwrap();
         for (section, keys) in &defaults {
             for (key, value) in keys.as_table().unwrap() {

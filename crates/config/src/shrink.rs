@@ -1,28 +1,28 @@
-//! A small copy of a big config, to verify on one machine what will run on thousands.
+//! Scales a config down, to verify on one node what will run on thousands.
 //!
-//! Sizes go down, structure stays: query heads per key/value head, MLP width per hidden width, a
-//! tied head, number types, degrees, accumulation. Nothing is read from or written to disk.
+//! Dimensions shrink, structure stays: query heads per KV head, MLP width per hidden size, a tied head, types, degrees,
+//! accumulation. Nothing is read from or written to disk.
 
 use crate::{
     Backend, CheckpointSection, Config, ContextMethod, Dataset, Flavor, Gpt2Config, LlamaConfig,
     ModelName, ModelSection, ModelSpec, MoeConfig, MoeSection, ProfilingSection, ValidationSection,
 };
 
-/// The most micro-batches a step keeps; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
+/// The maximum number of micro-batches; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
 const MICROBATCHES: usize = 12;
-/// Half and double of it are even too, as rotary embedding needs.
+/// A head dimension whose half and double are even too, as rotary embedding requires.
 const HEAD_DIM: usize = 8;
-/// Of a sequence, where ranks that share it can each have a part.
+/// The sequence length, unless context parallelism needs more.
 const SEQ_LEN: usize = 64;
 const LONGEST: usize = 4096;
-/// More than so many ranks do not share a matrix.
+/// The maximum tensor-parallel degree.
 const MOST_RANKS: usize = 64;
 
 impl Config {
     /// A copy of this config that runs in seconds on a few CPU ranks.
     pub fn shrink(&self) -> Config {
         let mut small = self.clone();
-        // What every rank that shares a sequence can have its part of.
+        // Divisible by the context-parallel degree.
         let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
         let num_sharers = tp.saturating_mul(cp);
         let shortest = num_sharers.saturating_mul(2);
@@ -34,7 +34,7 @@ impl Config {
         training.global_batch_size =
             microbatches.map(|number| training.local_batch_size * number.min(MICROBATCHES));
         if shortest <= LONGEST {
-            // Long enough that what ranks send each other is more than headers.
+            // Long enough that payloads dominate packet headers.
             let short = SEQ_LEN.max(32 * num_sharers).next_multiple_of(shortest);
             training.seq_len = training.seq_len.min(short);
         }
@@ -44,7 +44,7 @@ impl Config {
 
         let steps = small.training.steps;
         small.lr_scheduler.warmup_steps = match small.lr_scheduler.decay_ratio {
-            // Rounding could let a shortened warm-up reach into the decay.
+            // Rounding could make a shortened warm-up overlap with the decay.
             Some(_) => 0,
             None => small.lr_scheduler.warmup_steps.min(steps),
         };
@@ -52,7 +52,7 @@ impl Config {
             attn_mask_type: self.model.attn_mask_type,
             ..self.shrunk_model()
         };
-        // Some token that small vocabularies have too.
+        // A token that small vocabularies contain.
         small.training.eos_token_id = self.training.eos_token_id.map(|end| end % 64);
         small.checkpoint = CheckpointSection::default();
         small.profiling = ProfilingSection::default();
@@ -61,7 +61,7 @@ impl Config {
         small
     }
 
-    /// A config whose model cannot be resolved keeps it, for [`Config::check`] to refuse.
+    /// A model that cannot be resolved stays as it is, and [`Config::check`] rejects it.
     fn shrunk_model(&self) -> ModelSection {
         match self.model.resolve() {
             Ok(ModelSpec::Llama(shape)) => section_of(&self.shrunk_llama(&shape)),
@@ -73,7 +73,7 @@ impl Config {
         }
     }
 
-    /// Heads for all ranks that share them, and little else.
+    /// Enough heads for the tensor-parallel ranks, and little else.
     fn shrunk_gpt2(&self, shape: &Gpt2Config) -> ModelSection {
         let tp = self.num_tensor_ranks().clamp(1, MOST_RANKS);
         let sharers = match self.parallelism.context_parallel_method {
@@ -84,7 +84,7 @@ impl Config {
         let hidden_size = num_attention_heads * HEAD_DIM;
         ModelSection {
             name: ModelName::Gpt2,
-            // Words that ranks cannot share evenly stay so.
+            // An indivisible vocabulary stays indivisible.
             vocab_size: Some(shape.vocab_size.min(509)),
             hidden_size: Some(hidden_size),
             intermediate_size: Some(4 * hidden_size),
@@ -98,7 +98,7 @@ impl Config {
         }
     }
 
-    /// So many that every stage of a pipeline has a unit, and not less than four.
+    /// Enough blocks for every pipeline stage, and at least four.
     fn fewest_layers(&self) -> usize {
         let section = &self.parallelism;
         let ranks = usize::try_from(section.pipeline_parallel_degree).unwrap_or(1);
@@ -109,8 +109,8 @@ impl Config {
         ranks.saturating_mul(chunks).saturating_sub(2).max(4)
     }
 
-    /// As many experts as their ranks can share, each narrow; and not more dense blocks than leave one
-    /// with experts.
+    /// As few experts as the expert-parallel degree allows, each narrow; and few enough dense blocks that one block has
+    /// experts.
     fn shrunk_experts(&self, moe: &MoeConfig) -> MoeConfig {
         let ranks = usize::try_from(self.parallelism.expert_parallel_degree).unwrap_or(1);
         let few = moe
@@ -126,7 +126,7 @@ impl Config {
         }
     }
 
-    /// As few heads of keys as the ranks that share them allow; the shape itself where that is many.
+    /// As few KV heads as the tensor-parallel degree allows; unchanged dimensions if that is many.
     fn shrunk_llama(&self, shape: &LlamaConfig) -> LlamaConfig {
         let tp = self.num_tensor_ranks();
         let few = shape.num_key_value_heads.min(2)..=shape.num_key_value_heads.min(MOST_RANKS);
@@ -150,7 +150,7 @@ fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> L
     let queries_per_key = shape.num_attention_heads / shape.num_key_value_heads;
     let num_attention_heads = num_key_value_heads * queries_per_key.min(16);
     let hidden_size = num_attention_heads * HEAD_DIM;
-    // Heads wider or narrower together than the stream stay so.
+    // The ratio of the total head width to the hidden size stays.
     let head_dim = match shape.query_width().cmp(&shape.hidden_size) {
         std::cmp::Ordering::Less => HEAD_DIM / 2,
         std::cmp::Ordering::Equal => HEAD_DIM,
@@ -169,7 +169,7 @@ fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> L
     }
 }
 
-/// The keys that say a shape in full.
+/// The keys that describe these dimensions completely.
 fn section_of(shape: &LlamaConfig) -> ModelSection {
     ModelSection {
         flavor: Some(Flavor::Tiny),

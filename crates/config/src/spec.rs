@@ -1,41 +1,41 @@
-//! From the keys of `[model]` to one complete model.
+//! Resolves the keys of `[model]` to a complete model specification.
 
 use std::path::Path;
 
 use crate::llama::nearest_divisor;
 use crate::{ConfigError, Gpt2Config, LlamaConfig, ModelName, ModelSection, MoeConfig, MoeSection};
 
-/// A model with nothing left open.
+/// A model with all defaults resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSpec {
-    /// A Llama decoder of this shape.
+    /// A Llama decoder.
     Llama(LlamaConfig),
-    /// A GPT-2 decoder of this shape.
+    /// A GPT-2 decoder.
     Gpt2(Gpt2Config),
-    /// The CNN, which has one shape only.
+    /// The CNN, which has fixed dimensions.
     Cnn,
 }
 
-/// The sizes of a decoder, of whichever family.
+/// The dimensions of a decoder of any family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderSizes {
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// Hidden size.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub num_hidden_layers: usize,
     /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Number of key/value heads.
+    /// Number of KV heads.
     pub num_key_value_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// Longest sequence the model accepts.
+    /// Maximum sequence length.
     pub max_position_embeddings: usize,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     pub tie_word_embeddings: bool,
 }
 
@@ -53,7 +53,7 @@ impl ModelSpec {
         }
     }
 
-    /// The number of parameters that a token meets, in closed form.
+    /// The number of active parameters per token, in closed form.
     pub fn num_active_parameters(&self) -> u64 {
         match self {
             ModelSpec::Llama(shape) => shape.num_active_parameters(),
@@ -61,7 +61,7 @@ impl ModelSpec {
         }
     }
 
-    /// Its experts, if it has any.
+    /// The mixture of experts, if there is one.
     pub fn experts(&self) -> Option<&MoeConfig> {
         match self {
             ModelSpec::Llama(shape) => shape.moe.as_ref(),
@@ -69,7 +69,7 @@ impl ModelSpec {
         }
     }
 
-    /// Its sizes, if it is a decoder.
+    /// The dimensions, if it is a decoder.
     pub fn decoder(&self) -> Option<DecoderSizes> {
         match self {
             ModelSpec::Llama(shape) => Some(DecoderSizes {
@@ -100,14 +100,14 @@ impl ModelSpec {
 }
 
 impl DecoderSizes {
-    /// Width of all query heads together.
+    /// Total width of all query heads.
     pub fn query_width(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 }
 
 impl ModelSection {
-    /// The model these keys describe.
+    /// Resolves these keys.
     pub fn resolve(&self) -> Result<ModelSpec, ConfigError> {
         let base = match (self.name, &self.hf_assets_path) {
             (ModelName::Cnn, _) => return self.cnn(),
@@ -196,18 +196,18 @@ impl ModelSection {
         Ok(shape)
     }
 
-    /// Refuses keys that the family does not have.
+    /// Rejects keys that the family does not have.
     fn refuse_keys(&self, family: &str, keys: &[(&str, bool)]) -> Result<(), ConfigError> {
         match keys.iter().find(|(_, is_set)| *is_set) {
             None => Ok(()),
             Some((key, _)) => Err(ConfigError::contradiction(
-                format!("model.{key} is set, but {family} has none"),
+                format!("model.{key} is set, but {family} has no such key"),
                 format!("remove model.{key}"),
             )),
         }
     }
 
-    /// The CNN has no shape to choose, so any shape key is meant for another model.
+    /// Rejects keys that set dimensions of the CNN, because they are fixed.
     fn cnn(&self) -> Result<ModelSpec, ConfigError> {
         let plain = ModelSection {
             name: ModelName::Cnn,
@@ -218,35 +218,35 @@ impl ModelSection {
             return Ok(ModelSpec::Cnn);
         }
         Err(ConfigError::contradiction(
-            "model.name = \"cnn\" has one shape, but other keys of [model] ask for another",
+            "model.name = \"cnn\" has fixed dimensions, but other keys of [model] set them",
             "remove them, or use model.name = \"llama\"",
         ))
     }
 }
 
-/// The shape that a folder of Hugging Face's describes.
+/// The dimensions of a Hugging Face folder.
 fn read_shape(folder: &Path) -> Result<ModelSpec, ConfigError> {
     let path = folder.join("config.json");
-    let refused = |reason: String| {
+    let rejected = |reason: String| {
         let what = format!("model.hf_assets_path: {}: {reason}", path.display());
         ConfigError::contradiction(
             what,
             "use a Llama, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or GPT-2",
         )
     };
-    let text = std::fs::read_to_string(&path).map_err(|e| refused(e.to_string()))?;
-    ModelSpec::from_hugging_face(&text).map_err(refused)
+    let text = std::fs::read_to_string(&path).map_err(|e| rejected(e.to_string()))?;
+    ModelSpec::from_hugging_face(&text).map_err(rejected)
 }
 
 fn divide(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
     if heads != 0 && hidden.is_multiple_of(heads) {
         return Ok(hidden / heads);
     }
-    // Searching divisors of an absurd width would take long; its limit is checked elsewhere.
+    // Searching the divisors of a huge number would take long; its limit is checked elsewhere.
     let nearest = nearest_divisor(hidden.min(1 << 20), heads);
     Err(ConfigError::contradiction(
         format!(
-            "model.hidden_size = {hidden} cannot be cut into model.num_attention_heads = {heads}"
+            "model.hidden_size = {hidden} is not divisible by model.num_attention_heads = {heads}"
         ),
         format!("use model.num_attention_heads = {nearest}, or give model.head_dim"),
     ))
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
     use crate::Flavor;
 
-    fn refusal(section: ModelSection) -> String {
+    fn rejection(section: ModelSection) -> String {
         section.resolve().unwrap_err().to_string()
     }
 
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn impossible_shapes_are_refused_with_the_nearest() {
         let base = ModelSection::default();
-        let message = refusal(ModelSection {
+        let message = rejection(ModelSection {
             num_key_value_heads: Some(3),
             ..base.clone()
         });
@@ -285,7 +285,7 @@ mod tests {
             message.ends_with("model.num_key_value_heads = 2"),
             "{message}"
         );
-        let message = refusal(ModelSection {
+        let message = rejection(ModelSection {
             num_attention_heads: Some(5),
             ..base.clone()
         });
@@ -293,7 +293,7 @@ mod tests {
             message.contains("use model.num_attention_heads = 4"),
             "{message}"
         );
-        let message = refusal(ModelSection {
+        let message = rejection(ModelSection {
             vocab_size: Some(usize::MAX),
             ..base
         });
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn the_cnn_has_one_shape() {
+    fn the_cnn_has_fixed_dimensions() {
         let cnn = ModelSection {
             name: ModelName::Cnn,
             ..ModelSection::default()
         };
         assert_eq!(cnn.resolve().unwrap().num_parameters(), 6_442_762);
-        let message = refusal(ModelSection {
+        let message = rejection(ModelSection {
             flavor: Some(Flavor::Tiny),
             ..cnn
         });

@@ -1,13 +1,13 @@
-//! What the writer probably meant.
+//! Suggestions for misspelled names.
 
 use strsim::normalized_damerau_levenshtein;
 
 use crate::schema::Schema;
 
-/// Below this likeness a suggestion confuses more than it helps.
+/// The minimum similarity of a suggestion.
 const LIKENESS: f64 = 0.5;
 
-/// The candidate most like `word`, if any is like it at all.
+/// The candidate most similar to `word`, if one is similar enough.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     candidates
@@ -20,8 +20,7 @@ pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
         .map(|(candidate, _)| candidate)
 }
 
-/// What to say about an unknown key: the same name in another section, the nearest key, or the
-/// keys there are.
+/// A hint about an unknown key: the same name in another section, the nearest key, or all keys.
 pub fn hint_for_key(schema: &Schema, key: &str) -> String {
     let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
     let elsewhere = schema
@@ -36,13 +35,14 @@ pub fn hint_for_key(schema: &Schema, key: &str) -> String {
         .filter(|(known, _)| *known == section)
         .map(|(_, name)| name)
         .collect();
-    match siblings.is_empty() {
-        true => hint_for_section(schema, section),
-        false => format!("[{section}] has the keys {}", siblings.join(", ")),
+    if siblings.is_empty() {
+        hint_for_section(schema, section)
+    } else {
+        format!("[{section}] has the keys {}", siblings.join(", "))
     }
 }
 
-/// What to say about an unknown section: the nearest, or all.
+/// A hint about an unknown section: the nearest one, or all.
 pub fn hint_for_section(schema: &Schema, section: &str) -> String {
     match nearest(section, schema.sections()) {
         Some(known) => format!("did you mean [{known}]?"),
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_key() {
+    fn a_misspelled_key_gets_a_suggestion() {
         let hint = |key| hint_for_key(Schema::get(), key);
         assert_eq!(hint("training.step"), "did you mean training.steps?");
         assert_eq!(
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_in_the_wrong_section_finds_its_section() {
+    fn a_key_in_the_wrong_section_gets_a_suggestion() {
         let hint = hint_for_key(Schema::get(), "training.seed");
         assert_eq!(hint, "did you mean debug.seed?");
     }

@@ -1,12 +1,12 @@
-//! Every strategy against one rank. Tests only.
+//! Conformance tests: every strategy against one rank and against PyTorch.
 //!
-//! A test program here is also the program of its ranks: it starts itself again as 2, 3 or 4 real
-//! processes that talk over Gloo on loopback, and one such world runs many cases.
+//! The test program is also the program of its ranks: it starts itself again as 2 to 8 real processes that
+//! communicate over Gloo on loopback. One such world runs many cases.
 //!
-//! - [`Suite`] and [`main`]: cases, the worlds they run in, and a test per suite and world size.
-//! - [`Rank`]: what a case sees: who it is, worlds to join, and a way to compare notes.
-//! - [`training`]: a config trained to the end, with everything that can be compared.
-//! - [`programs`]: the built programs, and what they print.
+//! - [`Suite`] and [`main`]: cases, the worlds in which they run, and one test per suite and world size.
+//! - [`Rank`]: what a case gets: its rank, worlds to join, and a way to exchange values outside of collectives.
+//! - [`training`]: trains a config to the end and keeps everything that can be compared.
+//! - [`programs`]: the built programs and their output.
 
 pub mod programs;
 mod rank;
@@ -15,4 +15,4 @@ mod suite;
 pub mod training;
 
 pub use rank::Rank;
-pub use suite::{Case, Outcome, Suite, in_turn, main, within};
+pub use suite::{Case, Outcome, Suite, Test, as_trials, full_only, is_full_run, main, within};

@@ -1,4 +1,4 @@
-//! The built programs, and what they print.
+//! The built programs, and their output.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -7,50 +7,55 @@ use std::process::{Child, Command, Output};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-/// Where a program was built: beside the folder of the running test.
+/// The path of a built program, in the parent of the directory of the running test.
 pub fn find(name: &str) -> Result<PathBuf, String> {
     let test = std::env::current_exe().map_err(|e| e.to_string())?;
     let folder = test.parent().and_then(Path::parent);
     let program = folder.map(|folder| folder.join(name)).unwrap_or_default();
-    match program.is_file() {
-        true => Ok(program),
-        false => Err(format!(
+    if program.is_file() {
+        Ok(program)
+    } else {
+        Err(format!(
             "{} is not built: run cargo build --release --workspace first",
             program.display()
-        )),
+        ))
     }
 }
 
-/// A file of the repository.
+/// The path of a file of the repository.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .join(path)
 }
 
-/// The Python with PyTorch that `./setup` installed, or why there is none.
+/// The Python with PyTorch that `./setup` installed, or the reason why it cannot be used.
 pub fn python() -> Result<PathBuf, String> {
     let named = std::env::var_os("TRAINYARD_PYTHON").map(PathBuf::from);
     match named {
         Some(python) if python.is_file() => Ok(python),
-        Some(python) => Err(format!("TRAINYARD_PYTHON={} is no file", python.display())),
-        None => Err("TRAINYARD_PYTHON is not set; ./setup does that".to_owned()),
+        Some(python) => Err(format!(
+            "TRAINYARD_PYTHON={} is not a file",
+            python.display()
+        )),
+        None => Err("TRAINYARD_PYTHON is not set; run ./setup".to_owned()),
     }
 }
 
-/// Runs a command to its end; an error when it fails.
+/// Runs a command until it exits. A failure is an error with its output.
 pub fn run(command: &mut Command) -> Result<Output, String> {
     let output = command
         .output()
         .map_err(|e| format!("cannot start {command:?}: {e}"))?;
-    match output.status.success() {
-        true => Ok(output),
-        false => Err(format!("{command:?}: {}", told(&output))),
+    if output.status.success() {
+        Ok(output)
+    } else {
+        Err(format!("{command:?}: {}", describe(&output)))
     }
 }
 
-/// How a command ended and what it said.
-pub fn told(output: &Output) -> String {
+/// The exit status and the output of a command.
+pub fn describe(output: &Output) -> String {
     format!(
         "{}\n--- stdout\n{}--- stderr\n{}",
         output.status,
@@ -64,7 +69,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The JSON that a program printed: all of it, or the last line, with or without a rank before it.
+/// The JSON in the output of a program: all of it, or its last JSON line, with or without a rank prefix.
 pub fn json<T: DeserializeOwned>(output: &Output) -> Result<T, String> {
     let all = text(&output.stdout);
     let last = all.lines().rev().find_map(|line| {
@@ -74,19 +79,19 @@ pub fn json<T: DeserializeOwned>(output: &Output) -> Result<T, String> {
     serde_json::from_str(&all)
         .ok()
         .or(last)
-        .ok_or_else(|| format!("no JSON in what it printed: {}", told(output)))
+        .ok_or_else(|| format!("no JSON in the output: {}", describe(output)))
 }
 
-/// Kills the processes of a rank, among those with this variable in their environment.
+/// Kills the processes of a rank that have the variable `mark` in their environment.
 pub fn kill_rank(mark: &str, rank: usize) -> Result<(), Box<dyn Error>> {
     signal_rank(mark, rank, Signal::KILL)
 }
 
-/// Sends the processes of a rank a signal, among those with this variable in their environment.
+/// Sends a signal to the processes of a rank that have the variable `mark` in their environment.
 pub fn signal_rank(mark: &str, rank: usize, signal: Signal) -> Result<(), Box<dyn Error>> {
     let pids = processes(&[mark, &format!("RANK={rank}")]);
     if pids.is_empty() {
-        return Err(format!("rank {rank} does not run").into());
+        return Err(format!("no process of rank {rank} is running").into());
     }
     for pid in pids {
         kill_process(Pid::from_raw(pid).ok_or("pid 0")?, signal)?;
@@ -94,7 +99,7 @@ pub fn signal_rank(mark: &str, rank: usize, signal: Signal) -> Result<(), Box<dy
     Ok(())
 }
 
-/// The processes with these variables in their environment, as `NAME=value`, zombies aside.
+/// The processes that have all these variables, as `NAME=value`, in their environment, without zombies.
 pub fn processes(variables: &[&str]) -> Vec<i32> {
     let has_all = |pid: &i32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -108,7 +113,7 @@ pub fn processes(variables: &[&str]) -> Vec<i32> {
     pids.filter(has_all).collect()
 }
 
-/// Ends a job that a failed test would leave behind.
+/// A child process that is killed when the test ends.
 pub struct Running(pub Child);
 
 impl Drop for Running {

@@ -1,7 +1,7 @@
-//! What a case sees of the world it runs in.
+//! The interface of a case to the other ranks of its world.
 //!
-//! A case joins a [`World`] of its own, so that one it has broken is not the next one's. What ranks
-//! compare goes through a store beside it, not through the collectives that are being tested.
+//! Every case joins its own [`World`], so that a broken one does not affect the next case. Ranks exchange values for
+//! comparison through a separate store, and not through the collectives under test.
 
 use std::cell::{Cell, RefCell};
 use std::net::TcpListener;
@@ -15,14 +15,14 @@ use trainyard_mesh::{Axis, Mesh};
 use trainyard_torch::{Backend, Rendezvous, Result, Store, TorchError, World};
 use trainyard_trace::Ledger;
 
-/// How long a case may take on the slowest rank before the others give up on it.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of a case on the slowest rank.
+const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long to wait for a note before looking whether it will come at all.
-const GLANCE: Duration = Duration::from_millis(500);
+/// How often a rank that waits for a value checks whether another rank has failed.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a collective waits for a peer unless the case says otherwise.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Default timeout of a collective.
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One rank of a suite.
 pub struct Rank {
@@ -30,65 +30,65 @@ pub struct Rank {
     size: usize,
     address: String,
     store: Store,
-    /// Counts meetings, which all ranks of a case hold in the same order.
-    meeting: Cell<u64>,
+    /// Counts exchanges, which all ranks of a case execute in the same order.
+    num_exchanges: Cell<u64>,
     case: Cell<usize>,
     worlds: RefCell<Vec<Rc<World>>>,
-    told: RefCell<Vec<String>>,
+    notes: RefCell<Vec<String>>,
 }
 
 impl Rank {
-    /// Meets the other ranks of this program, as the launcher's environment says.
+    /// Connects to the other ranks as described by the launcher's environment.
     pub(crate) fn from_env() -> Result<Rank> {
-        let at = Rendezvous::from_env(PATIENCE)?;
+        let at = Rendezvous::from_env(CASE_TIMEOUT)?;
         let store = match at.rank {
-            0 => Store::serve(&at.master_addr, at.master_port, PATIENCE)?,
-            _ => Store::connect(&at.master_addr, at.master_port, PATIENCE)?,
+            0 => Store::serve(&at.master_addr, at.master_port, CASE_TIMEOUT)?,
+            _ => Store::connect(&at.master_addr, at.master_port, CASE_TIMEOUT)?,
         };
         Ok(Rank {
             rank: at.rank,
             size: at.world_size,
             address: at.master_addr,
             store,
-            meeting: Cell::new(0),
+            num_exchanges: Cell::new(0),
             case: Cell::new(0),
             worlds: RefCell::default(),
-            told: RefCell::default(),
+            notes: RefCell::default(),
         })
     }
 
-    /// Which rank this is.
+    /// The number of this rank.
     pub fn index(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// A new world in which all ranks are replicas.
+    /// A new world in which all ranks are data-parallel replicas.
     pub fn world(&self) -> Result<Rc<World>> {
         self.world_with(Ledger::new(self.rank))
     }
 
-    /// The same, written in a ledger of the case's own.
+    /// The same with the given ledger.
     pub fn world_with(&self, ledger: Ledger) -> Result<Rc<World>> {
         let mesh = Mesh::new(&[(Axis::DpReplicate, self.size)])?;
-        self.join(mesh, ledger, TIMEOUT)
+        self.join(mesh, ledger, COLLECTIVE_TIMEOUT)
     }
 
-    /// A new world of the mesh a config describes.
+    /// A new world with the mesh of a config.
     pub fn join_config(&self, config: &Config) -> Result<Rc<World>> {
         let mesh = config
             .mesh(self.size)
             .map_err(|e| TorchError::Invalid(e.to_string()))?;
-        self.join(mesh, Ledger::new(self.rank), TIMEOUT)
+        self.join(mesh, Ledger::new(self.rank), COLLECTIVE_TIMEOUT)
     }
 
-    /// A new world of any mesh. It lives until every rank has ended the case, or this one has failed.
+    /// A new world with the given mesh. It lives until all ranks have finished the case, or this rank has failed.
     pub fn join(&self, mesh: Mesh, ledger: Ledger, timeout: Duration) -> Result<Rc<World>> {
-        let port = self.agree_on_a_port()?;
+        let port = self.agree_on_port()?;
         let at = Rendezvous {
             rank: self.rank,
             world_size: self.size,
@@ -97,15 +97,14 @@ impl Rank {
             agent_store: None,
             timeout,
         };
-        // The store is reached at once or never; only the case's own waiting is to be short.
         let world = Rc::new(World::join(mesh, Backend::Gloo, &at, ledger)?);
         self.worlds.borrow_mut().push(Rc::clone(&world));
         Ok(world)
     }
 
-    /// A new world of the first ranks alone, as many as the mesh has; none for the others. All must ask.
-    pub fn join_first(&self, mesh: Mesh) -> Result<Option<Rc<World>>> {
-        let port = self.agree_on_a_port()?;
+    /// A new world of the first ranks, as many as the mesh has; `None` on the others. All ranks must call this.
+    pub fn join_subset(&self, mesh: Mesh) -> Result<Option<Rc<World>>> {
+        let port = self.agree_on_port()?;
         if self.rank >= mesh.world_size() {
             return Ok(None);
         }
@@ -115,7 +114,7 @@ impl Rank {
             master_addr: self.address.clone(),
             master_port: port,
             agent_store: None,
-            timeout: TIMEOUT,
+            timeout: COLLECTIVE_TIMEOUT,
         };
         let world = Rc::new(World::join(
             mesh,
@@ -127,82 +126,86 @@ impl Rank {
         Ok(Some(world))
     }
 
-    /// Something a case has measured: the first rank's words stand below the case in the test's output.
-    pub fn tell(&self, words: impl Into<String>) {
-        self.told.borrow_mut().push(words.into());
+    /// Records a measurement. The test prints the notes of rank 0 below the case.
+    pub fn note(&self, note: impl Into<String>) {
+        self.notes.borrow_mut().push(note.into());
     }
 
-    /// What was told since the last time.
-    pub(crate) fn told(&self) -> Vec<String> {
-        self.told.take()
+    /// Takes the notes of the current case.
+    pub(crate) fn take_notes(&self) -> Vec<String> {
+        self.notes.take()
     }
 
-    /// Returns when every rank has come here.
-    pub fn meet(&self) -> Result<()> {
-        self.everyone(&()).map(drop)
+    /// Returns when all ranks have called it.
+    pub fn barrier(&self) -> Result<()> {
+        self.all_gather(&()).map(drop)
     }
 
-    /// Every rank's value, by rank.
-    pub fn everyone<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
-        let meeting = self.next_meeting();
-        let text = serde_json::to_vec(value).map_err(unreadable)?;
-        self.store.set(&format!("{meeting}/{}", self.rank), &text)?;
+    /// The values of all ranks, by rank.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
+        let key = self.next_key();
+        let text = serde_json::to_vec(value).map_err(decode_error)?;
+        self.store.set(&format!("{key}/{}", self.rank), &text)?;
         (0..self.size)
             .map(|rank| {
-                let text = self.note(&format!("{meeting}/{rank}"))?;
-                serde_json::from_slice(&text).map_err(unreadable)
+                let text = self.wait_for(&format!("{key}/{rank}"))?;
+                serde_json::from_slice(&text).map_err(decode_error)
             })
             .collect()
     }
 
-    /// A note of another rank, unless some rank has failed and will write none.
-    fn note(&self, key: &str) -> Result<Vec<u8>> {
+    /// Waits for a value of another rank. It is an error if a rank has failed, because the value may never come.
+    fn wait_for(&self, key: &str) -> Result<Vec<u8>> {
         let started = Instant::now();
         loop {
-            match self.store.get_within(key, GLANCE) {
+            match self.store.get_with_timeout(key, POLL_INTERVAL) {
                 Ok(text) => return Ok(text),
-                Err(_) if self.store.has(&self.failed())? => {
-                    return Err(TorchError::Other("another rank failed before".to_owned()));
+                Err(_) if self.store.has(&self.failure_key())? => {
+                    return Err(TorchError::Other("another rank has failed".to_owned()));
                 }
-                Err(error) if started.elapsed() > PATIENCE => return Err(error),
+                Err(error) if started.elapsed() > CASE_TIMEOUT => return Err(error),
                 Err(_) => {}
             }
         }
     }
 
-    /// Set when a rank has failed the present case.
-    fn failed(&self) -> String {
+    /// The key that a rank sets when it fails the current case.
+    fn failure_key(&self) -> String {
         format!("case {} failed", self.case.get())
     }
 
-    /// A port that is free now; rank 0 binds it in a moment.
-    fn agree_on_a_port(&self) -> Result<u16> {
-        let key = self.next_meeting();
+    /// A free port, which rank 0 will bind.
+    fn agree_on_port(&self) -> Result<u16> {
+        let key = self.next_key();
         if self.rank == 0 {
             let free = TcpListener::bind((self.address.as_str(), 0))
                 .and_then(|listener| listener.local_addr())
                 .map_err(|e| TorchError::Other(format!("no free port: {e}")))?;
-            let text = serde_json::to_vec(&free.port()).map_err(unreadable)?;
+            let text = serde_json::to_vec(&free.port()).map_err(decode_error)?;
             self.store.set(&key, &text)?;
         }
-        serde_json::from_slice(&self.note(&key)?).map_err(unreadable)
+        serde_json::from_slice(&self.wait_for(&key)?).map_err(decode_error)
     }
 
-    fn next_meeting(&self) -> String {
-        self.meeting.set(self.meeting.get() + 1);
-        format!("case {} meeting {}", self.case.get(), self.meeting.get())
+    fn next_key(&self) -> String {
+        self.num_exchanges.set(self.num_exchanges.get() + 1);
+        format!(
+            "case {} exchange {}",
+            self.case.get(),
+            self.num_exchanges.get()
+        )
     }
 
     pub(crate) fn begin_case(&self, case: usize) {
         self.case.set(case);
-        self.meeting.set(0);
+        self.num_exchanges.set(0);
     }
 
-    /// Leaves the worlds of a case: at once after a failure, so that nobody waits for this rank, and
-    /// otherwise together with all others, so that nobody sees a peer go that is only quicker.
+    /// Leaves the worlds of a case. After a failure it leaves at once, so that no rank waits for this one. Otherwise all
+    /// ranks leave together, so that a faster rank is not mistaken for a lost peer.
     pub(crate) fn end_case(&self, failed: bool) -> Result<()> {
         if failed {
-            self.store.set(&self.failed(), b"")?;
+            self.store.set(&self.failure_key(), b"")?;
             self.worlds.take();
         }
         let all_left = format!("case {} left", self.case.get());
@@ -210,13 +213,13 @@ impl Rank {
         if num_left == self.size as i64 {
             self.store.set(&all_left, b"")?;
         }
-        // Also what keeps rank 0, which serves the store, from ending before the others.
-        let waited = self.store.wait(&all_left, PATIENCE);
+        // This also keeps rank 0, which serves the store, from exiting before the others.
+        let waited = self.store.wait(&all_left, CASE_TIMEOUT);
         self.worlds.take();
         waited
     }
 }
 
-fn unreadable(error: serde_json::Error) -> TorchError {
-    TorchError::Other(format!("a note between ranks: {error}"))
+fn decode_error(error: serde_json::Error) -> TorchError {
+    TorchError::Other(format!("cannot decode a value of another rank: {error}"))
 }

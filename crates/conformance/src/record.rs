@@ -1,7 +1,6 @@
-//! What ranks found, case by case, and how it is told.
+//! The results of the ranks, case by case, and the report made of them.
 //!
-//! Every rank writes one line per case into a file of its own. A rank that dies leaves its last case
-//! without a line, and so tells where it died.
+//! Every rank writes one line per case into its own file. If a rank dies, its last case has no line.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,13 +16,13 @@ pub(crate) struct Line {
     /// Milliseconds since 1970 at the end of the case: the first to fail is the one to look at.
     pub ended_ms: u64,
     pub seconds: f64,
-    /// Why it failed, if it did.
+    /// The reason of a failure.
     pub failure: Option<String>,
-    /// What it measured, in words.
-    pub told: Vec<String>,
+    /// What the case measured.
+    pub notes: Vec<String>,
 }
 
-/// A rank's file, while the rank writes it.
+/// The result file of this rank.
 pub(crate) struct Record(File);
 
 impl Record {
@@ -38,8 +37,8 @@ impl Record {
     }
 }
 
-/// The failures of a suite, in the order in which they happened; `None` when every rank passed
-/// every case. `ends` says what is known of each rank's process.
+/// The failures of a suite, in the order in which they happened; `None` if every rank passed every case. `ends`
+/// describes how the process of each rank ended.
 pub(crate) fn failures(folder: &Path, cases: &[&str], ends: &[String]) -> Option<String> {
     let mut failed: Vec<(u64, String)> = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
@@ -65,7 +64,7 @@ pub(crate) fn failures(folder: &Path, cases: &[&str], ends: &[String]) -> Option
     (!failed.is_empty()).then_some(text)
 }
 
-/// Every case with the time it took on the slowest rank, and what the first rank tells of it.
+/// Every case with its time on the slowest rank and the notes of rank 0.
 pub(crate) fn times(folder: &Path, num_ranks: usize) -> String {
     let ranks: Vec<Vec<Line>> = (0..num_ranks).map(|rank| read(folder, rank)).collect();
     let mut text = String::new();
@@ -73,8 +72,8 @@ pub(crate) fn times(folder: &Path, num_ranks: usize) -> String {
         let of_rank = |lines: &Vec<Line>| lines.get(index).map_or(0.0, |line| line.seconds);
         let slowest = ranks.iter().map(of_rank).fold(0.0, f64::max);
         let _ = writeln!(text, "  {slowest:7.3} s  {}", line.case);
-        for told in &line.told {
-            let _ = writeln!(text, "             {told}");
+        for note in &line.notes {
+            let _ = writeln!(text, "             {note}");
         }
     }
     text
@@ -101,12 +100,12 @@ mod tests {
             ended_ms,
             seconds: 0.5,
             failure: failure.map(str::to_owned),
-            told: vec![format!("{case} was seen")],
+            notes: vec![format!("{case} was seen")],
         }
     }
 
     #[test]
-    fn the_first_to_fail_comes_first_and_the_dead_are_found() {
+    fn the_first_failure_is_listed_first_and_a_dead_rank_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let mut first = Record::create(folder.path(), 0).unwrap();
         first.write(&line("a", 20, Some("peer lost"))).unwrap();
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_success() {
+    fn success_has_no_report() {
         let folder = tempfile::tempdir().unwrap();
         let mut record = Record::create(folder.path(), 0).unwrap();
         record.write(&line("a", 1, None)).unwrap();

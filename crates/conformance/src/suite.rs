@@ -1,7 +1,6 @@
-//! Cases, the worlds they run in, and a test for each suite and world size.
+//! Suites of cases, and the world in which they run.
 //!
-//! One world runs all cases of a suite, one after the other, because starting a world costs more
-//! than most cases. A runner that starts a process per test then starts a world per suite.
+//! One world runs all cases of a suite, one after the other, because starting a world costs more than most cases.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -11,42 +10,45 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use trainyard_elastic::{Console, Job, launch, worker};
+use trainyard_launcher::{Console, Job, launch, worker};
 
 use crate::record::{Line, Record, failures, times};
 use crate::{Rank, programs};
 
-/// How a case ends.
+/// The result of a case.
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// What is run on every rank.
+/// A function that runs on every rank of a world.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// What it shows, in words joined by underscores.
+    /// What the case asserts.
     pub name: &'static str,
-    /// The rank's part.
+    /// The code of every rank.
     pub run: fn(&Rank) -> Outcome,
 }
 
 /// Cases that share a world.
 #[derive(Clone, Copy)]
 pub struct Suite {
-    /// Its name.
+    /// The name of the suite, `MODULE::SUITE`.
     pub name: &'static str,
-    /// The world sizes it runs on.
+    /// World sizes of every CI run.
     pub sizes: &'static [usize],
-    /// What it runs, in order.
+    /// World sizes of full runs only.
+    pub full_sizes: &'static [usize],
+    /// The cases, in the order in which they run.
     pub cases: &'static [Case],
 }
 
-/// The rank's command: `__rank SUITE`.
+/// The command line of a rank: `__rank SUITE`.
 const RANK: &str = "__rank";
 
-/// Where ranks write what they found.
+/// The directory into which ranks write their results.
 const FOLDER: &str = "TRAINYARD_CONFORMANCE_FOLDER";
 
-/// The `main` of a test program: a test per suite and world size, and the ranks themselves.
-pub fn main(suites: &'static [Suite]) -> ExitCode {
+/// The `main` of the test program. It is a rank if its command line says so; otherwise it runs one test per suite
+/// and world size, and the tests of `others`.
+pub fn main(suites: &[Suite], others: impl IntoIterator<Item = Trial>) -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
@@ -62,53 +64,74 @@ pub fn main(suites: &'static [Suite]) -> ExitCode {
             }
         };
     }
-    in_turn(trials(suites))
-}
-
-/// Runs tests one after the other: ranks of several worlds at once would only measure each other.
-pub fn in_turn(trials: Vec<Trial>) -> ExitCode {
+    // Tests run one after the other, because several worlds at once would compete for the cores.
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
+    let trials = trials(suites).chain(others).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trials(suites: &'static [Suite]) -> Vec<Trial> {
-    let of_suite = |suite: &'static Suite| {
-        suite.sizes.iter().map(move |&size| {
+fn trials(suites: &[Suite]) -> impl Iterator<Item = Trial> {
+    suites.iter().flat_map(|&suite| {
+        let trial = move |&size: &usize| {
             let name = format!("{}::on_{size}_ranks", suite.name);
-            Trial::test(name, move || run_world(suite, size))
-        })
-    };
-    suites.iter().flat_map(of_suite).collect()
+            Trial::test(name, move || run_world(&suite, size))
+        };
+        let full = suite.full_sizes.iter().map(trial).map(full_only);
+        suite.sizes.iter().map(trial).chain(full)
+    })
 }
 
-/// Starts a world, waits for its end, and reads what its ranks found.
+/// Marks a test that only full CI runs execute (`.ci/run --full`).
+pub fn full_only(trial: Trial) -> Trial {
+    trial.with_ignored_flag(true)
+}
+
+/// Whether this is a full CI run: option matrices are complete instead of pairwise.
+pub fn is_full_run() -> bool {
+    std::env::var_os("TRAINYARD_FULL").is_some()
+}
+
+/// A test that starts all processes it needs itself.
+pub type Test = fn() -> Outcome;
+
+/// Turns functions into tests with the names `MODULE::NAME`.
+pub fn as_trials(module: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
+    let trial = |&(name, test): &(&str, Test)| {
+        Trial::test(format!("{module}::{name}"), move || {
+            test().map_err(Failed::from)
+        })
+    };
+    tests.iter().map(trial).collect()
+}
+
+/// Starts the ranks of a world, waits until they exit, and reads their results.
 fn run_world(suite: &Suite, size: usize) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let mut job = Job::new(std::env::current_exe()?, size)
         .args([OsString::from(RANK), suite.name.into()])
         .env(FOLDER, folder.path())
         .console(Console::Silent);
-    // The front door starts faster than this program, which holds libtorch; use it where it is.
-    if let Ok(front_door) = programs::find("trainyard") {
-        job = job.trampoline(front_door);
+    // `trainyard` starts faster than this program, which links libtorch.
+    if let Ok(trampoline) = programs::find("trainyard") {
+        job = job.trampoline(trampoline);
     }
     let outcome = launch(&job)?;
     print!("{}", times(folder.path(), size));
     let names: Vec<&str> = suite.cases.iter().map(|case| case.name).collect();
-    let ends: Vec<String> = outcome
-        .ends
+    let exits: Vec<String> = outcome
+        .exits
         .iter()
-        .map(|end| format!("{}\n{}", end.how, end.last_lines.join("\n")))
+        .map(|exit| format!("{}\n{}", exit.status, exit.stderr_tail.join("\n")))
         .collect();
-    match failures(folder.path(), &names, &ends) {
+    match failures(folder.path(), &names, &exits) {
         Some(text) => Err(text.into()),
         None if !outcome.is_success() => Err(outcome.report().unwrap_or_default().into()),
         None => Ok(()),
     }
 }
 
-/// One rank's life: every case in order, whatever became of those before.
+/// Runs all cases on this rank, also after one has failed.
 fn run_rank(suites: &[Suite], name: &str) -> Outcome {
     let suite = suites
         .iter()
@@ -128,7 +151,7 @@ fn run_rank(suites: &[Suite], name: &str) -> Outcome {
             ended_ms: SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64,
             seconds: started.elapsed().as_secs_f64(),
             failure: failure.clone(),
-            told: rank.told(),
+            notes: rank.take_notes(),
         })?;
         rank.end_case(failure.is_some())?;
     }
@@ -144,7 +167,7 @@ fn run_case(case: &Case, rank: &Rank) -> Result<(), String> {
     }
 }
 
-/// The words of the last panic, with its place.
+/// The message of the last panic, with its location.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn remember_panics() {

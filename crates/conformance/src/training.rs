@@ -1,4 +1,4 @@
-//! A config trained step by step, and everything about it that can be compared.
+//! Trains a config step by step and keeps everything that can be compared.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,18 +9,18 @@ use tch::{Kind, Tensor};
 use trainyard_config::{Config, Dtype};
 use trainyard_data::{Batch, Sampler, Source, step_batches};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Parameter, Place};
-use trainyard_parallel::{DdpOptions, Passes, Volume};
+use trainyard_nn::{Device, Parameter};
+use trainyard_parallel::{CommCounts, DdpOptions, Volume};
 use trainyard_torch::World;
 use trainyard_trace::{Ledger, Purpose, Totals};
-use trainyard_train::whole_state::whole_parameters;
+use trainyard_train::full_state_dict::full_parameters;
 use trainyard_train::{Result, StepOutcome, Trainer, build};
 
 use crate::Rank;
 
-/// A Llama small enough that a step takes milliseconds, with every part a large one has. Its batch
-/// of 24 can be divided over 2, 3 and 4 ranks with 1 and with 2 micro-batches each.
-pub fn little_llama(dtype: Dtype) -> Config {
+/// A Llama whose step takes milliseconds, with all features of a large one. Its global batch of 24 can be divided over
+/// 2, 3 and 4 ranks with 1 and with 2 micro-batches each.
+pub fn debug_llama(dtype: Dtype) -> Config {
     let text = "
         [model]
         name = 'llama'
@@ -41,12 +41,12 @@ pub fn little_llama(dtype: Dtype) -> Config {
         [lr_scheduler]
         warmup_steps = 4
     ";
-    let mut config = Config::parse(text, &[]).expect("the config above is right");
+    let mut config = Config::parse(text, &[]).expect("the config above is valid");
     config.training.dtype = dtype;
     config
 }
 
-/// The same job on `num_ranks` ranks, each with `num_microbatches` a step.
+/// The same job on `num_ranks` ranks with `num_microbatches` per step.
 pub fn divided(config: &Config, num_ranks: usize, num_microbatches: usize) -> Config {
     let mut config = config.clone();
     let global = config.training.global_batch_size.unwrap_or(1);
@@ -54,29 +54,29 @@ pub fn divided(config: &Config, num_ranks: usize, num_microbatches: usize) -> Co
     config
 }
 
-/// A job on this rank, to be stepped by hand.
+/// A job on this rank that the caller steps.
 pub struct Session {
-    /// What takes the steps.
+    /// The trainer that takes the steps.
     pub trainer: Trainer,
     sampler: Sampler,
     source: Arc<dyn Source>,
 }
 
 impl Session {
-    /// The job a config describes.
+    /// Builds the job of a config.
     pub fn new(config: &Config, world: &World) -> Result<Session> {
-        Session::with_trainer(config, Trainer::new(config, world, Place::Cpu)?)
+        Session::with_trainer(config, Trainer::new(config, world, Device::Cpu)?)
     }
 
-    /// The same with another way of reducing gradients.
+    /// The same with other DDP options.
     pub fn with_options(config: &Config, world: &World, options: DdpOptions) -> Result<Session> {
         Session::with_trainer(
             config,
-            Trainer::with_options(config, world, Place::Cpu, options)?,
+            Trainer::with_options(config, world, Device::Cpu, options)?,
         )
     }
 
-    /// The same with a trainer at hand.
+    /// The same with a given trainer.
     pub fn with_trainer(config: &Config, trainer: Trainer) -> Result<Session> {
         let batching = *trainer.batching();
         Ok(Session {
@@ -86,13 +86,13 @@ impl Session {
         })
     }
 
-    /// The next step.
+    /// Takes the next step.
     pub fn step(&mut self) -> Result<StepOutcome> {
         let batches = self.batches()?;
         self.trainer.step(&batches)
     }
 
-    /// This rank's micro-batches of the next step.
+    /// The micro-batches of this rank in the next step.
     pub fn batches(&self) -> Result<Vec<Batch>> {
         let step = self.trainer.steps_taken();
         let rank = self.trainer.data_group().index();
@@ -100,7 +100,7 @@ impl Session {
     }
 }
 
-/// What a run left behind.
+/// The result of a training run.
 pub struct Trained {
     /// Mean loss over the global batch, per step.
     pub losses: Vec<f64>,
@@ -108,13 +108,13 @@ pub struct Trained {
     pub grad_norms: Vec<f64>,
     /// Every parameter after the last step.
     pub parameters: BTreeMap<String, Tensor>,
-    /// What the ledger counted over all steps, and nothing of the preparations.
+    /// What the ledger counted over all steps, without the setup.
     pub totals: Totals,
-    /// Bytes the kernel counted as sent meanwhile.
+    /// Bytes sent during the steps, as counted by the kernel.
     pub wire_sent: u64,
-    /// What all ranks send in a step, by formula; of a pipeline, all ranks of this stage.
+    /// Bytes that all ranks send per step, in closed form; in a pipeline, all ranks of this stage.
     pub volume: Volume,
-    /// Stages of a pipeline.
+    /// The number of pipeline stages.
     pub num_stages: usize,
 }
 
@@ -123,7 +123,7 @@ pub fn train(config: &Config, world: &World) -> Result<Trained> {
     finish(Session::new(config, world)?, config, world)
 }
 
-/// Trains a config as it is on the ranks of a test.
+/// Trains a config on the ranks of a test.
 pub fn train_on(rank: &Rank, config: &Config) -> Result<Trained, Box<dyn Error>> {
     let world = rank.join_config(config)?;
     Ok(train(config, &world)?)
@@ -131,11 +131,11 @@ pub fn train_on(rank: &Rank, config: &Config) -> Result<Trained, Box<dyn Error>>
 
 /// The same job on this rank alone.
 pub fn reference(config: &Config) -> Result<Trained> {
-    train(&divided(config, 1, 1), &World::alone(Ledger::new(0))?)
+    train(&divided(config, 1, 1), &World::single_rank(Ledger::new(0))?)
 }
 
-/// Runs something on rank 0 only: the reference, which all others would only repeat.
-pub fn on_first<T, E: Into<Box<dyn Error>>>(
+/// Runs `body` on rank 0 only: the reference run is the same on every rank.
+pub fn on_rank_0<T, E: Into<Box<dyn Error>>>(
     rank: &Rank,
     body: impl FnOnce() -> Result<T, E>,
 ) -> Result<Option<T>, Box<dyn Error>> {
@@ -145,36 +145,39 @@ pub fn on_first<T, E: Into<Box<dyn Error>>>(
         .map_err(Into::into)
 }
 
-/// The fingerprint of a run, after seeing that it is every rank's.
+/// The fingerprint of a run. Panics if it differs between ranks.
 pub fn agreed_fingerprint(rank: &Rank, run: &Trained) -> Result<Vec<u64>, Box<dyn Error>> {
-    let mut all = rank.everyone(&run.fingerprint())?;
-    assert!(all.iter().all(|each| *each == all[0]), "ranks differ");
+    let mut all = rank.all_gather(&run.fingerprint())?;
+    assert!(
+        all.iter().all(|each| *each == all[0]),
+        "the result differs between ranks"
+    );
     Ok(all.swap_remove(0))
 }
 
-/// Takes all steps of a session.
+/// Takes all steps of a session and collects the result.
 pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Trained> {
-    let everyone = world.everyone()?;
-    everyone.barrier()?.wait()?;
+    let group = world.world_group()?;
+    group.barrier()?.wait()?;
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for _ in 0..config.training.steps {
         let outcome = session.step()?;
-        losses.push(session.trainer.global_loss(&outcome.loss_part)?);
+        losses.push(session.trainer.global_loss(&outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
-    session.trainer.settle()?;
+    session.trainer.wait_pending()?;
     let totals = world.ledger().totals() - before;
-    everyone.barrier()?.wait()?;
+    group.barrier()?.wait()?;
     let wire_sent = world.wire_bytes().sent - wire_before.sent;
     Ok(Trained {
         losses,
         grad_norms,
-        parameters: values(&whole_parameters(&session.trainer, world)?),
+        parameters: values(&full_parameters(&session.trainer, world)?),
         totals,
         wire_sent,
         volume: session.trainer.model().volume(
-            Passes::each(session.trainer.batching().num_microbatches),
+            CommCounts::per_microbatch(session.trainer.batching().num_microbatches),
             world.size(),
         ),
         num_stages: world.mesh().size(Axis::Pp),
@@ -189,7 +192,7 @@ pub fn values(parameters: &[Parameter]) -> BTreeMap<String, Tensor> {
         .collect()
 }
 
-/// How close is equal.
+/// The largest difference that counts as equal.
 #[derive(Debug, Clone, Copy)]
 pub struct Tolerance {
     /// Losses, relative.
@@ -201,7 +204,7 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// What the project allows a strategy in this type.
+    /// The tolerance of a strategy that computes in this type.
     pub fn of(dtype: Dtype) -> Tolerance {
         let all = |bound| Tolerance {
             losses: bound,
@@ -217,7 +220,7 @@ impl Tolerance {
 }
 
 impl Trained {
-    /// Panics where this run differs from `reference` by more than the tolerance.
+    /// Panics if this run differs from `reference` by more than the tolerance.
     pub fn assert_agrees(&self, reference: &Trained, tolerance: Tolerance) {
         assert_close("loss", &self.losses, &reference.losses, tolerance.losses);
         let (found, expected) = (&self.grad_norms, &reference.grad_norms);
@@ -234,12 +237,12 @@ impl Trained {
         }
     }
 
-    /// Panics where what all ranks sent is not what the formulas say, `sent_by_layers` in a step
-    /// among them, or where the kernel counted more than 2 % besides.
+    /// Panics if the bytes of all ranks differ from the closed forms (`layer_comm_bytes` is that of the layers per step),
+    /// or if the count of the kernel differs from the ledger by more than 2 %.
     pub fn assert_bytes(
         &self,
         rank: &Rank,
-        sent_by_layers: u64,
+        layer_comm_bytes: u64,
         what: &str,
     ) -> Result<(), Box<dyn Error>> {
         let of = |purpose| self.totals.of_purpose(purpose);
@@ -252,17 +255,17 @@ impl Trained {
             self.volume.gradients,
             self.volume.parameters,
         ];
-        let all = rank.everyone(&own)?;
+        let all = rank.all_gather(&own)?;
         let sum = |index: usize| all.iter().map(|own| own[index]).sum::<u64>();
         let steps = self.losses.len() as u64;
         let reduced = of(Purpose::Gradient).payload_bytes;
         assert_eq!(reduced, steps * self.volume.reduced, "payload, {what}");
-        // Every rank tells its stage's.
+        // Every rank of a stage has the same closed form.
         let ranks_per_stage = (all.len() / self.num_stages) as u64;
         let (gradients, parameters) = (sum(5) / ranks_per_stage, sum(6) / ranks_per_stage);
         assert_eq!(sum(0), steps * gradients, "gradients, {what}");
         assert_eq!(sum(1), steps * parameters, "parameters, {what}");
-        assert_eq!(sum(2), steps * sent_by_layers, "activations, {what}");
+        assert_eq!(sum(2), steps * layer_comm_bytes, "activations, {what}");
         let ratio = sum(4) as f64 / sum(3) as f64;
         assert!(
             (0.98..1.02).contains(&ratio),
@@ -271,7 +274,7 @@ impl Trained {
         Ok(())
     }
 
-    /// Everything about the run in a form that ranks can compare bit by bit.
+    /// A digest of the run that ranks can compare bit by bit.
     pub fn fingerprint(&self) -> Vec<u64> {
         let bits = self
             .losses
@@ -283,12 +286,12 @@ impl Trained {
     }
 }
 
-/// Panics where a number differs from what is expected by more than a share of it.
+/// Panics if a value differs from the expected one by more than the relative tolerance.
 pub fn assert_close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
     assert_eq!(found.len(), expected.len(), "number of {what}s");
     for (index, (f, e)) in found.iter().zip(expected).enumerate() {
         let difference = (f - e).abs() / e.abs().max(f64::MIN_POSITIVE);
-        // Written so that a NaN is not close.
+        // A NaN is not close to anything.
         let close = difference <= allowed;
         assert!(
             close,
@@ -300,16 +303,19 @@ pub fn assert_close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
 /// The relative distance of two tensors: by largest element in fp64, by norm otherwise.
 pub fn distance(found: &Tensor, expected: &Tensor) -> f64 {
     let by_element = expected.kind() == Kind::Double;
-    let size = |t: &Tensor| match by_element {
-        true => t.abs().max().double_value(&[]),
-        false => t.norm().double_value(&[]),
+    let size = |t: &Tensor| {
+        if by_element {
+            t.abs().max().double_value(&[])
+        } else {
+            t.norm().double_value(&[])
+        }
     };
     let expected = expected.to_kind(Kind::Double);
     let difference = found.to_kind(Kind::Double) - &expected;
     size(&difference) / size(&expected).max(f64::MIN_POSITIVE)
 }
 
-/// A number that differs when any bit of a tensor does.
+/// A hash over all bits of a tensor.
 pub fn fingerprint(tensor: &Tensor) -> u64 {
     let num_elements = tensor.numel();
     let mut bytes = vec![0u8; num_elements * tensor.kind().elt_size_in_bytes()];

@@ -1,29 +1,29 @@
-//! Samples stacked into the tensors a model reads.
+//! Collating samples into batch tensors.
 
 use tch::{Device, Tensor};
 
 use crate::DataError;
 use crate::source::{IMAGE_SIDE, Sample};
 
-/// What one rank computes at once.
+/// One micro-batch of a rank.
 #[derive(Debug)]
 pub struct Batch {
     /// Tokens as int64 `[batch, seq]`, or images as float32 `[batch, 1, 28, 28]`.
     pub inputs: Tensor,
     /// Tokens as int64 `[batch, seq]`, or labels as int64 `[batch]`.
     pub targets: Tensor,
-    /// How many targets there are: what a summed loss is divided by.
+    /// Number of targets, by which the summed loss is divided.
     pub num_targets: i64,
-    /// Which samples these are, where that is known.
+    /// Indices of the samples in the dataset, if known.
     pub samples: Vec<u64>,
 }
 
-/// Stacks samples of one kind and one size.
+/// Stacks samples, which must all be of one kind and size.
 pub fn collate(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
     match samples.first() {
         Some(Sample::Tokens { inputs, .. }) => collate_tokens(samples, inputs.len(), device),
         Some(Sample::Image { .. }) => collate_images(samples, device),
-        None => Err(DataError::Collate("there are none".into())),
+        None => Err(DataError::Collate("the batch is empty".into())),
     }
 }
 
@@ -32,11 +32,13 @@ fn collate_tokens(samples: &[Sample], length: usize, device: Device) -> Result<B
     let mut all_targets = Vec::with_capacity(samples.len() * length);
     for sample in samples {
         let Sample::Tokens { inputs, targets } = sample else {
-            return Err(DataError::Collate("an image among tokens".into()));
+            return Err(DataError::Collate(
+                "the batch mixes images and tokens".into(),
+            ));
         };
         if inputs.len() != length || targets.len() != length {
             return Err(DataError::Collate(format!(
-                "{} inputs and {} targets among sequences of {length}",
+                "a sequence has {} inputs and {} targets, expected {length}",
                 inputs.len(),
                 targets.len()
             )));
@@ -59,11 +61,13 @@ fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError
     let mut labels = Vec::with_capacity(samples.len());
     for sample in samples {
         let Sample::Image { pixels, label } = sample else {
-            return Err(DataError::Collate("tokens among images".into()));
+            return Err(DataError::Collate(
+                "the batch mixes tokens and images".into(),
+            ));
         };
         if pixels.len() != SIZE {
             return Err(DataError::Collate(format!(
-                "an image of {} pixels among images of {SIZE}",
+                "an image has {} pixels, expected {SIZE}",
                 pixels.len()
             )));
         }
@@ -122,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_stack_is_refused() {
+    fn mismatched_samples_are_rejected() {
         let tokens = samples(&SyntheticTokens::new(8, 16, 1).unwrap(), 1);
         let longer = samples(&SyntheticTokens::new(9, 16, 1).unwrap(), 1);
         let images = samples(&SyntheticImages::new(1), 1);
-        let refusal = |samples: &[Sample]| collate(samples, Device::Cpu).unwrap_err().to_string();
-        assert!(refusal(&[]).ends_with("there are none"));
-        assert!(refusal(&[tokens.clone(), longer].concat()).contains("9 inputs"));
-        assert!(refusal(&[tokens.clone(), images.clone()].concat()).contains("image among"));
-        assert!(refusal(&[images, tokens].concat()).contains("tokens among"));
+        let error = |samples: &[Sample]| collate(samples, Device::Cpu).unwrap_err().to_string();
+        assert!(error(&[]).ends_with("the batch is empty"));
+        assert!(error(&[tokens.clone(), longer].concat()).contains("9 inputs"));
+        assert!(error(&[tokens.clone(), images.clone()].concat()).contains("images and tokens"));
+        assert!(error(&[images, tokens].concat()).contains("tokens and images"));
     }
 }

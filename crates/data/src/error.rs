@@ -1,8 +1,8 @@
-//! What can go wrong between a dataset and a batch.
+//! Errors of datasets and data loading.
 
 use std::path::{Path, PathBuf};
 
-/// Why samples could not be had.
+/// Why data could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A file cannot be read or written.
@@ -10,10 +10,10 @@ pub enum DataError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file does not have the expected format.
     #[error("{}: {reason}", path.display())]
     Format {
         /// The file.
@@ -21,25 +21,25 @@ pub enum DataError {
         /// What is wrong, and what to do.
         reason: String,
     },
-    /// A sample that the source does not have.
-    #[error("sample {index} was asked for, but the source has {len}")]
+    /// A sample index is beyond the end of the dataset.
+    #[error("sample index {index} is out of range: the dataset has {len} samples")]
     OutOfRange {
-        /// The sample asked for.
+        /// The requested index.
         index: u64,
-        /// How many there are.
+        /// The number of samples.
         len: u64,
     },
-    /// A setting that no source, sampler or loader can have.
+    /// A setting of a source, sampler or loader is not valid.
     #[error("{0}")]
     Setting(String),
-    /// Samples that do not stack into one batch.
-    #[error("cannot stack samples into a batch: {0}")]
+    /// Samples cannot be stacked into one batch.
+    #[error("cannot collate samples into a batch: {0}")]
     Collate(String),
-    /// libtorch refused to make a tensor.
-    #[error("cannot make a tensor of a batch: {0}")]
+    /// libtorch could not create a tensor.
+    #[error("cannot create a batch tensor: {0}")]
     Tensor(#[from] tch::TchError),
-    /// A loading thread panicked.
-    #[error("a loading thread ended before its work was done: see the panic message above")]
+    /// A data loader thread panicked.
+    #[error("a data loader thread panicked: see the panic message above")]
     WorkerLost,
 }
 

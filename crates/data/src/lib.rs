@@ -1,10 +1,9 @@
-//! Sources of samples, the sampler, the loader.
+//! Datasets, the distributed sampler and the data loader.
 //!
-//! Which samples a job sees, and in which order, depends on the seed and on how many samples came
-//! before; never on the number of ranks. A [`Source`] answers "sample number i". The [`Sampler`]
-//! says which numbers a rank computes in a micro-batch of a step, as a pure function, so a run can
-//! start anywhere and continue on another number of ranks. The [`Loader`] walks along that
-//! function in threads, ahead of the training loop.
+//! The samples of a job and their order depend on the seed and on the number of samples before, never on
+//! the number of ranks. A [`Source`] is a map-style dataset: it returns sample `i`. The [`Sampler`] is a pure
+//! function from step, micro-batch and rank to sample positions, so that a run can start anywhere and
+//! continue on another number of ranks. The [`Loader`] prefetches micro-batches in threads.
 
 mod collate;
 mod error;

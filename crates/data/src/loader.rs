@@ -1,9 +1,9 @@
-//! Batches made in threads, ahead of the loop that reads them.
+//! The data loader: threads that prefetch batches for the training loop.
 //!
-//! Micro-batches are numbered in the order they are needed, and thread t of n makes number t,
-//! t + n, t + 2n and so on, each into a channel of its own that holds a few. The reader takes from
-//! the channels in turn. So the order is fixed, the threads share nothing, and when the reader
-//! goes away the channels close and the threads end.
+//! Micro-batches are numbered in the order of use. Thread t of n makes batches t, t + n, t + 2n and so on,
+//! and sends them into a bounded channel of its own; the reader receives from the channels in turn. The
+//! order is deterministic and the threads share no state. When the loader is dropped, the channels close
+//! and the threads exit.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,18 +13,18 @@ use tch::Device;
 
 use crate::{Batch, DataError, Order, Sampler, Source, collate};
 
-/// How a [`Loader`] works, apart from what it loads.
+/// Options of a [`Loader`].
 #[derive(Clone, Copy, Debug)]
 pub struct LoaderOptions {
-    /// Threads that make batches.
+    /// Number of loader threads.
     pub num_threads: usize,
-    /// Batches that each thread makes ahead.
+    /// Batches that each thread prefetches.
     pub prefetch: usize,
-    /// Where batches are put.
+    /// The device of the batches.
     pub device: Device,
-    /// In which order a finite source is read.
+    /// The order of a finite source.
     pub order: Order,
-    /// The step to begin with.
+    /// The first step to load.
     pub first_step: u64,
 }
 
@@ -40,7 +40,7 @@ impl Default for LoaderOptions {
     }
 }
 
-/// The micro-batches of one rank, in order and without end. It stops after the first error.
+/// An endless iterator over the micro-batches of one rank. It ends after the first error.
 pub struct Loader {
     channels: Vec<Receiver<Result<Batch, DataError>>>,
     threads: Vec<JoinHandle<()>>,
@@ -48,7 +48,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts making the batches of `rank`.
+    /// Starts threads that load the batches of data-parallel rank `rank`.
     pub fn new(
         source: Arc<dyn Source>,
         sampler: Sampler,
@@ -66,7 +66,7 @@ impl Loader {
             device: options.device,
             first_step: options.first_step,
         };
-        plan.positions(0)?; // a rank that does not exist is refused here, not in a thread
+        plan.positions(0)?; // reports an invalid rank here rather than in a thread
         let num_threads = options.num_threads.max(1);
         let mut loader = Loader {
             channels: Vec::with_capacity(num_threads),
@@ -81,7 +81,7 @@ impl Loader {
                 .name(format!("loader-{thread}"))
                 .spawn(work)
                 .map_err(|error| {
-                    DataError::Setting(format!("cannot start loading thread {thread}: {error}"))
+                    DataError::Setting(format!("cannot start data loader thread {thread}: {error}"))
                 })?;
             loader.channels.push(receiver);
             loader.threads.push(handle);
@@ -106,7 +106,7 @@ impl Iterator for Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Closed channels are what ends the threads, so they must go first.
+        // The threads exit when their channels close, so close the channels before joining.
         self.channels.clear();
         for thread in self.threads.drain(..) {
             // A panic was already reported to the reader as `WorkerLost`.
@@ -115,7 +115,7 @@ impl Drop for Loader {
     }
 }
 
-/// What every thread knows: which batch has which number.
+/// Maps batch numbers to samples; every thread has a copy.
 #[derive(Clone)]
 struct Plan {
     source: Arc<dyn Source>,
@@ -127,7 +127,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Makes every `stride`th batch from number `start` on, until nobody listens or one fails.
+    /// Makes every `stride`th batch from number `start` on, until the channel closes or a batch fails.
     fn feed(&self, sender: &SyncSender<Result<Batch, DataError>>, start: u64, stride: u64) {
         let mut number = start;
         loop {
@@ -158,7 +158,7 @@ impl Plan {
             .positions(step, number % microbatches, self.rank)
     }
 
-    /// Which sample is at a position of the stream.
+    /// The index of the sample at a position of the stream.
     fn index(&self, position: u64) -> Result<u64, DataError> {
         let index = self.order.locate(position, self.source.len());
         index.ok_or(DataError::OutOfRange {
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::Sample;
 
-    /// Sequences that say which sample they are, and break where told to.
+    /// Sequences that contain their index; can be configured to fail or panic at an index.
     #[derive(Default)]
     struct Counting {
         len: Option<u64>,
@@ -191,10 +191,11 @@ mod tests {
 
         fn sample(&self, index: u64) -> Result<Sample, DataError> {
             self.made.fetch_add(1, Ordering::Relaxed);
-            assert_ne!(Some(index), self.panics_at, "told to");
-            match self.fails_at == Some(index) {
-                true => Err(DataError::OutOfRange { index, len: index }),
-                false => Ok(Sample::from_sequence(&[index as i64, 0])),
+            assert_ne!(Some(index), self.panics_at, "panic requested by the test");
+            if self.fails_at == Some(index) {
+                Err(DataError::OutOfRange { index, len: index })
+            } else {
+                Ok(Sample::from_sequence(&[index as i64, 0]))
             }
         }
     }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_threads_gives_one_order() {
+    fn the_order_does_not_depend_on_the_number_of_threads() {
         let sampler = Sampler::new(12, 2, 3).unwrap();
         for num_threads in [1, 2, 5] {
             let options = LoaderOptions {
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_reach_the_reader_in_their_place() {
+    fn errors_reach_the_reader_in_order() {
         let source = Counting {
             fails_at: Some(5),
             ..Counting::default()
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_source_is_an_error_here() {
+    fn a_panic_in_a_source_becomes_an_error() {
         let source = Counting {
             panics_at: Some(1),
             ..Counting::default()
@@ -301,21 +302,21 @@ mod tests {
             1,
             "a thread still holds the source"
         );
-        // One read, three waiting in each channel, and one in the hands of each thread, twice.
+        // One was read, three wait in each channel, and each thread may have made two more.
         assert!(source.made.load(Ordering::Relaxed) <= 1 + 2 * (3 + 2));
     }
 
     #[test]
-    fn what_cannot_be_loaded_is_refused_at_once() {
+    fn invalid_ranks_and_empty_sources_are_rejected() {
         let sampler = Sampler::new(2, 2, 1).unwrap();
-        let refuse = |source: Counting, rank| {
+        let is_rejected = |source: Counting, rank| {
             Loader::new(Arc::new(source), sampler, rank, LoaderOptions::default()).is_err()
         };
-        assert!(refuse(Counting::default(), 2));
+        assert!(is_rejected(Counting::default(), 2));
         let empty = Counting {
             len: Some(0),
             ..Counting::default()
         };
-        assert!(refuse(empty, 0));
+        assert!(is_rejected(empty, 0));
     }
 }

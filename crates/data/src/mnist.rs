@@ -1,7 +1,7 @@
-//! MNIST's IDX files: handwritten digits.
+//! The MNIST dataset of handwritten digits, in IDX files.
 //!
-//! Two files, one of images and one of labels. Each begins with a magic number that says what it
-//! holds, and big-endian sizes; the rest is one byte per pixel or label. Both fit in memory.
+//! There are two files, one of images and one of labels. Each starts with a magic number for its content
+//! and big-endian sizes, followed by one byte per pixel or label. Both are read into memory.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,16 @@ const IMAGES: u32 = 0x0000_0803;
 const LABELS: u32 = 0x0000_0801;
 const PIXELS: usize = IMAGE_SIDE * IMAGE_SIDE;
 
-/// Which half of MNIST.
+/// A split of MNIST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// 60,000 digits to learn from.
+    /// The 60,000 training images.
     Train,
-    /// 10,000 digits to be judged by.
+    /// The 10,000 test images.
     Test,
 }
 
-/// Digits in memory.
+/// A split of MNIST in memory.
 #[derive(Debug)]
 pub struct Mnist {
     pixels: Vec<u8>,
@@ -29,7 +29,7 @@ pub struct Mnist {
 }
 
 impl Mnist {
-    /// Reads one half from a folder with MNIST's files under their own names.
+    /// Reads a split from a directory with the MNIST files under their original names.
     pub fn open(folder: impl AsRef<Path>, split: Split) -> Result<Mnist, DataError> {
         let prefix = match split {
             Split::Train => "train",
@@ -79,49 +79,51 @@ fn read_idx(path: &Path, magic: u32, dims: &[usize]) -> Result<Vec<u8>, DataErro
     Ok(bytes.split_off(content))
 }
 
-/// A missing file is often there in its packed form.
+/// Suggests to unpack the file if only its gzip-compressed form exists.
 fn explain_missing(path: &Path, error: std::io::Error) -> DataError {
     let mut packed = path.as_os_str().to_owned();
     packed.push(".gz");
     let packed = PathBuf::from(packed);
-    match packed.exists() {
-        true => DataError::format(&packed, "unpack it first: gunzip this file"),
-        false => DataError::io(path, error),
+    if packed.exists() {
+        DataError::format(&packed, "unpack it first: gunzip this file")
+    } else {
+        DataError::io(path, error)
     }
 }
 
-/// Where the content begins, if the header tells the truth.
+/// Checks the header and returns its length.
 fn check_idx(bytes: &[u8], magic: u32, dims: &[usize]) -> Result<usize, String> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Err("packed with gzip: rename it to end in .gz and gunzip it".into());
+        return Err(
+            "the file is compressed with gzip: rename it to end in .gz and gunzip it".into(),
+        );
     }
     let field = |number: usize| {
         let bytes = bytes.get(4 * number..)?.first_chunk()?;
         Some(u32::from_be_bytes(*bytes))
     };
-    let found = field(0).ok_or("too short for an IDX file")?;
+    let found = field(0).ok_or("the file is too short for an IDX file")?;
     if found != magic {
         return Err(format!(
-            "begins with {found:#010x}, but {magic:#010x} was expected"
+            "the magic number is {found:#010x}, expected {magic:#010x}"
         ));
     }
-    let number = field(1).ok_or("the header is cut off")? as usize;
+    let number = field(1).ok_or("the header is truncated")? as usize;
     for (position, &dim) in dims.iter().enumerate() {
-        let found = field(2 + position).ok_or("the header is cut off")? as usize;
+        let found = field(2 + position).ok_or("the header is truncated")? as usize;
         if found != dim {
-            return Err(format!(
-                "dimension {position} is {found}, but {dim} was expected"
-            ));
+            return Err(format!("dimension {position} is {found}, expected {dim}"));
         }
     }
     let header = 4 * (2 + dims.len());
     let content = bytes.len() - header;
     let expected = number.saturating_mul(dims.iter().product());
-    match content == expected {
-        true => Ok(header),
-        false => Err(format!(
-            "{number} entries need {expected} bytes, but {content} follow the header"
-        )),
+    if content == expected {
+        Ok(header)
+    } else {
+        Err(format!(
+            "{number} entries need {expected} bytes, but the file has {content} after the header"
+        ))
     }
 }
 
@@ -167,20 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn lies_and_slips_are_refused() {
+    fn invalid_files_are_rejected() {
         let labels = idx(LABELS, &[3], &[7, 0, 9]);
-        let refusal = |a: &[u8], b: &[u8]| open(a, b).unwrap_err().to_string();
-        assert!(refusal(&labels, &labels).contains("0x00000801, but 0x00000803"));
-        assert!(refusal(&images(2), &labels).contains("3 labels for 2 images"));
-        assert!(refusal(&images(3), &idx(LABELS, &[3], &[1, 10, 2])).contains("label 1 is 10"));
-        assert!(refusal(&images(3)[..900], &labels).contains("need 2352 bytes"));
-        assert!(refusal(&idx(IMAGES, &[1, 28, 27], &[]), &labels).contains("dimension 1 is 27"));
-        assert!(refusal(&[0x1f, 0x8b, 8, 0], &labels).contains("gunzip"));
-        assert!(refusal(&[0, 0], &labels).contains("too short"));
+        let error = |a: &[u8], b: &[u8]| open(a, b).unwrap_err().to_string();
+        assert!(error(&labels, &labels).contains("0x00000801, expected 0x00000803"));
+        assert!(error(&images(2), &labels).contains("3 labels for 2 images"));
+        assert!(error(&images(3), &idx(LABELS, &[3], &[1, 10, 2])).contains("label 1 is 10"));
+        assert!(error(&images(3)[..900], &labels).contains("need 2352 bytes"));
+        assert!(error(&idx(IMAGES, &[1, 28, 27], &[]), &labels).contains("dimension 1 is 27"));
+        assert!(error(&[0x1f, 0x8b, 8, 0], &labels).contains("gunzip"));
+        assert!(error(&[0, 0], &labels).contains("too short"));
     }
 
     #[test]
-    fn a_packed_file_beside_the_missing_one_is_noticed() {
+    fn a_compressed_file_is_suggested_to_be_unpacked() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(
             folder.path().join("train-images-idx3-ubyte.gz"),

@@ -1,24 +1,24 @@
-//! In which order the samples of a finite source come, epoch after epoch.
+//! The order of the samples of a finite source, epoch by epoch.
 //!
-//! A shuffle is a permutation computed from a counter: a Feistel network turns any number of bits
-//! into a permutation of as many, and a result that falls outside the source is sent through again
-//! until it falls inside. Nothing is stored, so a source of any size can be entered anywhere.
+//! A shuffle is a permutation that is computed, not stored: a Feistel network permutes numbers of a fixed
+//! bit width, and a result beyond the end of the source is permuted again until it is within (cycle
+//! walking). So any position of a source of any size can be computed directly.
 
-/// The order of a source's samples.
+/// The order in which samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As the source has them, again and again.
+    /// The order of the source, repeated every epoch.
     Sequential,
-    /// A different order in each epoch, all of them from the seed.
+    /// A different permutation in each epoch.
     Shuffled {
-        /// Equal seeds give equal orders.
+        /// Determines all permutations.
         seed: u64,
     },
 }
 
 impl Order {
-    /// The sample that is `position`th since training began, in a source of `len` samples. An
-    /// endless source (`None`) has no epochs and comes as it is; an empty one has no sample.
+    /// The index of the sample at `position` of the training stream, in a source of `len` samples. An endless
+    /// source (`None`) has no epochs and is read sequentially; an empty source returns `None`.
     pub fn locate(self, position: u64, len: Option<u64>) -> Option<u64> {
         let Some(len) = len else {
             return Some(position);
@@ -37,14 +37,14 @@ fn permute(value: u64, len: u64, key: u64) -> u64 {
     let bits = u64::BITS - (len - 1).leading_zeros();
     let half = bits.div_ceil(2).max(1);
     let mut value = feistel(value, half, key);
-    // At most three quarters of the values lie outside, so this ends soon.
+    // At most three quarters of the values are out of range, so few rounds are necessary.
     while value >= len {
         value = feistel(value, half, key);
     }
     value
 }
 
-/// Six rounds over two halves of `half` bits each: invertible whatever the round function does.
+/// A Feistel network of six rounds over two halves of `half` bits each, which is always invertible.
 fn feistel(value: u64, half: u32, key: u64) -> u64 {
     let mask = (1u64 << half) - 1;
     let (left, right) = (0..6).fold((value >> half, value & mask), |(left, right), round| {
@@ -54,7 +54,7 @@ fn feistel(value: u64, half: u32, key: u64) -> u64 {
     left << half | right
 }
 
-/// The finaliser of splitmix64: every bit of the result depends on every bit of the input.
+/// The finalizer of splitmix64: every bit of the result depends on every bit of the input.
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -106,12 +106,12 @@ mod tests {
         let order = epoch(Order::Shuffled { seed: 5 }, 0, 10_000);
         let fixed = order.iter().zip(0..).filter(|(a, b)| *a == b).count();
         assert!(fixed < 20, "{fixed}");
-        let neighbours = order.windows(2).filter(|w| w[0] + 1 == w[1]).count();
-        assert!(neighbours < 20, "{neighbours}");
+        let neighbors = order.windows(2).filter(|w| w[0] + 1 == w[1]).count();
+        assert!(neighbors < 20, "{neighbors}");
     }
 
     #[test]
-    fn an_empty_source_has_no_sample_and_an_endless_one_any() {
+    fn an_empty_source_has_no_samples_and_an_endless_source_is_sequential() {
         assert_eq!(Order::Sequential.locate(0, Some(0)), None);
         assert_eq!(
             Order::Shuffled { seed: 1 }.locate(u64::MAX, None),

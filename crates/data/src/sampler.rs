@@ -1,14 +1,14 @@
-//! Which samples a rank computes in a micro-batch of a step.
+//! The distributed sampler: the samples of a rank in a micro-batch of a step.
 //!
-//! The global batch of a step is a run of consecutive positions. Ranks take consecutive parts of
-//! it, micro-batches consecutive parts of those. So the samples of a step, and their order, are
-//! the same on any number of ranks.
+//! The global batch of a step is a range of consecutive positions. Each rank has a contiguous part of it,
+//! and each micro-batch a contiguous part of that. So the samples of a step and their order are the same on
+//! any number of ranks.
 
 use std::ops::Range;
 
 use crate::DataError;
 
-/// Divides every step's positions over ranks and micro-batches.
+/// Divides the positions of every step over ranks and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
     local: u64,
@@ -18,7 +18,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Steps of `global_batch` samples, divided over `num_ranks` data-parallel ranks with
+    /// A sampler for steps of `global_batch` samples, on `num_ranks` data-parallel ranks with
     /// `num_microbatches` each.
     pub fn new(
         global_batch: usize,
@@ -41,8 +41,8 @@ impl Sampler {
         })
     }
 
-    /// The same with step 0 at position `first`: for a run that goes on after so many samples,
-    /// perhaps with another batch.
+    /// This sampler with step 0 at position `first`, for a run that resumes after `first` samples, possibly
+    /// with another global batch size.
     pub fn starting_at(self, first: u64) -> Sampler {
         Sampler { first, ..self }
     }
@@ -71,7 +71,7 @@ impl Sampler {
     ) -> Result<Range<u64>, DataError> {
         if microbatch >= self.num_microbatches || rank >= self.num_ranks {
             return Err(DataError::Setting(format!(
-                "there is no micro-batch {microbatch} on rank {rank}: there are {} micro-batches \
+                "micro-batch {microbatch} on rank {rank} is out of range: the sampler has {} micro-batches \
                  and {} ranks",
                 self.num_microbatches, self.num_ranks
             )));
@@ -83,7 +83,7 @@ impl Sampler {
         match start.and_then(|start| Some(start..start.checked_add(self.local)?)) {
             Some(positions) => Ok(positions),
             None => Err(DataError::Setting(format!(
-                "step {step} of {} samples lies beyond what can be counted",
+                "step {step} with a global batch size of {} overflows the 64-bit sample counter",
                 self.global_batch()
             ))),
         }
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_and_microbatches_together_are_the_global_batch_in_order(
+        fn ranks_and_microbatches_cover_the_global_batch_in_order(
             local in 1usize..6,
             ranks in 1usize..9,
             microbatches in 1usize..5,
@@ -120,17 +120,17 @@ mod tests {
             batch in 1usize..,
             parts in (1usize..9, 1usize..9),
             step: u64,
-            place in (0u64..9, 0u64..9),
+            indices in (0u64..9, 0u64..9),
             first: u64,
         ) {
             if let Ok(sampler) = Sampler::new(batch, parts.0, parts.1) {
-                let _ = sampler.starting_at(first).positions(step, place.0, place.1);
+                let _ = sampler.starting_at(first).positions(step, indices.0, indices.1);
             }
         }
     }
 
     #[test]
-    fn uneven_divisions_are_refused() {
+    fn indivisible_batches_are_rejected() {
         let message = Sampler::new(10, 2, 2).unwrap_err().to_string();
         assert!(message.ends_with("use a multiple of 4"), "{message}");
         assert!(Sampler::new(0, 1, 1).is_err());

@@ -1,31 +1,31 @@
-//! What a dataset is: sample number i.
+//! The dataset interface: random access to samples by index.
 
 use crate::DataError;
 
-/// Width and height of the images that models here read.
+/// Width and height of images.
 pub const IMAGE_SIDE: usize = 28;
 
-/// One sample, in plain Rust.
+/// One sample of a dataset.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {
-    /// A sequence, and for each of its tokens the one that follows.
+    /// A token sequence and, for each token, the next one.
     Tokens {
-        /// What the model reads.
+        /// Input tokens of the model.
         inputs: Vec<i64>,
-        /// What it should say; as many as inputs.
+        /// The next token of each input.
         targets: Vec<i64>,
     },
-    /// A grey image of [`IMAGE_SIDE`] squared pixels, and what it shows.
+    /// A grayscale image of [`IMAGE_SIDE`] × [`IMAGE_SIDE`] pixels with a label.
     Image {
-        /// Row by row, from 0 to 1.
+        /// Pixel values from 0 to 1, row by row.
         pixels: Vec<f32>,
-        /// The class.
+        /// The class of the image.
         label: i64,
     },
 }
 
 impl Sample {
-    /// Inputs and targets out of a sequence: the targets are one ahead.
+    /// Splits a sequence into inputs and targets, which are shifted by one.
     pub(crate) fn from_sequence(sequence: &[i64]) -> Sample {
         let inputs = &sequence[..sequence.len().saturating_sub(1)];
         let targets = sequence.get(1..).unwrap_or_default();
@@ -36,24 +36,25 @@ impl Sample {
     }
 }
 
-/// A dataset that can be asked for any sample, from any thread.
+/// A map-style dataset: any thread can read any sample.
 pub trait Source: Send + Sync {
-    /// How many samples there are; `None` if they never end.
+    /// The number of samples; `None` for an endless source.
     fn len(&self) -> Option<u64>;
 
-    /// Sample number `index`, counted from 0.
+    /// The sample at `index`, counted from 0.
     fn sample(&self, index: u64) -> Result<Sample, DataError>;
 
-    /// Whether there is no sample at all.
+    /// Whether the source has no samples.
     fn is_empty(&self) -> bool {
         self.len() == Some(0)
     }
 }
 
-/// Refuses an index beyond the end.
+/// Returns an error if the index is out of range.
 pub(crate) fn check_index(index: u64, len: u64) -> Result<(), DataError> {
-    match index < len {
-        true => Ok(()),
-        false => Err(DataError::OutOfRange { index, len }),
+    if index < len {
+        Ok(())
+    } else {
+        Err(DataError::OutOfRange { index, len })
     }
 }

@@ -1,10 +1,10 @@
-//! The micro-batches of one step, read one after the other.
+//! The micro-batches of one step, loaded synchronously.
 
 use tch::Device;
 
 use crate::{Batch, DataError, Sampler, Source, collate};
 
-/// What `rank` computes in `step`, without a loader's threads: for tests and measurements.
+/// The micro-batches of `rank` in `step`, loaded without threads, for tests and benchmarks.
 pub fn step_batches(
     source: &dyn Source,
     sampler: &Sampler,

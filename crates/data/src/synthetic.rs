@@ -1,8 +1,8 @@
-//! Samples made from the seed: endless, equal on every machine, and cheap.
+//! Synthetic datasets: endless, reproducible on every host, and cheap.
 //!
-//! A generator is started for each sample from its number and the seed, so any sample can be had
-//! without the ones before it. Tokens follow a rule that a model can learn three times out of four;
-//! images are noise. All arithmetic wraps modulo 2^64.
+//! The random generator of each sample is seeded from its index and the seed, so that any sample can be
+//! generated independently. Three of four tokens follow a rule that a model can learn; images are noise.
+//! All arithmetic wraps modulo 2^64.
 
 use crate::source::{IMAGE_SIDE, Sample, Source};
 use crate::{DataError, order::mix};
@@ -10,7 +10,7 @@ use crate::{DataError, order::mix};
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 const NUM_CLASSES: u64 = 10;
 
-/// Knuth's MMIX generator, started far apart for different samples.
+/// Knuth's MMIX linear congruential generator, seeded per sample.
 struct Generator(u64);
 
 impl Generator {
@@ -26,7 +26,7 @@ impl Generator {
     }
 }
 
-/// Sequences in which each token follows from the last, one in four at random.
+/// Token sequences in which three of four tokens follow from the previous one; the others are random.
 #[derive(Clone, Debug)]
 pub struct SyntheticTokens {
     seq_len: usize,
@@ -39,8 +39,8 @@ impl SyntheticTokens {
     pub fn new(seq_len: usize, vocab_size: usize, seed: u64) -> Result<Self, DataError> {
         if seq_len == 0 || vocab_size == 0 {
             return Err(DataError::Setting(format!(
-                "synthetic tokens need at least one token and one position, not a vocabulary of \
-                 {vocab_size} and a length of {seq_len}"
+                "synthetic tokens need a vocabulary size and a sequence length of at least 1, not \
+                 {vocab_size} and {seq_len}"
             )));
         }
         Ok(SyntheticTokens {
@@ -78,14 +78,14 @@ impl Source for SyntheticTokens {
     }
 }
 
-/// Images of noise with random labels: for speed and correctness, not for learning.
+/// Noise images with random labels, for benchmarks and tests.
 #[derive(Clone, Debug)]
 pub struct SyntheticImages {
     seed: u64,
 }
 
 impl SyntheticImages {
-    /// Images that depend on `seed` and their number.
+    /// Images that are generated from `seed` and their index.
     pub fn new(seed: u64) -> Self {
         SyntheticImages { seed }
     }
@@ -98,7 +98,7 @@ impl Source for SyntheticImages {
 
     fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let mut generator = Generator::of(index, self.seed);
-        // 24 random bits are exactly what a float32 below 1 can hold.
+        // 24 random bits are represented exactly by a float32 below 1.
         let mut pixel = || (generator.next() >> 40) as f32 / (1u32 << 24) as f32;
         let pixels = (0..IMAGE_SIDE * IMAGE_SIDE).map(|_| pixel()).collect();
         let label = ((generator.next() >> 33) % NUM_CLASSES) as i64;
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_those_of_the_pytorch_peers() {
+    fn tokens_equal_those_of_the_pytorch_benchmarks() {
         let source = SyntheticTokens::new(8, 1024, 1).unwrap();
         let expected = [828, 248, 223, 98, 497, 444, 179, 902, 421];
         assert_eq!(source.sequence(0), expected);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_those_of_the_pytorch_peers() {
+    fn images_equal_those_of_the_pytorch_benchmarks() {
         let source = SyntheticImages::new(7);
         let values = (0..4).flat_map(|index| match source.sample(index).unwrap() {
             Sample::Image { pixels, label } => {
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn the_last_index_is_as_good_as_the_first() {
+    fn the_largest_index_is_valid() {
         let source = SyntheticTokens::new(3, 10, u64::MAX).unwrap();
         assert_eq!(source.sequence(u64::MAX).len(), 4);
     }
 
     #[test]
-    fn an_empty_vocabulary_is_refused() {
+    fn an_empty_vocabulary_is_rejected() {
         assert!(SyntheticTokens::new(8, 0, 1).is_err());
         assert!(SyntheticTokens::new(0, 8, 1).is_err());
     }

@@ -1,88 +1,87 @@
-//! Token files: one long text, already turned into numbers, in one file or in a folder of them.
+//! Tokenized datasets: one file, or a directory of shards.
 //!
-//! `trainyard data prepare` writes them; `trainyard-text` says what they look like.
+//! `trainyard data prepare` writes them; the crate `trainyard-tokenize` defines the file format.
 //!
-//! Samples are read where they lie, with positional reads. Mapping the file into memory would save
-//! a copy of a few kilobytes per sample, but it is unsafe (a file that shrinks kills the process),
-//! and the system's page cache serves both alike.
+//! Samples are read with positional reads. Memory-mapping would save a copy of a few kilobytes per sample,
+//! but it is unsafe (a file that shrinks kills the process), and both use the page cache.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use trainyard_text::{HEADER, INDEX, Index, Width, header, read_header};
+use trainyard_tokenize::{HEADER_BYTES, INDEX_FILE, Index, Width, header, read_header};
 
 use crate::DataError;
 use crate::source::{Sample, Source, check_index};
 
-/// A token file, or a folder of them as one text, cut into sequences of one length.
+/// A tokenized dataset, split into sequences of equal length.
 #[derive(Debug)]
 pub struct TokenFile {
-    parts: Vec<Part>,
+    shards: Vec<Shard>,
     num_tokens: u64,
     seq_len: u64,
 }
 
 impl TokenFile {
-    /// Opens a token file, or a folder that `data prepare` made, whose samples have `seq_len` tokens
-    /// below `vocab_size`.
+    /// Opens a token file, or a directory of shards that `data prepare` wrote. Samples have `seq_len` tokens,
+    /// all below `vocab_size`.
     pub fn open(
         path: impl AsRef<Path>,
         seq_len: usize,
         vocab_size: usize,
     ) -> Result<TokenFile, DataError> {
         let path = path.as_ref();
-        let mut parts = Vec::new();
+        let mut shards = Vec::new();
         let mut num_tokens = 0;
         for path in files(path)? {
-            let part = Part::open(&path, num_tokens, vocab_size as u64)?;
-            num_tokens += part.num_tokens;
-            parts.push(part);
+            let shard = Shard::open(&path, num_tokens, vocab_size as u64)?;
+            num_tokens += shard.num_tokens;
+            shards.push(shard);
         }
         if seq_len == 0 || num_tokens <= seq_len as u64 {
             return Err(DataError::format(
                 path,
                 format!(
-                    "{num_tokens} tokens hold no sequence of {seq_len} tokens and the one that follows"
+                    "{num_tokens} tokens are too few for one sequence of {seq_len} tokens and its last target"
                 ),
             ));
         }
         Ok(TokenFile {
-            parts,
+            shards,
             num_tokens,
             seq_len: seq_len as u64,
         })
     }
 
-    /// How many tokens there are.
+    /// The number of tokens in all shards.
     pub fn num_tokens(&self) -> u64 {
         self.num_tokens
     }
 
-    /// Tokens of the text, from whichever files have them.
+    /// Reads a range of tokens, which may span several shards.
     fn read(&self, first: u64, number: u64) -> Result<Vec<i64>, DataError> {
         let mut tokens = Vec::with_capacity(number as usize);
         let end = first + number;
-        let from = self.parts.partition_point(|part| part.end() <= first);
-        for part in self.parts[from..]
+        let from = self.shards.partition_point(|shard| shard.end() <= first);
+        for shard in self.shards[from..]
             .iter()
-            .take_while(|part| part.first < end)
+            .take_while(|shard| shard.first < end)
         {
-            let start = first.max(part.first);
-            let count = end.min(part.end()) - start;
-            tokens.extend(part.read(start - part.first, count)?);
+            let start = first.max(shard.first);
+            let count = end.min(shard.end()) - start;
+            tokens.extend(shard.read(start - shard.first, count)?);
         }
         Ok(tokens)
     }
 }
 
-/// The files of a text, in order.
+/// The shard files of a dataset, in order.
 fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let index = path.join(INDEX);
+    let index = path.join(INDEX_FILE);
     let text = fs::read(&index).map_err(|error| DataError::io(&index, error))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| DataError::format(&index, error.to_string()))?;
@@ -90,31 +89,33 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files.map(|shard| path.join(shard.file)).collect())
 }
 
-/// One file.
+/// One shard: a token file.
 #[derive(Debug)]
-struct Part {
+struct Shard {
     file: File,
     path: PathBuf,
     width: Width,
     num_tokens: u64,
-    /// Which token of the text its first one is.
+    /// Index of its first token in the dataset.
     first: u64,
     vocab_size: u64,
 }
 
-impl Part {
-    fn open(path: &Path, first: u64, vocab_size: u64) -> Result<Part, DataError> {
+impl Shard {
+    fn open(path: &Path, first: u64, vocab_size: u64) -> Result<Shard, DataError> {
         let io = |error| DataError::io(path, error);
-        let refuse = |reason: String| DataError::format(path, reason);
+        let invalid = |reason: String| DataError::format(path, reason);
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
-        if size < HEADER {
-            return Err(refuse(format!("{size} bytes are too few for a token file")));
+        if size < HEADER_BYTES {
+            return Err(invalid(format!(
+                "{size} bytes are too few for a token file"
+            )));
         }
-        let mut header = [0; HEADER as usize];
+        let mut header = [0; HEADER_BYTES as usize];
         file.read_exact_at(&mut header, 0).map_err(io)?;
-        let (width, num_tokens) = read_header(&header, size).map_err(refuse)?;
-        Ok(Part {
+        let (width, num_tokens) = read_header(&header, size).map_err(invalid)?;
+        Ok(Shard {
             file,
             path: path.to_owned(),
             width,
@@ -131,7 +132,7 @@ impl Part {
     fn read(&self, first: u64, number: u64) -> Result<Vec<i64>, DataError> {
         let mut bytes = vec![0; (number * self.width.bytes()) as usize];
         self.file
-            .read_exact_at(&mut bytes, HEADER + first * self.width.bytes())
+            .read_exact_at(&mut bytes, HEADER_BYTES + first * self.width.bytes())
             .map_err(|error| DataError::io(&self.path, error))?;
         let tokens = self.width.decode(&bytes);
         match tokens
@@ -142,8 +143,8 @@ impl Part {
             Some(position) => Err(DataError::format(
                 &self.path,
                 format!(
-                    "token {} is {}, but the vocabulary ends at {}: set model.vocab_size to the \
-                     tokenizer's",
+                    "token {} is {}, but the vocabulary size is {}: set model.vocab_size to that of the \
+                     tokenizer",
                     first + position as u64,
                     tokens[position],
                     self.vocab_size
@@ -154,7 +155,7 @@ impl Part {
 }
 
 impl Source for TokenFile {
-    /// Neighbouring samples share one token: the last target of one is the first input of the next.
+    /// Consecutive samples share one token: the last target of one is the first input of the next.
     fn len(&self) -> Option<u64> {
         Some((self.num_tokens - 1) / self.seq_len)
     }
@@ -199,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn written_tokens_are_read_back(
             tokens in prop::collection::vec(0u32..200_000, 2..60),
             seq_len in 1usize..10,
         ) {
@@ -209,15 +210,15 @@ mod tests {
             let number = source.len().unwrap() as usize;
             prop_assert_eq!(number, (tokens.len() - 1) / seq_len);
             for index in 0..number {
-                let part = &tokens[index * seq_len..=(index + 1) * seq_len];
-                let part: Vec<_> = part.iter().map(|&token| i64::from(token)).collect();
-                prop_assert_eq!(source.sample(index as u64).unwrap(), Sample::from_sequence(&part));
+                let sequence = &tokens[index * seq_len..=(index + 1) * seq_len];
+                let sequence: Vec<_> = sequence.iter().map(|&token| i64::from(token)).collect();
+                prop_assert_eq!(source.sample(index as u64).unwrap(), Sample::from_sequence(&sequence));
             }
             prop_assert!(source.sample(number as u64).is_err());
         }
 
         #[test]
-        fn headers_at_random_never_panic(mut header: [u8; 24], magic: bool, size: u64) {
+        fn random_headers_never_panic(mut header: [u8; 24], magic: bool, size: u64) {
             if magic {
                 header[..8].copy_from_slice(b"TYTOKENS");
             }
@@ -238,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_refused() {
-        let refusal = |bytes: &[u8]| {
+    fn invalid_files_are_rejected() {
+        let error = |bytes: &[u8]| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), bytes).unwrap();
             TokenFile::open(file.path(), 2, 100)
@@ -252,16 +253,16 @@ mod tests {
             bytes[at] = byte;
             bytes
         };
-        assert!(refusal(&good[..10]).contains("too few"));
-        assert!(refusal(&good[..30]).contains("cut off"));
-        assert!(refusal(&patched(0, b'X')).contains("TYTOKENS"));
-        assert!(refusal(&patched(8, 2)).contains("version 2"));
-        assert!(refusal(&patched(12, 3)).contains("tokens of 3 bytes"));
-        assert!(refusal(&patched(23, 255)).contains("promises"));
+        assert!(error(&good[..10]).contains("too few"));
+        assert!(error(&good[..30]).contains("truncated"));
+        assert!(error(&patched(0, b'X')).contains("TYTOKENS"));
+        assert!(error(&patched(8, 2)).contains("version 2"));
+        assert!(error(&patched(12, 3)).contains("tokens of 3 bytes"));
+        assert!(error(&patched(23, 255)).contains("declares"));
     }
 
     #[test]
-    fn tokens_beyond_the_vocabulary_and_short_files_are_refused() {
+    fn tokens_beyond_the_vocabulary_and_short_files_are_rejected() {
         let file = written(&[1, 2, 300]);
         let source = TokenFile::open(file.path(), 2, 300).unwrap();
         let message = source.sample(0).unwrap_err().to_string();
@@ -270,7 +271,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            message.contains("3 tokens hold no sequence of 3"),
+            message.contains("3 tokens are too few for one sequence of 3"),
             "{message}"
         );
     }

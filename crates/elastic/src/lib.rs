@@ -1,61 +1,24 @@
-//! Starting the ranks of a job, watching them, and ending them together.
+//! The elastic agent: one per node of an elastic run, as in torchelastic.
 //!
-//! A job on one machine is N processes of one program. They start together with torchrun's
-//! environment, their output comes out line by line with the rank in front, and they end
-//! together: the first that fails is recorded and named first, the rest are told to end and then
-//! made to. A rank that hangs is found by its pulse, and killed as if it had died. Whatever dies, the
-//! launcher included, no process stays behind.
+//! An agent joins a run through a [rendezvous](trainyard_rendezvous), starts the workers of its node with the ranks
+//! it is assigned, supervises them, and stops them when their world is broken. It also serves the workers' TCPStore
+//! ([`TcpStoreServer`]) if the rendezvous chose its node for that, so that the exit of a worker never takes the store
+//! away.
 //!
-//! ```no_run
-//! use trainyard_elastic::{Job, launch, worker};
-//!
-//! fn main() -> std::process::ExitCode {
-//!     // Workers are started through the program itself; this is where they turn into PROGRAM.
-//!     if let Some(code) = worker::intercept() {
-//!         return code;
-//!     }
-//!     match launch(&Job::new("python3", 2).args(["-u", "train.py"])) {
-//!         Ok(outcome) => {
-//!             if let Some(report) = outcome.report() {
-//!                 eprintln!("{report}");
-//!             }
-//!             std::process::ExitCode::from(outcome.exit_code())
-//!         }
-//!         Err(error) => {
-//!             eprintln!("error: {error}");
-//!             std::process::ExitCode::FAILURE
-//!         }
-//!     }
-//! }
-//! ```
+//! A pure state machine ([`State::on_event`]) decides what the agent does next; the loop that acts ([`run_agent`])
+//! decides nothing. The same loop renews the agent's lease, so an agent that hangs loses its membership.
 
-mod board;
-mod crew;
-mod environment;
+mod agent;
 mod error;
-mod job;
-mod keeper;
-mod launch;
-mod line;
-mod output;
-mod patience;
-mod phase;
-mod program;
-mod report;
-mod signals;
-mod slow;
-mod vigil;
-pub mod worker;
-mod workers;
+mod heartbeat_exchange;
+mod rendezvous_config;
+mod rendezvous_handle;
+mod state;
+mod store;
 
-pub use board::{Notice, notices};
-pub use environment::{EPOCH, FULL_WORLD_SIZE, LEAST_WORLD_SIZE, Master, environment};
-pub use error::LaunchError;
-pub use job::{Console, Job, Output, Ranks};
-pub use launch::launch;
-pub use patience::{Blame, Patience};
-pub use program::find_program;
-pub use report::{End, How, Outcome};
-pub use signals::Signals;
-pub use slow::{Slow, slow};
-pub use workers::Workers;
+pub use agent::{AgentConfig, AgentOutcome, run_agent};
+pub use error::AgentError;
+pub use heartbeat_exchange::peer_heartbeats;
+pub use rendezvous_config::RendezvousConfig;
+pub use state::{Action, AgentExit, Event, GracePeriods, State};
+pub use store::TcpStoreServer;

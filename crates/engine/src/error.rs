@@ -1,8 +1,8 @@
-//! Why a command failed.
+//! Errors of engine commands.
 
 use std::path::PathBuf;
 
-/// Result of a command.
+/// The result type of a command.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 /// Why a command failed.
@@ -11,26 +11,26 @@ pub enum EngineError {
     /// Training failed.
     #[error(transparent)]
     Train(#[from] trainyard_train::TrainError),
-    /// Ranks could not be started, or one failed.
+    /// The launcher could not start the ranks.
     #[error(transparent)]
-    Launch(#[from] trainyard_elastic::LaunchError),
-    /// A rank failed; the report names it.
+    Launch(#[from] trainyard_launcher::LaunchError),
+    /// A rank failed; the message names it.
     #[error("{0}")]
     Rank(String),
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A result of another process made no sense.
-    #[error("cannot read {what}: {reason}")]
+    /// A file of another rank cannot be parsed, or a trace cannot be written.
+    #[error("cannot read or write {what}: {reason}")]
     Unreadable {
-        /// Which result.
+        /// The path of the file.
         what: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

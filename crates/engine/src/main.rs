@@ -1,12 +1,12 @@
-//! `trainyard-engine`: everything that needs tensors.
+//! `trainyard-engine`: the commands that need libtorch, and the worker process of a training job.
 //!
-//! Nobody types this name: `trainyard` hands over to it. It is a program of its own so that the
-//! launcher, which is on every machine for the whole life of a job, holds no libtorch.
+//! Users do not call it: `trainyard` executes it with the same arguments. It is a separate program so that
+//! the launcher, which runs on every node during the whole job, does not load libtorch.
 
 mod command;
 mod error;
+mod matmuls;
 mod measure;
-mod products;
 mod ranks;
 mod verify;
 
@@ -16,7 +16,7 @@ use clap::Parser;
 
 use crate::command::Command;
 
-/// Trains, dry-runs, verifies and measures. Started by `trainyard`.
+/// Train, dry-run, verify and benchmark models. Executed by `trainyard`.
 #[derive(Debug, Parser)]
 #[command(name = "trainyard", version)]
 struct Cli {
@@ -25,7 +25,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = trainyard_elastic::worker::intercept() {
+    if let Some(code) = trainyard_launcher::worker::intercept() {
         return code;
     }
     trainyard_torch::memory::use_huge_pages();

@@ -1,13 +1,13 @@
-//! What the system knows of this process: memory, CPU time. And order statistics.
+//! Memory and CPU time of this process, and quantiles.
 
 use std::fs;
 
-/// Resident memory now, in bytes.
+/// Current resident set size, in bytes.
 pub fn resident_bytes() -> u64 {
     status_field("VmRSS:")
 }
 
-/// The most memory that was ever resident, in bytes.
+/// Peak resident set size, in bytes.
 pub fn peak_resident_bytes() -> u64 {
     status_field("VmHWM:")
 }
@@ -21,10 +21,10 @@ fn status_field(name: &str) -> u64 {
 
 /// User and system time of all threads so far, in seconds.
 pub fn cpu_seconds() -> f64 {
-    // The kernel counts in ticks of 1/100 s here, on every Linux there is.
+    // `USER_HZ` is 100 on x86-64 and AArch64.
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The program's name may hold spaces; the fields are counted after its closing bracket.
+    // The program name may contain spaces, so fields are counted after its closing parenthesis.
     let fields = stat
         .rsplit(')')
         .next()
@@ -38,7 +38,7 @@ pub fn cpu_seconds() -> f64 {
     ticks / TICKS_PER_SECOND
 }
 
-/// Linear interpolation between order statistics.
+/// A quantile, with linear interpolation between order statistics.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

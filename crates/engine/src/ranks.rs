@@ -1,56 +1,57 @@
-//! Starting ranks of this very program on this machine, and joining them.
+//! Starts ranks of this program on this host, and joins the world of a rank.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use trainyard_config::{Backend as Named, Config};
-use trainyard_elastic::{Console, Job, launch};
+use trainyard_launcher::{Console, Job, launch};
 use trainyard_mesh::Mesh;
 use trainyard_torch::{Backend, Rendezvous, World};
 use trainyard_trace::Ledger;
 
 use crate::error::{EngineError, Result};
 
-/// Runs `trainyard-engine ARGS` on `nproc` ranks and waits for all of them.
+/// Runs `trainyard-engine ARGS` on `nproc` local ranks and waits for all of them.
 pub fn run_locally(nproc: usize, args: &[OsString], console: Console) -> Result<()> {
     let engine = std::env::current_exe().map_err(|source| EngineError::Io {
         path: "trainyard-engine".into(),
         source,
     })?;
     let mut job = Job::new(&engine, nproc).args(args).console(console);
-    // Whoever started this waits for it.
+    // These commands run in the foreground: the user can stop a hung one.
     job.hang_timeout = None;
-    // The front door starts faster than this program; use it where it is.
-    let front_door = engine.with_file_name("trainyard");
-    if front_door.is_file() {
-        job = job.trampoline(front_door);
+    // `trainyard` starts faster than this program because it does not load libtorch.
+    let cli = engine.with_file_name("trainyard");
+    if cli.is_file() {
+        job = job.trampoline(cli);
     }
     let outcome = launch(&job)?;
-    match outcome.is_success() {
-        true => Ok(()),
-        false => Err(EngineError::Rank(
+    if outcome.is_success() {
+        Ok(())
+    } else {
+        Err(EngineError::Rank(
             outcome
                 .report()
                 .unwrap_or_else(|| "a rank failed".to_owned()),
-        )),
+        ))
     }
 }
 
-/// This rank's world, as the launcher's environment says.
+/// Joins the world that the environment of the launcher describes, with the mesh of the config.
 pub fn join(config: &Config, ledger: impl FnOnce(usize) -> Ledger) -> Result<World> {
     let at = Rendezvous::from_env(Duration::from_secs(config.comm.init_timeout_seconds))?;
     let mesh = config.mesh(at.world_size)?;
     join_mesh(mesh, backend(config), &at, ledger)
 }
 
-/// The same for a mesh of its own.
+/// As [`join`], with a given mesh and backend.
 pub fn join_mesh(
     mesh: Mesh,
     backend: Backend,
     at: &Rendezvous,
     ledger: impl FnOnce(usize) -> Ledger,
 ) -> Result<World> {
-    // One thread per rank unless told: ranks share the machine.
+    // One thread per rank unless `OMP_NUM_THREADS` is set, because ranks share the cores of the host.
     if std::env::var_os("OMP_NUM_THREADS").is_none() && at.world_size > 1 {
         tch::set_num_threads(1);
     }

@@ -1,10 +1,10 @@
-//! The five directions in which ranks are laid out, the two in which experts are, and sets of them.
+//! Mesh axes: the five dimensions along which ranks are laid out, the two of expert parallelism, and sets of axes.
 //!
-//! An axis is a reason to have several ranks. Their order is the mesh's order, outermost first:
-//! neighbours along `tp` are neighbouring ranks, so the chattiest axis stays inside a machine.
+//! Axes are ordered outermost first. Neighbors along `tp` are consecutive ranks, so the axis that communicates
+//! most stays inside a node.
 //!
-//! Experts count the ranks of `dp_shard`, `cp` and `tp` in another way: as `efsdp` times `ep`. So those
-//! are axes too, of groups and of layouts; a set has axes of one way of counting or of the other.
+//! Expert parameters view the ranks of `dp_shard`, `cp` and `tp` as a second grid, `efsdp` times `ep`. A set
+//! therefore uses either the dense axes or the expert axes, never both.
 
 use std::{fmt, str::FromStr};
 
@@ -12,37 +12,37 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::MeshError;
 
-/// One direction of the mesh, outermost first.
+/// One dimension of the device mesh, outermost first.
 #[derive(
     Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, Debug, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Pipeline: ranks hold different layers.
+    /// Pipeline parallel: ranks hold different layers.
     Pp,
-    /// Data, replicated: ranks hold the same and see different samples.
+    /// Replicated data parallel: ranks hold the same parameters and process different samples.
     DpReplicate,
-    /// Data, sharded: ranks share what one replica holds and see different samples.
+    /// Sharded data parallel: ranks shard the states of one replica and process different samples.
     DpShard,
-    /// Context: ranks see different parts of each sequence.
+    /// Context parallel: ranks process different positions of each sequence.
     Cp,
-    /// Tensor: ranks compute different parts of each layer.
+    /// Tensor parallel: ranks compute different shards of each layer.
     Tp,
-    /// Of the ranks that have the same experts: they share what one copy of those holds. Laid, with
-    /// `ep` inside, over `dp_shard`, `cp` and `tp`.
+    /// Expert FSDP: ranks hold the same experts and shard their states. Together with `ep` inside it, it covers
+    /// the ranks of `dp_shard`, `cp` and `tp`.
     Efsdp,
-    /// Experts: ranks have different ones of each layer.
+    /// Expert parallel: ranks hold different experts of each layer.
     Ep,
 }
 
 impl Axis {
-    /// How many axes a rank's place has.
+    /// Number of axes that determine a rank.
     pub const COUNT: usize = 5;
 
-    /// How many there are with those of experts.
-    pub(crate) const EVERY_COUNT: usize = 7;
+    /// Number of axes, the two of expert parallelism included.
+    pub(crate) const COUNT_WITH_EXPERT: usize = 7;
 
-    /// The axes that together say where a rank stands, outermost first.
+    /// The axes whose coordinates determine a rank, outermost first.
     pub const ALL: [Axis; Axis::COUNT] = [
         Axis::Pp,
         Axis::DpReplicate,
@@ -51,8 +51,8 @@ impl Axis {
         Axis::Tp,
     ];
 
-    /// Those of experts too; inner ones come later.
-    pub(crate) const EVERY: [Axis; Axis::EVERY_COUNT] = [
+    /// All axes, the two of expert parallelism included, outermost first.
+    pub(crate) const ALL_WITH_EXPERT: [Axis; Axis::COUNT_WITH_EXPERT] = [
         Axis::Pp,
         Axis::DpReplicate,
         Axis::DpShard,
@@ -62,7 +62,7 @@ impl Axis {
         Axis::Ep,
     ];
 
-    /// The name that configs use.
+    /// The name of the axis in config files.
     pub const fn name(self) -> &'static str {
         match self {
             Axis::Pp => "pp",
@@ -90,7 +90,7 @@ impl FromStr for Axis {
     type Err = MeshError;
 
     fn from_str(name: &str) -> Result<Axis, MeshError> {
-        Axis::EVERY
+        Axis::ALL_WITH_EXPERT
             .into_iter()
             .find(|axis| axis.name() == name)
             .ok_or_else(|| MeshError::UnknownAxis {
@@ -99,41 +99,41 @@ impl FromStr for Axis {
     }
 }
 
-/// Some of the axes: those along which the ranks of a group differ.
+/// A set of axes: those along which the ranks of a process group differ.
 ///
-/// Written `dp_shard+cp`; all axes are `world`, none is `self`.
+/// Its text form is `dp_shard+cp`; the set of all axes is `world`, the empty set is `self`.
 #[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, Debug, Default)]
 pub struct AxisSet(u8);
 
 impl AxisSet {
-    /// No axis: a rank and nobody else.
+    /// No axis: a group of one rank.
     pub const EMPTY: AxisSet = AxisSet(0);
 
-    /// Every axis of a rank's place: the world.
+    /// All dense axes: the world.
     pub const ALL: AxisSet = AxisSet((1 << Axis::COUNT) - 1);
 
-    /// What experts are laid over: the innermost axes, so that their ranks are consecutive.
+    /// The axes that expert parallelism re-divides: the innermost ones, so that expert groups are consecutive ranks.
     pub(crate) const INNER: AxisSet =
         AxisSet((1 << Axis::DpShard.index()) | (1 << Axis::Cp.index()) | (1 << Axis::Tp.index()));
 
-    /// How experts count the ranks of those.
+    /// The axes of expert parallelism, which cover the same ranks as `INNER`.
     pub(crate) const EXPERT: AxisSet =
         AxisSet((1 << Axis::Efsdp.index()) | (1 << Axis::Ep.index()));
 
-    /// All axes of the way of counting that this set is of.
-    pub(crate) const fn system(self) -> AxisSet {
+    /// All axes of the grid that this set belongs to: the dense grid or the expert grid.
+    pub(crate) const fn basis(self) -> AxisSet {
         match self.0 & AxisSet::EXPERT.0 {
             0 => AxisSet::ALL,
             _ => AxisSet((AxisSet::ALL.0 & !AxisSet::INNER.0) | AxisSet::EXPERT.0),
         }
     }
 
-    /// Whether the axes are of both ways of counting, so that no group runs along them.
+    /// Whether the set mixes axes of the dense and of the expert grid, so that it defines no group.
     pub(crate) const fn is_mixed(self) -> bool {
-        self.0 & !self.system().0 != 0
+        self.0 & !self.basis().0 != 0
     }
 
-    /// The set of these axes.
+    /// Builds a set of the given axes.
     pub fn of(axes: impl IntoIterator<Item = Axis>) -> AxisSet {
         axes.into_iter().collect()
     }
@@ -143,7 +143,7 @@ impl AxisSet {
         self.0 & (1 << axis.index()) != 0
     }
 
-    /// Whether the set holds no axis.
+    /// Whether the set has no axis.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -158,15 +158,15 @@ impl AxisSet {
         AxisSet(self.0 & other.0)
     }
 
-    /// The axes that are not in the set: of all ranks' places, or of experts' where the set has one of
-    /// theirs.
+    /// The axes that are not in the set, within the dense grid, or within the expert grid if the set has an
+    /// expert axis.
     pub const fn complement(self) -> AxisSet {
-        AxisSet(!self.0 & self.system().0)
+        AxisSet(!self.0 & self.basis().0)
     }
 
     /// The axes of the set, outermost first.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = Axis> + Clone {
-        Axis::EVERY
+        Axis::ALL_WITH_EXPERT
             .into_iter()
             .filter(move |&axis| self.contains(axis))
     }
@@ -231,8 +231,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
-        for axis in Axis::EVERY {
+    fn names_round_trip() {
+        for axis in Axis::ALL_WITH_EXPERT {
             assert_eq!(axis.name().parse(), Ok(axis));
             let json = serde_json::to_string(&axis).unwrap();
             assert_eq!(json, format!("\"{axis}\""));
@@ -240,7 +240,7 @@ mod tests {
         }
         let error = "dp".parse::<Axis>().unwrap_err();
         assert!(
-            error.to_string().contains("`dp` is no mesh axis"),
+            error.to_string().contains("`dp` is not a mesh axis"),
             "{error}"
         );
     }
@@ -258,13 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn experts_count_the_inner_ranks_in_their_own_way() {
+    fn expert_axes_form_a_grid_of_their_own() {
         let set = AxisSet::of([Axis::Ep, Axis::DpReplicate]);
         assert_eq!(set.to_string(), "dp_replicate+ep");
         assert_eq!(
             set.complement(),
             AxisSet::of([Axis::Pp, Axis::Efsdp]),
-            "what is left of their way of counting"
+            "the complement stays within the expert grid"
         );
         assert!(!set.is_mixed());
         assert!(set.union(Axis::Tp.into()).is_mixed());

@@ -1,65 +1,65 @@
-//! What a mesh, a layout or a name can be refused for.
+//! Errors of meshes, layouts and their text forms.
 
 use crate::{Axis, AxisSet, Dim};
 
-/// A mesh, a rank, a layout or a name that cannot be.
+/// An invalid mesh, rank, layout or name.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MeshError {
-    /// An axis was given no ranks.
+    /// An axis has size zero.
     #[error("axis {axis} has size 0; use 1 for an axis that splits nothing")]
     EmptyAxis {
         /// The axis.
         axis: Axis,
     },
-    /// An axis was given twice.
-    #[error("axis {axis} is given twice; give each axis one size")]
+    /// An axis is listed twice.
+    #[error("axis {axis} is listed twice; list each axis once")]
     DuplicateAxis {
         /// The axis.
         axis: Axis,
     },
-    /// The product of the sizes is no machine number.
-    #[error("a mesh of {sizes:?} has more ranks than can be counted; check the axis sizes")]
+    /// The product of the sizes overflows `usize`.
+    #[error("a mesh of {sizes:?} has too many ranks; check the axis sizes")]
     TooManyRanks {
         /// The sizes, outermost first.
         sizes: Vec<usize>,
     },
-    /// Expert parallelism must divide the ranks it is laid over.
+    /// The expert parallel degree must divide the number of ranks it is laid over.
     #[error(
         "ep {ep} does not divide dp_shard*cp*tp = {over}; choose one of its divisors, at least 1"
     )]
-    ExpertsDoNotDivide {
-        /// The size asked for.
+    EpNotDivisor {
+        /// The requested expert parallel degree.
         ep: usize,
         /// The size of `dp_shard * cp * tp`.
         over: usize,
     },
-    /// The sizes of experts' axes follow from that of `ep`.
-    #[error("axis {axis} is laid over dp_shard, cp and tp; give those sizes, and ep beside them")]
-    LaidOver {
+    /// The size of an expert axis was given, although it is derived.
+    #[error("axis {axis} is derived from dp_shard, cp, tp and ep; set the sizes of those instead")]
+    DerivedAxis {
         /// The axis.
         axis: Axis,
     },
-    /// Axes that count the same ranks in two ways.
+    /// A set mixes the dense axes with the expert axes that cover the same ranks.
     #[error(
-        "{axes} counts ranks of dp_shard, cp and tp in two ways; use those axes, or efsdp and ep"
+        "{axes} mixes dense and expert axes, which cover the same ranks; use dp_shard, cp and tp, or efsdp and ep"
     )]
-    CountedTwice {
+    MixedAxes {
         /// The axes.
         axes: AxisSet,
     },
-    /// A rank beyond the mesh.
-    #[error("rank {rank} is outside the mesh of {world_size} ranks; ranks start at 0")]
-    RankOutside {
+    /// A rank is not in the mesh.
+    #[error("rank {rank} is out of range for a mesh of {world_size} ranks; ranks start at 0")]
+    RankOutOfRange {
         /// The rank.
         rank: usize,
-        /// How many ranks there are.
+        /// The number of ranks of the mesh.
         world_size: usize,
     },
-    /// A coordinate beyond its axis.
+    /// A coordinate is not on its axis.
     #[error(
-        "coordinate {coordinate} is outside axis {axis} of size {size}; coordinates start at 0"
+        "coordinate {coordinate} is out of range for axis {axis} of size {size}; coordinates start at 0"
     )]
-    CoordinateOutside {
+    CoordinateOutOfRange {
         /// The axis.
         axis: Axis,
         /// The coordinate.
@@ -67,9 +67,9 @@ pub enum MeshError {
         /// The size of the axis.
         size: usize,
     },
-    /// A shard along a dimension that the tensor lacks.
+    /// A layout shards a dimension that the tensor does not have.
     #[error("axis {axis} shards dim {dim}, but shape {shape:?} has {} dims", shape.len())]
-    DimOutside {
+    DimOutOfRange {
         /// The axis that shards.
         axis: Axis,
         /// The dimension it names.
@@ -77,43 +77,45 @@ pub enum MeshError {
         /// The tensor's shape.
         shape: Vec<usize>,
     },
-    /// A flat interval has no dimensions left to shard.
+    /// A layout shards a dimension after an inner axis flattened the tensor.
     #[error(
-        "axis {outer} shards dim {dim} of what axis {inner} has already cut flat; \
+        "axis {outer} shards dim {dim}, but inner axis {inner} already shards the tensor flat; \
          shard on axes inside {inner}, or place {outer} flat too"
     )]
-    ShardOutsideFlat {
+    ShardAfterFlat {
         /// The axis that shards.
         outer: Axis,
         /// The dimension it names.
         dim: Dim,
-        /// The axis inside it that cuts flat.
+        /// The inner axis that shards flat.
         inner: Axis,
     },
-    /// Two rows, or a row and a flat cut, for one tensor.
+    /// A layout packs a tensor into two different flat parameters, or mixes packed and flat placements.
     #[error(
-        "axis {axis} cuts flat what an axis inside it has cut in another way; place both packed in \
-         the same row, or both flat"
+        "axis {axis} shards flat in another way than an inner axis; use the same packed placement for both, \
+         or flat for both"
     )]
     MixedFlat {
         /// The outer one of the two axes.
         axis: Axis,
     },
-    /// A tensor with more elements than can be counted.
-    #[error("shape {shape:?} has more elements than can be counted; check its dims")]
+    /// The number of elements of a tensor overflows `usize`.
+    #[error("shape {shape:?} has too many elements; check its dims")]
     TooManyElements {
         /// The shape.
         shape: Vec<usize>,
     },
-    /// A name that is none of the axes.
-    #[error("`{name}` is no mesh axis; the axes are pp, dp_replicate, dp_shard, cp, tp, efsdp, ep")]
+    /// A name is not that of an axis.
+    #[error(
+        "`{name}` is not a mesh axis; the axes are pp, dp_replicate, dp_shard, cp, tp, efsdp, ep"
+    )]
     UnknownAxis {
         /// The name.
         name: String,
     },
-    /// A text that is no placement.
+    /// A text is not a placement.
     #[error(
-        "`{text}` is no placement; write replicate, shard(DIM), flat, \
+        "`{text}` is not a placement; write replicate, shard(DIM), flat, \
          packed(START,TOTAL) or partial"
     )]
     UnknownPlacement {

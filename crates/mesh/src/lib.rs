@@ -1,9 +1,9 @@
-//! Where every rank stands and what it holds.
+//! Device meshes and tensor layouts: the coordinates of every rank, and the slice of a tensor that it holds.
 //!
-//! A job's ranks form a [`Mesh`] of five named axes. Fixing some coordinates and letting the
-//! others run gives a group of ranks; saying for each axis how it treats a tensor gives a
-//! [`Layout`]; mesh, layout and rank together give the [`Slice`] of a tensor that the rank holds.
-//! All of it is arithmetic: no tables per rank, so 16,384 ranks cost what 2 cost.
+//! The ranks of a job form a [`Mesh`] of five named axes. Ranks that differ only along some axes form a process
+//! group. A [`Layout`] gives a placement per axis, as PyTorch's DTensor does; mesh, layout and rank together
+//! determine the [`Slice`] of a tensor that the rank holds. Everything is computed arithmetically, without
+//! tables per rank, so 16,384 ranks cost as much as 2.
 //!
 //! ```
 //! use trainyard_mesh::{Axis, AxisSet, Mesh};
@@ -16,7 +16,7 @@
 //! ```
 
 mod axis;
-mod chart;
+mod diagram;
 mod error;
 mod mesh;
 mod overlap;
@@ -24,7 +24,7 @@ mod placement;
 mod slice;
 
 pub use axis::{Axis, AxisSet};
-pub use chart::{Chart, Role};
+pub use diagram::{MeshDiagram, Role};
 pub use error::MeshError;
 pub use mesh::{Coordinates, Mesh};
 pub use overlap::{Overlap, overlaps};

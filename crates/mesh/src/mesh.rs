@@ -1,8 +1,7 @@
 //! Ranks as points of a grid.
 //!
-//! A rank is its coordinates read as digits, outermost axis first, so the ranks of a group in mesh
-//! order ascend. Nothing is stored but the sizes: a question about one rank costs at most the size
-//! of the group it asks for.
+//! A rank is its coordinates in row-major order, outermost axis first, so the ranks of a group are in ascending
+//! order. The mesh stores only the axis sizes; a query costs at most the size of the group it returns.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,16 +9,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser::Serialize
 
 use crate::{Axis, AxisSet, MeshError};
 
-/// The ranks of a job, laid out along five axes, with experts laid over the inner three.
+/// The ranks of a job, laid out along five axes, with expert parallelism over the inner three.
 #[derive(Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Mesh {
     sizes: [usize; Axis::COUNT],
     ep: usize,
 }
 
-/// Where a rank stands: one number per axis, those of experts too.
+/// The coordinates of a rank: one per axis, the expert axes included.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
-pub struct Coordinates([usize; Axis::EVERY_COUNT]);
+pub struct Coordinates([usize; Axis::COUNT_WITH_EXPERT]);
 
 impl Coordinates {
     /// The coordinate along `axis`.
@@ -27,7 +26,7 @@ impl Coordinates {
         self.0[axis.index()]
     }
 
-    /// The same place, but for `coordinate` along `axis`.
+    /// The same coordinates with another `coordinate` along `axis`.
     #[must_use]
     pub const fn with(mut self, axis: Axis, coordinate: usize) -> Coordinates {
         self.0[axis.index()] = coordinate;
@@ -36,7 +35,7 @@ impl Coordinates {
 }
 
 impl Mesh {
-    /// A mesh with these sizes; axes not named have size 1.
+    /// A mesh with the given sizes; other axes have size 1.
     pub fn new(sizes: &[(Axis, usize)]) -> Result<Mesh, MeshError> {
         let mut all = [1; Axis::COUNT];
         let mut seen = AxisSet::EMPTY;
@@ -45,7 +44,7 @@ impl Mesh {
                 return Err(MeshError::EmptyAxis { axis });
             }
             if AxisSet::EXPERT.contains(axis) {
-                return Err(MeshError::LaidOver { axis });
+                return Err(MeshError::DerivedAxis { axis });
             }
             if seen.contains(axis) {
                 return Err(MeshError::DuplicateAxis { axis });
@@ -69,22 +68,22 @@ impl Mesh {
         }
     }
 
-    /// The same mesh with expert parallelism of size `ep` laid over `dp_shard * cp * tp`.
+    /// The same mesh with expert parallelism of degree `ep` over the `dp_shard * cp * tp` ranks.
     pub fn with_ep(mut self, ep: usize) -> Result<Mesh, MeshError> {
         let over = self.size_of(AxisSet::INNER);
         if ep == 0 || !over.is_multiple_of(ep) {
-            return Err(MeshError::ExpertsDoNotDivide { ep, over });
+            return Err(MeshError::EpNotDivisor { ep, over });
         }
         self.ep = ep;
         Ok(self)
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// How many ranks lie along `axis`.
+    /// Number of ranks along `axis`.
     pub const fn size(&self, axis: Axis) -> usize {
         match axis {
             Axis::Ep => self.ep,
@@ -93,33 +92,33 @@ impl Mesh {
         }
     }
 
-    /// How many ranks a group along `axes` has.
+    /// Number of ranks of a group along `axes`.
     pub fn size_of(&self, axes: impl Into<AxisSet>) -> usize {
         axes.into().iter().map(|axis| self.size(axis)).product()
     }
 
-    /// How many ranks share the experts of one layer.
+    /// Expert parallel degree: the number of ranks over which the experts of a layer are sharded.
     pub const fn ep(&self) -> usize {
         self.ep
     }
 
-    /// How many ranks shard the same experts: `dp_shard * cp * tp / ep`.
+    /// Number of ranks that hold and shard the same experts: `dp_shard * cp * tp / ep`.
     pub const fn efsdp(&self) -> usize {
         let [_, _, dp_shard, cp, tp] = self.sizes;
         dp_shard * cp * tp / self.ep
     }
 
-    /// The axes with more than one rank. Groups along sets that agree on these are the same.
+    /// The axes with more than one rank. Sets that agree on these axes define the same groups.
     pub fn active(&self) -> AxisSet {
-        Axis::EVERY
+        Axis::ALL_WITH_EXPERT
             .into_iter()
             .filter(|&axis| self.size(axis) > 1)
             .collect()
     }
 
-    /// The same groups in fewest words, so that sets along which they are the same can be told: active
-    /// axes alone, and those of a rank's place where all of what experts are laid over is meant.
-    pub fn simplest(&self, axes: impl Into<AxisSet>) -> AxisSet {
+    /// The canonical set of axes with the same groups as `axes`, so that equal groups can be recognized. It has
+    /// only active axes, and dense axes instead of expert axes where both define the same groups.
+    pub fn canonical(&self, axes: impl Into<AxisSet>) -> AxisSet {
         let active = self.active();
         let axes = axes.into().intersection(active);
         let experts = AxisSet::EXPERT.intersection(active);
@@ -132,83 +131,85 @@ impl Mesh {
         }
     }
 
-    /// Where `rank` stands.
+    /// The coordinates of `rank`.
     pub fn coordinates(&self, rank: usize) -> Result<Coordinates, MeshError> {
         self.check_rank(rank)?;
-        let mut coordinates = self.place(rank, AxisSet::ALL);
-        let as_experts = self.place(rank, AxisSet::EXPERT.system());
+        let mut coordinates = self.unflatten(rank, AxisSet::ALL);
+        let as_experts = self.unflatten(rank, AxisSet::EXPERT.basis());
         for axis in AxisSet::EXPERT.iter() {
             coordinates = coordinates.with(axis, as_experts.get(axis));
         }
         Ok(coordinates)
     }
 
-    /// The rank that stands at `coordinates`.
+    /// The rank at `coordinates`.
     pub fn rank_at(&self, coordinates: &Coordinates) -> Result<usize, MeshError> {
         for axis in Axis::ALL {
             let (coordinate, size) = (coordinates.get(axis), self.size(axis));
             if coordinate >= size {
-                return Err(MeshError::CoordinateOutside {
+                return Err(MeshError::CoordinateOutOfRange {
                     axis,
                     coordinate,
                     size,
                 });
             }
         }
-        Ok(self.number(coordinates, AxisSet::ALL))
+        Ok(self.flatten(coordinates, AxisSet::ALL))
     }
 
-    /// The ranks that differ from `rank` only along `axes`, itself included, ascending.
+    /// The ranks that differ from `rank` only along `axes`, `rank` included, in ascending order.
     pub fn group(&self, rank: usize, axes: impl Into<AxisSet>) -> Result<Vec<usize>, MeshError> {
         let (axes, coordinates) = (axes.into(), self.coordinates(rank)?);
-        match axes.is_mixed() {
-            false => Ok(self.members(coordinates, axes)),
-            true => Err(MeshError::CountedTwice { axes }),
+        if axes.is_mixed() {
+            Err(MeshError::MixedAxes { axes })
+        } else {
+            Ok(self.members(coordinates, axes))
         }
     }
 
-    /// The position of `rank` in its group along `axes`.
+    /// The index of `rank` in its group along `axes`.
     pub fn index_in_group(
         &self,
         rank: usize,
         axes: impl Into<AxisSet>,
     ) -> Result<usize, MeshError> {
-        Ok(self.number(&self.coordinates(rank)?, axes.into()))
+        Ok(self.flatten(&self.coordinates(rank)?, axes.into()))
     }
 
-    /// Every group along `axes`, by ascending first rank: a partition of the world.
+    /// All groups along `axes`, in order of their first rank: a partition of the world.
     pub fn groups(&self, axes: impl Into<AxisSet>) -> impl Iterator<Item = Vec<usize>> + '_ {
         let axes = axes.into();
         let others = axes.complement();
-        (0..self.size_of(others)).map(move |group| self.members(self.place(group, others), axes))
+        (0..self.size_of(others))
+            .map(move |group| self.members(self.unflatten(group, others), axes))
     }
 
-    /// The ranks among which the experts that `rank` routes to are divided, ascending.
+    /// The expert parallel group of `rank`: the ranks over which it dispatches tokens, in ascending order.
     pub fn expert_group(&self, rank: usize) -> Result<Vec<usize>, MeshError> {
         self.group(rank, Axis::Ep)
     }
 
-    /// The ranks that shard the same experts as `rank`, ascending.
+    /// The ranks that shard the same experts as `rank`, in ascending order.
     pub fn expert_shard_group(&self, rank: usize) -> Result<Vec<usize>, MeshError> {
         self.group(rank, Axis::Efsdp)
     }
 
-    /// The position of `rank` in its expert group.
+    /// The index of `rank` in its expert parallel group.
     pub fn expert_index(&self, rank: usize) -> Result<usize, MeshError> {
         self.index_in_group(rank, Axis::Ep)
     }
 
-    /// The position of `rank` in its expert shard group.
+    /// The index of `rank` in its expert shard group.
     pub fn expert_shard_index(&self, rank: usize) -> Result<usize, MeshError> {
         self.index_in_group(rank, Axis::Efsdp)
     }
 
-    /// How many ranks of an expert group are on one machine, where machines of `per_machine` ranks each hold
-    /// several whole parts of it; none where one machine has it all, or machines cut across.
-    pub fn experts_on_machine(&self, per_machine: usize) -> Option<usize> {
-        let is_cut = per_machine > 0 && per_machine < self.ep;
-        let is_whole = is_cut && self.ep.is_multiple_of(per_machine);
-        is_whole.then_some(per_machine)
+    /// Number of ranks of an expert parallel group per node, if the group spans several nodes with
+    /// `ranks_per_node` ranks each; none if it fits on one node or does not divide evenly over nodes.
+    pub fn ep_ranks_per_node(&self, ranks_per_node: usize) -> Option<usize> {
+        let spans_nodes = ranks_per_node > 0 && ranks_per_node < self.ep;
+        let is_even = spans_nodes && self.ep.is_multiple_of(ranks_per_node);
+        is_even.then_some(ranks_per_node)
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), MeshError> {
@@ -216,35 +217,35 @@ impl Mesh {
         if rank < world_size {
             Ok(())
         } else {
-            Err(MeshError::RankOutside { rank, world_size })
+            Err(MeshError::RankOutOfRange { rank, world_size })
         }
     }
 
     fn members(&self, mut at: Coordinates, axes: AxisSet) -> Vec<usize> {
         (0..self.size_of(axes))
             .map(|index| {
-                let moved = self.place(index, axes);
+                let moved = self.unflatten(index, axes);
                 for axis in axes.iter() {
                     at = at.with(axis, moved.get(axis));
                 }
-                self.number(&at, axes.system())
+                self.flatten(&at, axes.basis())
             })
             .collect()
     }
 
-    /// Coordinates as digits of a number, over `axes` only.
-    fn number(&self, coordinates: &Coordinates, axes: AxisSet) -> usize {
-        axes.iter().fold(0, |number, axis| {
-            number * self.size(axis) + coordinates.get(axis)
+    /// The row-major index of `coordinates` over `axes` only.
+    fn flatten(&self, coordinates: &Coordinates, axes: AxisSet) -> usize {
+        axes.iter().fold(0, |index, axis| {
+            index * self.size(axis) + coordinates.get(axis)
         })
     }
 
-    /// The inverse of `number`; axes outside `axes` stand at 0.
-    fn place(&self, mut number: usize, axes: AxisSet) -> Coordinates {
+    /// The inverse of `flatten`; coordinates along other axes are 0.
+    fn unflatten(&self, mut index: usize, axes: AxisSet) -> Coordinates {
         let mut coordinates = Coordinates::default();
         for axis in axes.iter().rev() {
-            coordinates = coordinates.with(axis, number % self.size(axis));
-            number /= self.size(axis);
+            coordinates = coordinates.with(axis, index % self.size(axis));
+            index /= self.size(axis);
         }
         coordinates
     }
@@ -271,8 +272,8 @@ impl fmt::Display for Mesh {
 
 impl fmt::Display for Coordinates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places = Axis::ALL.map(|axis| format!("{axis} {}", self.get(axis)));
-        f.write_str(&places.join(", "))
+        let coordinates = Axis::ALL.map(|axis| format!("{axis} {}", self.get(axis)));
+        f.write_str(&coordinates.join(", "))
     }
 }
 

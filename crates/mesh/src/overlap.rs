@@ -1,29 +1,29 @@
-//! What two slices of one tensor have in common: the whole of resharding.
+//! Overlap of two slices of one tensor: all that resharding needs.
 //!
-//! A slice's elements lie in some order: its box, row by row, or an interval of that. Whoever holds one
-//! slice and wants another copies the stretches both have.
+//! The elements of a slice are stored in row-major order of its region, or of an interval of it. To get one
+//! slice from another, copy the runs of elements that both contain.
 
 use std::ops::Range;
 
 use crate::{Region, Slice};
 
-/// A stretch of elements that two slices share.
+/// A run of consecutive elements that two slices share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Overlap {
-    /// Where it begins among the elements of the first.
+    /// Offset of the run in the first slice.
     pub from: usize,
-    /// Where it begins among the elements of the second.
+    /// Offset of the run in the second slice.
     pub to: usize,
-    /// How many elements.
+    /// Number of elements.
     pub length: usize,
 }
 
-/// The stretches that two slices of a tensor of `shape` share, in the order of its elements.
+/// The runs that two slices of a tensor of `shape` share, in row-major order.
 pub fn overlaps(from: &Slice, to: &Slice, shape: &[usize]) -> Vec<Overlap> {
-    if !may_meet(&from.region, &to.region) {
+    if !intersects(&from.region, &to.region) {
         return Vec::new();
     }
-    let (mut ours, mut theirs) = (from.stretches(shape), to.stretches(shape));
+    let (mut ours, mut theirs) = (from.runs(shape), to.runs(shape));
     let (mut a, mut b) = (ours.next(), theirs.next());
     let mut shared: Vec<Overlap> = Vec::new();
     while let (Some(first), Some(second)) = (&a, &b) {
@@ -36,7 +36,7 @@ pub fn overlaps(from: &Slice, to: &Slice, shape: &[usize]) -> Vec<Overlap> {
                 length: end - start,
             };
             match shared.last_mut() {
-                // Stretches that go on where the last one ended, on both sides, are one.
+                // Runs that are adjacent in both slices are merged.
                 Some(last)
                     if last.from + last.length == next.from && last.to + last.length == next.to =>
                 {
@@ -45,16 +45,17 @@ pub fn overlaps(from: &Slice, to: &Slice, shape: &[usize]) -> Vec<Overlap> {
                 _ => shared.push(next),
             }
         }
-        match first.global.end <= second.global.end {
-            true => a = ours.next(),
-            false => b = theirs.next(),
+        if first.global.end <= second.global.end {
+            a = ours.next()
+        } else {
+            b = theirs.next()
         }
     }
     shared
 }
 
-/// Whether two boxes have an element in common.
-fn may_meet(a: &Region, b: &Region) -> bool {
+/// Whether two regions have an element in common.
+fn intersects(a: &Region, b: &Region) -> bool {
     let sides = |region: &Region| -> Vec<Range<usize>> {
         let sides = region.offsets.iter().zip(&region.lengths);
         sides
@@ -67,24 +68,24 @@ fn may_meet(a: &Region, b: &Region) -> bool {
         .all(|(a, b)| a.start < b.end && b.start < a.end)
 }
 
-/// Neighbouring elements of a slice.
-struct Stretch {
-    /// Where they are in the flattened tensor.
+/// Consecutive elements of a slice.
+struct Run {
+    /// Their interval in the flattened tensor.
     global: Range<usize>,
-    /// Where the first is among the slice's own.
+    /// Offset of the first one in the slice.
     local: usize,
 }
 
 impl Slice {
-    /// The whole of a tensor.
-    pub fn whole(shape: &[usize]) -> Slice {
+    /// The slice that contains the full tensor.
+    pub fn full(shape: &[usize]) -> Slice {
         Slice {
-            region: Region::whole(shape),
+            region: Region::full(shape),
             flat: None,
         }
     }
 
-    /// The shape its elements have by themselves: a box's, or a row.
+    /// The shape in which the slice is stored: that of its region, or one dimension for a flat interval.
     pub fn shape(&self) -> Vec<usize> {
         match &self.flat {
             Some(interval) => vec![interval.len()],
@@ -92,8 +93,8 @@ impl Slice {
         }
     }
 
-    /// Its elements, in order.
-    fn stretches(&self, shape: &[usize]) -> impl Iterator<Item = Stretch> {
+    /// The runs of the slice, in storage order.
+    fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> {
         let held = self.flat.clone().unwrap_or(0..self.region.num_elements());
         let mut before = 0;
         let placed = self.region.runs(shape).map(move |run| {
@@ -104,7 +105,7 @@ impl Slice {
         placed.filter_map(move |(run, within)| {
             let start = within.start.max(held.start);
             let end = within.end.min(held.end);
-            (start < end).then(|| Stretch {
+            (start < end).then(|| Run {
                 global: run.start + start - within.start..run.start + end - within.start,
                 local: start - held.start,
             })
@@ -119,9 +120,9 @@ mod tests {
     use super::*;
     use crate::{Axis, Dim, Layout, Mesh, Placement, slice_of};
 
-    /// Numbers of the elements a slice holds, in its own order.
+    /// Flat indices of the elements of a slice, in storage order.
     fn elements(slice: &Slice, shape: &[usize]) -> Vec<usize> {
-        slice.stretches(shape).flat_map(|s| s.global).collect()
+        slice.runs(shape).flat_map(|s| s.global).collect()
     }
 
     fn layouts(num_dims: usize) -> impl Strategy<Value = Layout> {
@@ -145,9 +146,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever mesh saved it, every rank of any other mesh finds all it needs, and finds it once.
+        /// Whatever mesh saved a tensor, every rank of any other mesh finds each of its elements exactly once.
         #[test]
-        fn any_mesh_can_be_put_together_from_any_other(
+        fn any_layout_can_be_assembled_from_any_other(
             (shape, before, after) in prop::collection::vec(1usize..7, 1..4).prop_flat_map(|shape| {
                 let dims = shape.len();
                 (Just(shape), (meshes(), layouts(dims)), (meshes(), layouts(dims)))
@@ -158,18 +159,18 @@ mod tests {
                 ranks.map(|rank| slice_of(&shape, layout, mesh, rank).unwrap()).collect()
             };
             let mut saved = slices(&before);
-            // One of those that hold the same has written it.
+            // Of several ranks with the same slice, one saves it.
             let mut known: Vec<Slice> = Vec::new();
             saved.retain(|slice| !known.contains(slice) && { known.push(slice.clone()); true });
             for wanted in slices(&after) {
                 let mut filled = vec![None; wanted.num_elements()];
-                for piece in &saved {
-                    let held = elements(piece, &shape);
-                    for overlap in overlaps(piece, &wanted, &shape) {
+                for source in &saved {
+                    let held = elements(source, &shape);
+                    for overlap in overlaps(source, &wanted, &shape) {
                         for index in 0..overlap.length {
-                            let place = &mut filled[overlap.to + index];
-                            prop_assert!(place.is_none(), "twice");
-                            *place = Some(held[overlap.from + index]);
+                            let slot = &mut filled[overlap.to + index];
+                            prop_assert!(slot.is_none(), "an element was copied twice");
+                            *slot = Some(held[overlap.from + index]);
                         }
                     }
                 }
@@ -180,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn whole_tensors_are_one_stretch() {
-        let whole = Slice::whole(&[3, 4]);
+    fn full_tensors_overlap_in_one_run() {
+        let full = Slice::full(&[3, 4]);
         let all = Overlap {
             from: 0,
             to: 0,
             length: 12,
         };
-        assert_eq!(overlaps(&whole, &whole, &[3, 4]), [all]);
-        let scalar = Slice::whole(&[]);
+        assert_eq!(overlaps(&full, &full, &[3, 4]), [all]);
+        let scalar = Slice::full(&[]);
         let one = Overlap {
             from: 0,
             to: 0,

@@ -1,7 +1,7 @@
-//! How an axis treats a tensor.
+//! Placements and layouts: how the ranks along each mesh axis hold a tensor.
 //!
-//! Every parameter has one placement per axis, and nothing else describes its sharding:
-//! checkpointing, resharding, clipping, planning and verifying all read the same layout.
+//! A parameter has one placement per axis, and nothing else describes its sharding: checkpointing, resharding,
+//! gradient clipping, planning and verification all read the same layout.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{Axis, AxisSet, MeshError};
 
-/// A dimension of a tensor, which cannot be mistaken for an axis of the mesh.
+/// A dimension of a tensor, as a type of its own so that it is not confused with a mesh axis.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Dim(pub usize);
@@ -20,40 +20,40 @@ impl fmt::Display for Dim {
     }
 }
 
-/// Where a flattened local tensor lies in a row of several that are cut together.
+/// The position of a flattened local tensor in a flat parameter, which concatenates several tensors.
 ///
-/// The row is what a unit's parameters are, one after the other: cutting it once, instead of every
-/// parameter, pads once and makes of a gather one message.
+/// FSDP concatenates the parameters of a unit and shards the result once, instead of sharding each parameter:
+/// it pads once, and gathers with one collective.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Packed {
-    /// Elements of the row before this tensor's first.
+    /// Offset of the tensor in the flat parameter.
     pub start: usize,
-    /// Elements of the row.
+    /// Number of elements of the flat parameter, without padding.
     pub total: usize,
 }
 
-/// What the ranks along one axis hold of a tensor.
+/// How the ranks along one axis hold a tensor.
 ///
-/// Written `replicate`, `shard(0)`, `flat`, `packed(128,4096)`, `partial`.
+/// Its text forms are `replicate`, `shard(0)`, `flat`, `packed(128,4096)` and `partial`.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
 pub enum Placement {
-    /// Every rank holds the same.
+    /// Every rank holds the full tensor.
     #[default]
     Replicate,
     /// Every rank holds a chunk along a dimension.
     Shard(Dim),
     /// Every rank holds an interval of the flattened local tensor.
     Flat,
-    /// Every rank holds a chunk of a row in which the flattened local tensor is one of several. All
-    /// axes that are packed cut the row together, in rank order.
+    /// Every rank holds a chunk of a flat parameter in which the flattened local tensor is one of several. All
+    /// packed axes shard the flat parameter together, in rank order.
     Packed(Packed),
-    /// Every rank holds a term of a sum that is still to be reduced.
+    /// Every rank holds a partial sum that is still to be reduced.
     Partial,
 }
 
 impl Placement {
     /// Whether ranks along the axis hold different elements.
-    pub const fn is_cut(self) -> bool {
+    pub const fn is_sharded(self) -> bool {
         matches!(
             self,
             Placement::Shard(_) | Placement::Flat | Placement::Packed(_)
@@ -120,37 +120,38 @@ impl<'de> Deserialize<'de> for Placement {
     }
 }
 
-/// One placement per axis. Serialised as a map that leaves out replicated axes.
+/// One placement per axis. It is serialized as a map without the replicated axes.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, Hash)]
-pub struct Layout([Placement; Axis::EVERY_COUNT]);
+pub struct Layout([Placement; Axis::COUNT_WITH_EXPERT]);
 
 impl Layout {
-    /// The same on every rank.
+    /// Replicated on every rank.
     pub const fn replicated() -> Layout {
-        Layout([Placement::Replicate; Axis::EVERY_COUNT])
+        Layout([Placement::Replicate; Axis::COUNT_WITH_EXPERT])
     }
 
-    /// Experts, one after the other along the first dimension, each on one rank of `ep`.
-    pub const fn of_experts() -> Layout {
+    /// Expert parameters: stacked along the first dimension and sharded over `ep`.
+    pub const fn experts() -> Layout {
         Layout::replicated().with(Axis::Ep, Placement::Shard(Dim(0)))
     }
 
-    /// Whether it is one of experts, be they on one rank or on several.
-    pub fn is_of_experts(&self) -> bool {
+    /// Whether the layout is that of expert parameters, whatever the size of `ep`.
+    pub fn is_expert(&self) -> bool {
         self.get(Axis::Ep) != Placement::Replicate
     }
 
-    /// The axes along which ranks of one stage hold the same.
-    pub fn same_axes(&self) -> AxisSet {
-        let own = match self.is_of_experts() {
-            true => AxisSet::EXPERT.system(),
-            false => AxisSet::ALL,
+    /// The axes along which ranks of one pipeline stage hold the same elements, partial sums included.
+    pub fn replicated_axes(&self) -> AxisSet {
+        let grid = if self.is_expert() {
+            AxisSet::EXPERT.basis()
+        } else {
+            AxisSet::ALL
         };
-        let others = self.cut_axes().union(Axis::Pp.into());
-        own.iter().filter(|&axis| !others.contains(axis)).collect()
+        let others = self.sharded_axes().union(Axis::Pp.into());
+        grid.iter().filter(|&axis| !others.contains(axis)).collect()
     }
 
-    /// The same layout, but for `placement` along `axis`.
+    /// The same layout with another `placement` along `axis`.
     #[must_use]
     pub const fn with(mut self, axis: Axis, placement: Placement) -> Layout {
         self.0[axis.index()] = placement;
@@ -163,24 +164,24 @@ impl Layout {
     }
 
     /// The axes along which ranks hold different elements.
-    pub fn cut_axes(&self) -> AxisSet {
-        self.axes_where(Placement::is_cut)
+    pub fn sharded_axes(&self) -> AxisSet {
+        self.axes_where(Placement::is_sharded)
     }
 
-    /// The axes along which a sum is still to be reduced.
+    /// The axes along which ranks hold partial sums.
     pub fn partial_axes(&self) -> AxisSet {
         self.axes_where(|placement| placement == Placement::Partial)
     }
 
     fn axes_where(&self, holds: impl Fn(Placement) -> bool) -> AxisSet {
-        Axis::EVERY
+        Axis::ALL_WITH_EXPERT
             .into_iter()
             .filter(|&axis| holds(self.get(axis)))
             .collect()
     }
 
-    fn cuts_and_partials(&self) -> impl Iterator<Item = (Axis, Placement)> + '_ {
-        Axis::EVERY
+    fn non_replicated(&self) -> impl Iterator<Item = (Axis, Placement)> + '_ {
+        Axis::ALL_WITH_EXPERT
             .into_iter()
             .map(|axis| (axis, self.get(axis)))
             .filter(|&(_, placement)| placement != Placement::Replicate)
@@ -189,15 +190,15 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<String> = self
-            .cuts_and_partials()
+        let entries: Vec<String> = self
+            .non_replicated()
             .map(|(axis, placement)| format!("{axis} {placement}"))
             .collect();
         f.pad(
-            if parts.is_empty() {
+            if entries.is_empty() {
                 "replicated".to_owned()
             } else {
-                parts.join(", ")
+                entries.join(", ")
             }
             .as_str(),
         )
@@ -206,7 +207,7 @@ impl fmt::Display for Layout {
 
 impl Serialize for Layout {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.cuts_and_partials())
+        serializer.collect_map(self.non_replicated())
     }
 }
 
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placements_come_back() {
+    fn placements_round_trip() {
         for placement in [
             Placement::Replicate,
             Placement::Shard(Dim(3)),
@@ -242,28 +243,31 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_the_same_where_neither_they_nor_their_shards_differ() {
-        let experts = Layout::of_experts();
-        assert!(experts.is_of_experts());
+    fn experts_are_replicated_along_axes_that_shard_neither_them_nor_their_states() {
+        let experts = Layout::experts();
+        assert!(experts.is_expert());
         let same = AxisSet::of([Axis::DpReplicate, Axis::Efsdp]);
-        assert_eq!(experts.same_axes(), same);
+        assert_eq!(experts.replicated_axes(), same);
         let sharded = experts.with(Axis::Efsdp, Placement::Flat);
-        assert_eq!(sharded.same_axes(), Axis::DpReplicate.into());
+        assert_eq!(sharded.replicated_axes(), Axis::DpReplicate.into());
         assert_eq!(sharded.to_string(), "efsdp flat, ep shard(0)");
         let cut = Layout::replicated().with(Axis::Tp, Placement::Shard(Dim(1)));
         let same = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
-        assert_eq!(cut.same_axes(), same);
+        assert_eq!(cut.replicated_axes(), same);
     }
 
     #[test]
-    fn layouts_are_written_as_what_differs_from_replicated() {
+    fn layouts_are_written_without_replicated_axes() {
         let layout = Layout::replicated()
             .with(Axis::Tp, Placement::Shard(Dim(0)))
             .with(Axis::DpShard, Placement::Flat)
             .with(Axis::Cp, Placement::Partial);
         assert_eq!(layout.to_string(), "dp_shard flat, cp partial, tp shard(0)");
         assert_eq!(Layout::replicated().to_string(), "replicated");
-        assert_eq!(layout.cut_axes(), AxisSet::of([Axis::DpShard, Axis::Tp]));
+        assert_eq!(
+            layout.sharded_axes(),
+            AxisSet::of([Axis::DpShard, Axis::Tp])
+        );
         assert_eq!(layout.partial_axes(), Axis::Cp.into());
 
         let json = serde_json::to_string(&layout).unwrap();

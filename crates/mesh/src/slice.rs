@@ -1,8 +1,8 @@
-//! Which part of a tensor a rank holds.
+//! The slice of a tensor that a rank holds.
 //!
-//! Axes cut one after the other, the innermost first, and each cuts what the one before left.
-//! A cut need not be even: chunks are as large as the first must be, so later ranks hold less or
-//! nothing, as `torch.chunk` has it. A flat cut leaves no dimensions, so only flat cuts may follow.
+//! Axes shard one after the other, the innermost first, and each shards what the previous one left. Chunks need
+//! not be even: they have the ceiling size, so later ranks hold less or nothing, as with `torch.chunk`. A flat
+//! placement leaves no dimensions, so only flat placements may follow it.
 
 use std::ops::Range;
 
@@ -10,38 +10,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Axis, Dim, Layout, Mesh, MeshError, Packed, Placement};
 
-/// A box of a tensor: where it starts and how long it is along each dimension.
+/// A rectangular region of a tensor.
 #[derive(Clone, Debug, Eq, PartialEq, Hash, Serialize, Deserialize)]
 pub struct Region {
-    /// Where the box starts, per dimension.
+    /// Offset of the region, per dimension.
     pub offsets: Vec<usize>,
-    /// How long the box is, per dimension.
+    /// Length of the region, per dimension.
     pub lengths: Vec<usize>,
 }
 
 impl Region {
-    /// The whole of a tensor.
-    pub fn whole(shape: &[usize]) -> Region {
+    /// The region that covers the full tensor.
+    pub fn full(shape: &[usize]) -> Region {
         Region {
             offsets: vec![0; shape.len()],
             lengths: shape.to_vec(),
         }
     }
 
-    /// How many elements the box holds.
+    /// Number of elements of the region.
     pub fn num_elements(&self) -> usize {
         self.lengths.iter().product()
     }
 
-    /// Where the box's elements lie in the flattened tensor of `shape`: intervals, in order, as long
-    /// as they can be.
+    /// The maximal intervals that the region's elements form in the flattened tensor of `shape`, in order.
     pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
-        // Dimensions from here on lie next to each other in the box as in the tensor.
-        let whole = (0..shape.len()).rev();
-        let cut = whole
+        // Trailing dimensions that the region covers in full are contiguous in the tensor.
+        let dims = (0..shape.len()).rev();
+        let first_full = dims
             .take_while(|&dim| self.lengths[dim] == shape[dim])
             .last();
-        let inner = cut.unwrap_or(shape.len()).saturating_sub(1);
+        let inner = first_full.unwrap_or(shape.len()).saturating_sub(1);
         let strides: Vec<usize> = (0..shape.len())
             .map(|dim| shape[dim + 1..].iter().product())
             .collect();
@@ -62,17 +61,17 @@ impl Region {
     }
 }
 
-/// What a rank holds of a tensor: a box and, under a flat placement, an interval of its elements.
+/// The part of a tensor that a rank holds: a region and, under a flat placement, an interval of its elements.
 #[derive(Clone, Debug, Eq, PartialEq, Hash, Serialize, Deserialize)]
 pub struct Slice {
-    /// The box.
+    /// The region.
     pub region: Region,
-    /// The interval of the box's elements, flattened in row-major order; absent where it is all.
+    /// The interval of the region's elements in row-major order; absent if the rank holds all of them.
     pub flat: Option<Range<usize>>,
 }
 
 impl Slice {
-    /// How many elements the rank holds.
+    /// Number of elements of the slice.
     pub fn num_elements(&self) -> usize {
         match &self.flat {
             Some(interval) => interval.len(),
@@ -80,22 +79,22 @@ impl Slice {
         }
     }
 
-    /// Whether the rank holds nothing.
+    /// Whether the slice has no elements.
     pub fn is_empty(&self) -> bool {
         self.num_elements() == 0
     }
 }
 
-/// The `index`th of `num_chunks` chunks of `0..length`: ceiling-sized, later ones short or empty.
+/// The interval of chunk `index` of `num_chunks` in `0..length`: of ceiling size, the last ones shorter or empty.
 ///
-/// No chunks at all are taken as one.
+/// Zero chunks count as one.
 pub fn chunk(length: usize, num_chunks: usize, index: usize) -> Range<usize> {
     let size = length.div_ceil(num_chunks.max(1));
     let start = size.saturating_mul(index).min(length);
     start..start.saturating_add(size).min(length)
 }
 
-/// What `rank` holds of a tensor of `shape` under `layout`.
+/// The slice of a tensor of `shape` that `rank` holds under `layout`.
 pub fn slice_of(
     shape: &[usize],
     layout: &Layout,
@@ -105,18 +104,18 @@ pub fn slice_of(
     check(shape, layout)?;
     let coordinates = mesh.coordinates(rank)?;
     let mut slice = Slice {
-        region: Region::whole(shape),
+        region: Region::full(shape),
         flat: None,
     };
-    let mut row = None;
+    let mut packed_in = None;
     let (mut num_chunks, mut number) = (1, 0);
-    for axis in Axis::EVERY.into_iter().rev() {
+    for axis in Axis::ALL_WITH_EXPERT.into_iter().rev() {
         let (size, index) = (mesh.size(axis), coordinates.get(axis));
         match layout.get(axis) {
             Placement::Replicate | Placement::Partial => {}
             Placement::Packed(packed) => {
-                row = Some(packed);
-                // From the inside out, so an outer axis counts for all that is within.
+                packed_in = Some(packed);
+                // From the inside out: an index along an outer axis counts all chunks of the inner axes.
                 number += index * num_chunks;
                 num_chunks *= size;
             }
@@ -132,23 +131,23 @@ pub fn slice_of(
             }
         }
     }
-    if let Some(row) = row {
-        let cut = chunk(row.total, num_chunks, number);
-        slice.flat = Some(row.part(slice.region.num_elements(), cut));
+    if let Some(flat_param) = packed_in {
+        let cut = chunk(flat_param.total, num_chunks, number);
+        slice.flat = Some(flat_param.intersect(slice.region.num_elements(), cut));
     }
     Ok(slice)
 }
 
 impl Packed {
-    /// Which of a tensor's `length` elements lie in `cut` of the row.
-    pub fn part(&self, length: usize, cut: Range<usize>) -> Range<usize> {
+    /// The interval of a tensor's `length` elements that lies in the interval `cut` of the flat parameter.
+    pub fn intersect(&self, length: usize, cut: Range<usize>) -> Range<usize> {
         let within = |position: usize| position.saturating_sub(self.start).min(length);
         within(cut.start)..within(cut.end)
     }
 }
 
-/// Refuses what no rank could hold. It looks at every axis, also those of size 1, so that a layout
-/// does not become wrong when the mesh grows.
+/// Rejects invalid layouts. It checks every axis, also those of size 1, so that a layout does not become invalid
+/// when the mesh grows.
 fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
     shape
         .iter()
@@ -156,17 +155,17 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
         .ok_or_else(|| MeshError::TooManyElements {
             shape: shape.to_vec(),
         })?;
-    let axes = layout.cut_axes();
+    let axes = layout.sharded_axes();
     if axes.is_mixed() {
-        return Err(MeshError::CountedTwice { axes });
+        return Err(MeshError::MixedAxes { axes });
     }
     let mut flat = None;
-    let mut row: Option<Placement> = None;
-    for axis in Axis::EVERY.into_iter().rev() {
+    let mut packed: Option<Placement> = None;
+    for axis in Axis::ALL_WITH_EXPERT.into_iter().rev() {
         let placement = layout.get(axis);
         let mixes = match placement {
-            Placement::Packed(_) => flat.is_some() && row != Some(placement),
-            Placement::Flat => row.is_some(),
+            Placement::Packed(_) => flat.is_some() && packed != Some(placement),
+            Placement::Flat => packed.is_some(),
             _ => false,
         };
         if mixes {
@@ -174,14 +173,14 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
         }
         match (placement, flat) {
             (Placement::Shard(dim), _) if dim.0 >= shape.len() => {
-                return Err(MeshError::DimOutside {
+                return Err(MeshError::DimOutOfRange {
                     axis,
                     dim,
                     shape: shape.to_vec(),
                 });
             }
             (Placement::Shard(dim), Some(inner)) => {
-                return Err(MeshError::ShardOutsideFlat {
+                return Err(MeshError::ShardAfterFlat {
                     outer: axis,
                     dim,
                     inner,
@@ -190,7 +189,7 @@ fn check(shape: &[usize], layout: &Layout) -> Result<(), MeshError> {
             (Placement::Flat, _) => flat = Some(axis),
             (Placement::Packed(_), _) => {
                 flat = Some(axis);
-                row = Some(placement);
+                packed = Some(placement);
             }
             _ => {}
         }
@@ -210,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_elements_of_the_box(
+        fn runs_are_the_elements_of_the_region(
             dims in prop::collection::vec((1usize..5, 0usize..5, 0usize..5), 0..4),
         ) {
             let shape: Vec<usize> = dims.iter().map(|&(length, _, _)| length).collect();
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_along_the_first_dimension_is_one_run() {
+    fn a_shard_of_the_first_dimension_is_one_run() {
         let region = Region {
             offsets: vec![2, 0, 0],
             lengths: vec![3, 4, 5],
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_axis_cuts_first() {
+    fn the_innermost_axis_shards_first() {
         let shard = Placement::Shard(Dim(0));
         let layout = Layout::replicated()
             .with(Axis::DpShard, shard)
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_cuts_what_the_shard_left() {
+    fn flat_divides_what_the_shard_left() {
         let layout = Layout::replicated()
             .with(Axis::DpShard, Placement::Flat)
             .with(Axis::Tp, Placement::Shard(Dim(1)));
@@ -277,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn shards_of_experts_are_cut_from_each_rank_s_experts() {
+    fn expert_states_are_sharded_within_each_expert_group() {
         let mesh = Mesh::new(&[(Axis::DpShard, 2), (Axis::Tp, 2)]).unwrap();
         let mesh = mesh.with_ep(2).unwrap();
-        let layout = Layout::of_experts().with(Axis::Efsdp, Placement::Flat);
+        let layout = Layout::experts().with(Axis::Efsdp, Placement::Flat);
         let held = (0..4).map(|rank| slice_of(&[4, 3], &layout, &mesh, rank).unwrap());
         let held: Vec<_> = held
             .map(|s| (s.region.offsets[0], s.flat.unwrap()))
@@ -289,12 +288,12 @@ mod tests {
         let mixed = layout.with(Axis::Tp, Placement::Shard(Dim(1)));
         assert!(matches!(
             slice_of(&[4, 3], &mixed, &mesh, 0),
-            Err(MeshError::CountedTwice { .. })
+            Err(MeshError::MixedAxes { .. })
         ));
     }
 
     #[test]
-    fn packed_axes_cut_one_row_together_in_rank_order() {
+    fn packed_axes_shard_one_flat_parameter_in_rank_order() {
         let mesh = Mesh::new(&[(Axis::DpShard, 2), (Axis::Cp, 2)]).unwrap();
         let slices = |start, length| -> Vec<Range<usize>> {
             let packed = Placement::Packed(Packed { start, total: 10 });
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_and_a_flat_cut_do_not_mix() {
+    fn packed_and_flat_placements_do_not_mix() {
         let packed = |start| Placement::Packed(Packed { start, total: 9 });
         for (inner, outer) in [
             (packed(0), Placement::Flat),
@@ -325,9 +324,9 @@ mod tests {
             let layout = Layout::replicated()
                 .with(Axis::Tp, inner)
                 .with(Axis::DpShard, outer);
-            let refused = slice_of(&[4], &layout, &mesh(), 0);
+            let rejected = slice_of(&[4], &layout, &mesh(), 0);
             assert_eq!(
-                refused,
+                rejected,
                 Err(MeshError::MixedFlat {
                     axis: Axis::DpShard
                 })
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_those_of_torch() {
+    fn chunks_match_torch_chunk() {
         let lengths = |length, n| {
             (0..n)
                 .map(|i| chunk(length, n, i).len())
@@ -349,18 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn scalars_can_be_held_whole_or_flat() {
+    fn scalars_can_be_replicated_or_flat() {
         let flat = Layout::replicated().with(Axis::Tp, Placement::Flat);
         assert_eq!(slice_of(&[], &flat, &mesh(), 0).unwrap().num_elements(), 1);
         assert!(slice_of(&[], &flat, &mesh(), 1).unwrap().is_empty());
     }
 
     #[test]
-    fn impossible_layouts_are_refused() {
+    fn invalid_layouts_are_rejected() {
         let sharded = Layout::replicated().with(Axis::Pp, Placement::Shard(Dim(2)));
         assert_eq!(
             slice_of(&[4, 4], &sharded, &mesh(), 0),
-            Err(MeshError::DimOutside {
+            Err(MeshError::DimOutOfRange {
                 axis: Axis::Pp,
                 dim: Dim(2),
                 shape: vec![4, 4]
@@ -371,7 +370,7 @@ mod tests {
             .with(Axis::Tp, Placement::Flat);
         assert_eq!(
             slice_of(&[4, 4], &inside_out, &mesh(), 0),
-            Err(MeshError::ShardOutsideFlat {
+            Err(MeshError::ShardAfterFlat {
                 outer: Axis::DpShard,
                 dim: Dim(0),
                 inner: Axis::Tp
@@ -383,7 +382,7 @@ mod tests {
         ));
         assert!(matches!(
             slice_of(&[1], &Layout::replicated(), &mesh(), 4),
-            Err(MeshError::RankOutside {
+            Err(MeshError::RankOutOfRange {
                 rank: 4,
                 world_size: 4
             })

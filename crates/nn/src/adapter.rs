@@ -1,7 +1,7 @@
-//! A model written with a plain `tch` `VarStore`, told as units.
+//! Adapts a model written with a plain `tch` `VarStore`.
 //!
-//! The variables stay where they are and keep their names; each belongs to the unit whose name is
-//! the longest that its own begins with.
+//! The variables stay in the store and keep their names; each belongs to the unit with the longest name that is a
+//! prefix of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use tch::{Tensor, nn::VarStore};
 
 use crate::{Context, Model, Module, NnError, Parameter, Result, Unit};
 
-/// What a unit of an adapted model computes.
+/// The forward function of a unit of an adapted model.
 pub type UnitFn = Box<dyn Fn(&Tensor) -> Tensor>;
 
-/// The loss of an adapted model from its output and the targets: a sum over targets, not a mean.
+/// The loss function of an adapted model, of its output and the targets: a sum over targets, not a mean.
 pub type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
 
 /// A `tch` model as a list of units.
@@ -37,13 +37,13 @@ pub type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
 /// ```
 #[derive(Module)]
 pub struct VarStoreModel {
-    units: Vec<Adapted>,
+    units: Vec<AdaptedUnit>,
     #[module(skip)]
     loss: LossFn,
 }
 
 #[derive(Module)]
-struct Adapted {
+struct AdaptedUnit {
     name: String,
     parameters: Vec<Parameter>,
     #[module(skip)]
@@ -51,8 +51,7 @@ struct Adapted {
 }
 
 impl VarStoreModel {
-    /// Adapts the variables of `vs`, each of which must belong to one of `units`, given in order of
-    /// execution.
+    /// Adapts the variables of `vs`, each of which must belong to one of `units`. Units are in order of execution.
     pub fn new(
         vs: &VarStore,
         units: Vec<(impl Into<String>, UnitFn)>,
@@ -62,9 +61,9 @@ impl VarStoreModel {
             .into_iter()
             .map(|(name, function)| (name.into(), function))
             .unzip();
-        refuse_repeated(&names)?;
+        check_unique(&names)?;
 
-        // In order of name, since the store keeps no other.
+        // Sorted by name, because the store has no order.
         let variables: BTreeMap<String, Tensor> = vs.variables().into_iter().collect();
         let owners = assign(&names, variables.keys())?;
         let mut owned: Vec<Vec<Parameter>> = names.iter().map(|_| Vec::new()).collect();
@@ -75,7 +74,7 @@ impl VarStoreModel {
             .into_iter()
             .zip(owned)
             .zip(functions)
-            .map(|((name, parameters), forward)| Adapted {
+            .map(|((name, parameters), forward)| AdaptedUnit {
                 name,
                 parameters,
                 forward,
@@ -95,7 +94,7 @@ impl Model for VarStoreModel {
     }
 }
 
-impl Unit for Adapted {
+impl Unit for AdaptedUnit {
     fn name(&self) -> &str {
         &self.name
     }
@@ -105,7 +104,7 @@ impl Unit for Adapted {
     }
 }
 
-fn refuse_repeated(names: &[String]) -> Result<()> {
+fn check_unique(names: &[String]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match names.iter().find(|name| !seen.insert(*name)) {
         Some(unit) => Err(NnError::RepeatedUnit { unit: unit.clone() }),
@@ -113,7 +112,7 @@ fn refuse_repeated(names: &[String]) -> Result<()> {
     }
 }
 
-/// For every variable the index of the unit that owns it.
+/// The index of the owning unit of every variable.
 fn assign<'a>(units: &[String], variables: impl Iterator<Item = &'a String>) -> Result<Vec<usize>> {
     let (mut owners, mut unowned) = (Vec::new(), Vec::new());
     for variable in variables {
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_owns() {
+    fn the_unit_with_the_longest_matching_name_owns_a_variable() {
         let units = strings(&["block", "block.1", "block.10"]);
         assert_eq!(owner(&units, "block.1.weight"), Some(1));
         assert_eq!(owner(&units, "block.10.weight"), Some(2));
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_unit_owns_is_named() {
+    fn the_error_names_variables_without_a_unit() {
         let units = strings(&["a"]);
         let error = assign(&units, strings(&["a.x", "b.x", "c"]).iter()).unwrap_err();
         assert!(
@@ -175,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn two_units_of_one_name_are_refused() {
-        assert!(refuse_repeated(&strings(&["a", "b"])).is_ok());
-        assert!(refuse_repeated(&strings(&["a", "b", "a"])).is_err());
+    fn repeated_unit_names_are_rejected() {
+        assert!(check_unique(&strings(&["a", "b"])).is_ok());
+        assert!(check_unique(&strings(&["a", "b", "a"])).is_err());
     }
 }

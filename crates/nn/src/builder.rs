@@ -1,105 +1,104 @@
-//! Where parameters come from: a path of names, a place, a kind and a seed.
+//! Creates the parameters of a model from a path of names, a device, a dtype and a seed.
 //!
-//! Layers ask the builder for parameters by their last name; the path it was narrowed to gives the
-//! rest. On [`Place::Meta`] a parameter has a shape and no elements, so that a model of any size
-//! can be built and its step followed without memory.
+//! A layer asks the builder for parameters by their last name; the builder's path supplies the rest. On
+//! [`Device::Meta`] a parameter has a shape and no memory, so that a model of any size can be built for a dry run.
 //!
-//! Told which ranks share matrices and sequences, it makes what this rank holds of every parameter,
-//! and nothing else: elements depend on their place in the whole.
+//! Given tensor, context and expert parallelism, the builder creates only this rank's shard of every parameter.
+//! Initial values depend on an element's position in the full tensor, so every layout starts from the same model.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
 use trainyard_torch::{Group, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
-use crate::parameter::{Plan, shape_of};
+use crate::parameter::{ParameterSpec, shape_of};
 use crate::{ContextParallel, ExpertParallel, Init, Parameter, Result, TensorParallel};
 
-/// Elements made at a time, which bounds what building needs beside the model itself.
+/// Elements that are initialized at a time, which bounds the temporary memory.
 const CHUNK: u64 = 1 << 20;
 
-/// Where tensors live.
+/// The device of a tensor. Unlike `tch::Device`, it includes meta.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub enum Place {
-    /// Main memory.
+pub enum Device {
+    /// Host memory.
     #[default]
     Cpu,
-    /// The CUDA device of that index.
+    /// The CUDA device with this index.
     Cuda(usize),
-    /// Nowhere: shapes and kinds only.
+    /// The meta device: shapes and dtypes without memory.
     Meta,
 }
 
-impl Place {
-    /// A tensor of this shape and kind, its elements not set.
+impl Device {
+    /// An uninitialized tensor of this shape and dtype.
     pub fn empty(self, shape: &[usize], kind: Kind) -> Result<Tensor> {
         let shape: Vec<i64> = shape.iter().map(|&length| length as i64).collect();
         Ok(match self {
-            Place::Cpu => Tensor::f_empty(&shape[..], (kind, Device::Cpu))?,
-            Place::Cuda(index) => Tensor::f_empty(&shape[..], (kind, Device::Cuda(index)))?,
-            Place::Meta => meta::empty(&shape, kind)?,
+            Device::Cpu => Tensor::f_empty(&shape[..], (kind, tch::Device::Cpu))?,
+            Device::Cuda(index) => Tensor::f_empty(&shape[..], (kind, tch::Device::Cuda(index)))?,
+            Device::Meta => meta::empty(&shape, kind)?,
         })
     }
 
-    /// A tensor with these elements, each rounded to `kind`.
+    /// A tensor with these values, rounded to `kind`.
     pub fn tensor(self, values: &Tensor, kind: Kind) -> Result<Tensor> {
         let mut tensor = self.empty(&shape_of(values), kind)?;
-        if self != Place::Meta {
+        if self != Device::Meta {
             tensor.f_copy_(values)?;
         }
         Ok(tensor)
     }
 }
 
-/// Makes the parameters of a model.
+/// Creates the parameters of a model.
 #[derive(Clone, Debug)]
 pub struct Builder {
     seed: u64,
-    place: Place,
+    device: Device,
     kind: Kind,
     compute_kind: Option<Kind>,
     tp: TensorParallel,
     cp: ContextParallel,
     ep: ExpertParallel,
-    /// The parameters that get memory; all if absent.
+    /// The parameters to allocate; all if `None`.
     only: Option<Rc<HashSet<String>>>,
     path: String,
 }
 
 impl Builder {
-    /// A builder for the root of a model: on the CPU, in single precision.
+    /// A builder for the root of a model, on the CPU in fp32.
     pub fn new(seed: u64) -> Builder {
         Builder {
             seed,
-            place: Place::Cpu,
+            device: Device::Cpu,
             kind: Kind::Float,
             compute_kind: None,
-            tp: TensorParallel::alone(),
-            cp: ContextParallel::alone(),
-            ep: ExpertParallel::alone(),
+            tp: TensorParallel::disabled(),
+            cp: ContextParallel::disabled(),
+            ep: ExpertParallel::disabled(),
             only: None,
             path: String::new(),
         }
     }
 
-    /// Puts what is built at `place`.
+    /// Sets the device of parameters.
     #[must_use]
-    pub fn place(self, place: Place) -> Builder {
-        Builder { place, ..self }
+    pub fn device(self, device: Device) -> Builder {
+        Builder { device, ..self }
     }
 
-    /// The kind of the master copies.
+    /// Sets the dtype of parameters (master weights).
     #[must_use]
     pub fn kind(self, kind: Kind) -> Builder {
         Builder { kind, ..self }
     }
 
-    /// Gives memory to these parameters alone, by their global names; the others are as on
-    /// [`Place::Meta`]. For a rank that runs some units of a model.
+    /// Allocates only the parameters with these global names; the others are on [`Device::Meta`]. For a pipeline
+    /// stage, which runs some units of a model.
     #[must_use]
     pub fn only(self, names: HashSet<String>) -> Builder {
         Builder {
@@ -108,7 +107,7 @@ impl Builder {
         }
     }
 
-    /// The kind layers compute in; that of the master copies unless told.
+    /// Sets the dtype that layers compute in; by default the dtype of the parameters.
     #[must_use]
     pub fn compute_kind(self, kind: Kind) -> Builder {
         Builder {
@@ -117,160 +116,170 @@ impl Builder {
         }
     }
 
-    /// The ranks that share every matrix.
+    /// The tensor-parallel ranks that the model is built for.
     #[must_use]
     pub fn with_tensor_parallel(self, tp: TensorParallel) -> Builder {
         Builder { tp, ..self }
     }
 
-    /// The ranks that share every sequence.
+    /// The context-parallel ranks that the model is built for.
     #[must_use]
     pub fn with_context_parallel(self, cp: ContextParallel) -> Builder {
         Builder { cp, ..self }
     }
 
-    /// The ranks that have different experts.
+    /// The expert-parallel ranks that the model is built for.
     #[must_use]
     pub fn with_expert_parallel(self, ep: ExpertParallel) -> Builder {
         Builder { ep, ..self }
     }
 
-    /// Whether nothing it builds has memory.
+    /// Whether all parameters are on the meta device.
     pub fn is_meta(&self) -> bool {
-        self.place == Place::Meta
+        self.device == Device::Meta
     }
 
-    /// What everything random of the model depends on, beside names.
+    /// The seed of initialization and dropout.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The kind layers compute in.
+    /// The dtype that layers compute in.
     pub fn computes_in(&self) -> Kind {
         self.compute_kind.unwrap_or(self.kind)
     }
 
-    /// The ranks that share every matrix.
+    /// The tensor-parallel ranks that the model is built for.
     pub fn tensor_parallel(&self) -> TensorParallel {
         self.tp.clone()
     }
 
-    /// The ranks that share every sequence.
+    /// The context-parallel ranks that the model is built for.
     pub fn context_parallel(&self) -> ContextParallel {
         self.cp.clone()
     }
 
-    /// The ranks that have different experts.
+    /// The expert-parallel ranks that the model is built for.
     pub fn expert_parallel(&self) -> ExpertParallel {
         self.ep.clone()
     }
 
-    /// The builder for the part of the model called `name` below this one.
+    /// The builder for the submodule `name`, like candle's `VarBuilder::pp`.
     #[must_use]
-    pub fn at(&self, name: &str) -> Builder {
+    pub fn push(&self, name: &str) -> Builder {
         Builder {
             path: self.name_of(name),
             ..self.clone()
         }
     }
 
-    /// The path this builder was narrowed to.
+    /// The path of this builder: the prefix of parameter names.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// A new trained parameter called `name` below this path, the same on every rank.
+    /// A trainable parameter called `name` below this path, replicated on every rank.
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        self.made(name, shape, Held::whole(shape), None, init)
+        self.build_parameter(name, shape, LocalShard::full(shape), None, init)
     }
 
-    /// A parameter that tensor-parallel ranks cut along `dim`.
-    pub fn cut(&self, name: &str, shape: &[usize], dim: Dim, init: Init) -> Result<Parameter> {
+    /// A parameter that is sharded over tensor-parallel ranks along `dim`.
+    pub fn sharded(&self, name: &str, shape: &[usize], dim: Dim, init: Init) -> Result<Parameter> {
         if self.tp.size() == 1 {
             return self.parameter(name, shape, init);
         }
-        let share = self.tp.share(&self.name_of(name), shape[dim.0])?;
+        let share = self.tp.shard_range(&self.name_of(name), shape[dim.0])?;
         let layout = Layout::replicated().with(Axis::Tp, Placement::Shard(dim));
-        let held = Held::cut(shape, dim, share, layout);
-        self.made(name, shape, held, None, init)
+        let local = LocalShard::sharded(shape, dim, share, layout);
+        self.build_parameter(name, shape, local, None, init)
     }
 
-    /// A parameter of experts, one after the other along the first dimension, of which ranks of `ep`
-    /// have an interval each. Its layout says so even where one rank has all: along other axes its
-    /// gradients are added up over other ranks than those of other parameters.
+    /// A parameter with one entry per expert along dim 0, sharded over expert-parallel ranks. Its layout is an expert
+    /// layout even if one rank has all experts, because its gradients are reduced over other ranks than those of
+    /// other parameters.
     pub fn experts(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        let share = self.ep.share(&self.name_of(name), shape[0])?;
-        let held = Held::cut(shape, Dim(0), share, Layout::of_experts());
-        self.made(name, shape, held, None, init)
+        let share = self.ep.shard_range(&self.name_of(name), shape[0])?;
+        let local = LocalShard::sharded(shape, Dim(0), share, Layout::experts());
+        self.build_parameter(name, shape, local, None, init)
     }
 
-    /// What belongs to the model's state but is not trained, the same on every rank.
+    /// A buffer: part of the model's state, but not trained; replicated on every rank.
     pub fn buffer(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        let held = Held {
+        let local = LocalShard {
             memory: MemoryKind::Other,
-            ..Held::whole(shape)
+            ..LocalShard::full(shape)
         };
-        let parameter = self.made(name, shape, held, None, init)?;
+        let parameter = self.build_parameter(name, shape, local, None, init)?;
         let _ = parameter.tensor().f_set_requires_grad(false)?;
         Ok(parameter)
     }
 
-    /// A parameter with a row for each word of a vocabulary, of which tensor-parallel ranks have an
-    /// interval each. Vocabularies are what they are, so the last rank's may be shorter.
-    pub fn words(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+    /// A parameter with one row per vocabulary entry, sharded over tensor-parallel ranks. The last rank's shard may
+    /// be smaller if the vocabulary size is not divisible.
+    pub fn vocab_sharded(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
         if self.tp.size() == 1 {
             return self.parameter(name, shape, init);
         }
         let layout = Layout::replicated().with(Axis::Tp, Placement::Shard(Dim(0)));
-        let held = Held::cut(shape, Dim(0), self.tp.interval(shape[0]), layout);
-        self.made(name, shape, held, None, init)
+        let local = LocalShard::sharded(shape, Dim(0), self.tp.vocab_range(shape[0]), layout);
+        self.build_parameter(name, shape, local, None, init)
     }
 
-    /// A parameter that every tensor-parallel rank holds whole and computes with in its own way, so
-    /// that its gradient is the sum of theirs.
-    pub fn shared(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        self.made(name, shape, Held::whole(shape), self.tp.group(), init)
+    /// A parameter that is replicated on tensor-parallel ranks, each of which computes a partial gradient; the
+    /// gradient is their sum.
+    pub fn replicated(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        self.build_parameter(name, shape, LocalShard::full(shape), self.tp.group(), init)
     }
 
-    /// A parameter that computes with each position alone, of which this rank may have a part.
+    /// A parameter of a position-wise operation. With sequence parallelism each rank has some positions and computes
+    /// a partial gradient.
     pub fn positionwise(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        let terms = self.tp.sequence_group();
-        self.made(name, shape, Held::whole(shape), terms, init)
+        let partial_grad_group = self.tp.sequence_group();
+        self.build_parameter(
+            name,
+            shape,
+            LocalShard::full(shape),
+            partial_grad_group,
+            init,
+        )
     }
 
-    fn made(
+    fn build_parameter(
         &self,
         name: &str,
         shape: &[usize],
-        held: Held,
-        terms: Option<&Group>,
+        local: LocalShard,
+        partial_grad_group: Option<&Group>,
         init: Init,
     ) -> Result<Parameter> {
         let name = self.name_of(name);
-        let lengths = &held.region.lengths;
+        let lengths = &local.region.lengths;
         let is_wanted = self.only.as_ref().is_none_or(|names| names.contains(&name));
-        let place = if is_wanted { self.place } else { Place::Meta };
-        let tensor = memory::scope(held.memory, || place.empty(lengths, self.kind))?;
+        let device = if is_wanted { self.device } else { Device::Meta };
+        let tensor = memory::scope(local.memory, || device.empty(lengths, self.kind))?;
         if !is_wanted {
-            // Another rank's: not even a dry run counts it here.
+            // Another rank owns this parameter, so a dry run must not count it here.
             storage::release(&tensor)?;
         }
-        if place != Place::Meta {
-            self.fill(&name, &tensor, shape, &held.region, init)?;
+        if device != Device::Meta {
+            self.fill(&name, &tensor, shape, &local.region, init)?;
         }
-        let plan = Plan {
+        let spec = ParameterSpec {
             name,
             shape: shape.to_vec(),
-            layout: held.layout,
+            layout: local.layout,
             compute_kind: self.computes_in(),
-            terms: terms.cloned(),
+            partial_grad_group: partial_grad_group.cloned(),
         };
-        Ok(Parameter::planned(plan, tensor.f_set_requires_grad(true)?))
+        Ok(Parameter::from_spec(
+            spec,
+            tensor.f_set_requires_grad(true)?,
+        ))
     }
 
-    /// A constant table of the model, in the compute kind.
+    /// A constant tensor of the model, in the compute dtype.
     pub fn table(&self, values: &Tensor) -> Result<Tensor> {
-        self.place.tensor(values, self.computes_in())
+        self.device.tensor(values, self.computes_in())
     }
 
     fn name_of(&self, name: &str) -> String {
@@ -293,8 +302,8 @@ impl Builder {
         let mut filled = 0;
         let mut copy = |values: &[f32]| -> Result<()> {
             let length = values.len() as i64;
-            let place = flat.f_narrow(0, filled, length)?;
-            place
+            let target = flat.f_narrow(0, filled, length)?;
+            target
                 .shallow_clone()
                 .f_copy_(&Tensor::f_from_slice(values)?)?;
             filled += length;
@@ -312,32 +321,32 @@ impl Builder {
     }
 }
 
-/// What a rank holds of a parameter.
-struct Held {
+/// The shard of a parameter that this rank holds.
+struct LocalShard {
     region: Region,
     layout: Layout,
     memory: MemoryKind,
 }
 
-impl Held {
-    fn whole(shape: &[usize]) -> Held {
-        Held {
-            region: Region::whole(shape),
+impl LocalShard {
+    fn full(shape: &[usize]) -> LocalShard {
+        LocalShard {
+            region: Region::full(shape),
             layout: Layout::replicated(),
             memory: MemoryKind::Parameter,
         }
     }
 
-    /// What is left of it where ranks cut along `dim`, as `layout` says.
-    fn cut(shape: &[usize], dim: Dim, share: Range<usize>, layout: Layout) -> Held {
-        let mut held = Held::whole(shape);
-        held.region.offsets[dim.0] = share.start;
-        held.region.lengths[dim.0] = share.len();
-        Held { layout, ..held }
+    /// The shard of a parameter that `layout` splits along `dim`.
+    fn sharded(shape: &[usize], dim: Dim, share: Range<usize>, layout: Layout) -> LocalShard {
+        let mut local = LocalShard::full(shape);
+        local.region.offsets[dim.0] = share.start;
+        local.region.lengths[dim.0] = share.len();
+        LocalShard { layout, ..local }
     }
 }
 
-/// Pieces of a run, none longer than [`CHUNK`].
+/// Splits a range into chunks of at most [`CHUNK`] elements.
 fn chunks(run: Range<usize>) -> impl Iterator<Item = Range<u64>> {
     let (start, end) = (run.start as u64, run.end as u64);
     (start..end)
@@ -351,8 +360,8 @@ mod tests {
     use crate::init::uniform;
 
     #[test]
-    fn names_are_the_path_and_elements_follow_them() -> Result<()> {
-        let builder = Builder::new(7).at("model").at("layers.3");
+    fn names_are_paths_and_initial_values_depend_on_them() -> Result<()> {
+        let builder = Builder::new(7).push("model").push("layers.3");
         let weight = builder.parameter("weight", &[3, 5], Init::Uniform { bound: 0.5 })?;
         assert_eq!(weight.name(), "model.layers.3.weight");
         assert_eq!(weight.shape(), [3, 5]);
@@ -362,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn wider_kinds_hold_the_elements_of_single_precision() -> Result<()> {
+    fn initial_values_in_wider_dtypes_equal_those_in_fp32() -> Result<()> {
         let make = |kind| {
             Builder::new(1)
                 .kind(kind)
@@ -390,7 +399,7 @@ mod tests {
 
     #[test]
     fn meta_parameters_have_shape_and_no_elements() -> Result<()> {
-        let weight = Builder::new(1).place(Place::Meta).parameter(
+        let weight = Builder::new(1).device(Device::Meta).parameter(
             "w",
             &[1 << 20, 1 << 20],
             Init::with_std(0.02),

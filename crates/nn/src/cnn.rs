@@ -1,4 +1,4 @@
-//! The small convolutional network for images of MNIST's shape.
+//! A small convolutional network for MNIST.
 
 use tch::Tensor;
 
@@ -17,13 +17,13 @@ pub struct SimpleCnn {
 }
 
 impl SimpleCnn {
-    /// The model.
+    /// Builds the model.
     pub fn build(builder: &Builder) -> Result<SimpleCnn> {
         Ok(SimpleCnn {
-            conv1: Convolution::build(&builder.at("conv1"), 1, 32)?,
-            conv2: Convolution::build(&builder.at("conv2"), 32, 64)?,
-            fc1: Dense::build(&builder.at("fc1"), 64 * 28 * 28, 128, true)?,
-            fc2: Dense::build(&builder.at("fc2"), 128, 10, false)?,
+            conv1: Convolution::build(&builder.push("conv1"), 1, 32)?,
+            conv2: Convolution::build(&builder.push("conv2"), 32, 64)?,
+            fc1: Dense::build(&builder.push("fc1"), 64 * 28 * 28, 128, true)?,
+            fc2: Dense::build(&builder.push("fc2"), 128, 10, false)?,
         })
     }
 }
@@ -38,7 +38,7 @@ impl Model for SimpleCnn {
     }
 }
 
-/// A convolution and its rectifier.
+/// A convolution with ReLU.
 #[derive(Module, Debug)]
 struct Convolution {
     name: String,
@@ -64,12 +64,12 @@ impl Unit for Convolution {
     }
 }
 
-/// A dense layer over the flattened input, with a rectifier but for the last.
+/// A dense layer over the flattened input, with ReLU except in the last layer.
 #[derive(Module, Debug)]
 struct Dense {
     name: String,
     linear: Linear,
-    is_rectified: bool,
+    has_relu: bool,
 }
 
 impl Dense {
@@ -77,13 +77,13 @@ impl Dense {
         builder: &Builder,
         num_inputs: usize,
         num_outputs: usize,
-        is_rectified: bool,
+        has_relu: bool,
     ) -> Result<Dense> {
         let init = Init::fan_in(num_inputs);
         Ok(Dense {
             name: builder.path().to_owned(),
             linear: Linear::with_bias(builder, num_inputs, num_outputs, init)?,
-            is_rectified,
+            has_relu,
         })
     }
 }
@@ -95,7 +95,7 @@ impl Unit for Dense {
 
     fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
         let output = self.linear.forward(&x.f_flatten(1, -1)?)?;
-        Ok(if self.is_rectified {
+        Ok(if self.has_relu {
             output.f_relu()?
         } else {
             output

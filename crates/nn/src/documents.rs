@@ -1,8 +1,7 @@
-//! Several documents in one sequence, none of which sees another.
+//! Document masking: several documents in one sequence that do not attend to each other.
 //!
-//! Training packs short documents into full sequences. A causal mask alone would let a document attend
-//! to whatever happened to be put before it. Here each document attends to itself: attention is computed
-//! document by document, which also computes less than a mask would, since nothing outside is scored.
+//! Training packs short documents into full sequences. With a causal mask alone, a document would attend to unrelated
+//! documents before it. Here attention is computed document by document, which also computes less than a mask would.
 
 use std::sync::Arc;
 
@@ -11,18 +10,17 @@ use trainyard_torch::kernel;
 
 use crate::Result;
 
-/// Where the documents of a batch end. Cloning shares it.
+/// The document boundaries of a batch. Clones share them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Documents {
-    /// How many positions each has, one sequence after the other; none crosses from one sequence into
-    /// the next.
+    /// The length of each document, one sequence after the other; no document crosses a sequence boundary.
     lengths: Arc<[i64]>,
     num_sequences: i64,
 }
 
 impl Documents {
-    /// Those of `tokens` [batch, positions], each of which ends with `end` or with its sequence.
-    pub fn of(tokens: &Tensor, end: i64) -> Result<Documents> {
+    /// The documents of `tokens` [batch, positions]; each ends with the token `end` or with its sequence.
+    pub fn from_tokens(tokens: &Tensor, end: i64) -> Result<Documents> {
         let (num_sequences, length) = tokens.size2()?;
         let tokens = tokens
             .f_to_device(Device::Cpu)?
@@ -37,31 +35,32 @@ impl Documents {
         })
     }
 
-    /// Causal attention inside every document, on [batch, positions, heads, head_dim].
+    /// Causal attention within every document, on [batch, positions, heads, head_dim].
     pub(crate) fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let parts = |heads: &Tensor| -> Result<Vec<Tensor>> {
+        let split = |heads: &Tensor| -> Result<Vec<Tensor>> {
             Ok(heads
                 .f_flatten(0, 1)?
                 .f_split_with_sizes(&*self.lengths, 0)?)
         };
         // [1, heads, positions, head_dim]
-        let turned = |part: &Tensor| part.f_transpose(0, 1)?.f_unsqueeze(0);
-        let (q_parts, k_parts, v_parts) = (parts(q)?, parts(k)?, parts(v)?);
-        let mut mixed = Vec::with_capacity(self.lengths.len());
-        for ((q, k), v) in q_parts.iter().zip(&k_parts).zip(&v_parts) {
-            let part = kernel::attention(&turned(q)?, &turned(k)?, &turned(v)?, true)?;
-            mixed.push(part.f_squeeze_dim(0)?.f_transpose(0, 1)?);
+        let transposed = |document: &Tensor| document.f_transpose(0, 1)?.f_unsqueeze(0);
+        let (qs, ks, vs) = (split(q)?, split(k)?, split(v)?);
+        let mut outputs = Vec::with_capacity(self.lengths.len());
+        for ((q, k), v) in qs.iter().zip(&ks).zip(&vs) {
+            let output =
+                kernel::attention(&transposed(q)?, &transposed(k)?, &transposed(v)?, true)?;
+            outputs.push(output.f_squeeze_dim(0)?.f_transpose(0, 1)?);
         }
-        Ok(Tensor::f_cat(&mixed, 0)?.f_view(&q.size()[..])?)
+        Ok(Tensor::f_cat(&outputs, 0)?.f_view(&q.size()[..])?)
     }
 
-    /// Whether every sequence is one document, so that there is nothing to keep apart.
-    pub(crate) fn are_sequences(&self) -> bool {
+    /// Whether every sequence is one document, so that no masking is needed.
+    pub(crate) fn is_trivial(&self) -> bool {
         self.lengths.len() as i64 == self.num_sequences
     }
 }
 
-/// How many tokens each document of a sequence has.
+/// The length of each document of a sequence.
 fn lengths(tokens: &[i64], end: i64) -> Vec<i64> {
     let documents = tokens.split_inclusive(|&token| token == end);
     documents.map(|document| document.len() as i64).collect()
@@ -75,14 +74,14 @@ mod tests {
     #[test]
     fn a_document_ends_with_its_last_token_or_its_sequence() -> Result<()> {
         let tokens = Tensor::from_slice(&[1i64, 0, 2, 3, 4, 5, 0, 0]).view([2, 4]);
-        let documents = Documents::of(&tokens, 0)?;
+        let documents = Documents::from_tokens(&tokens, 0)?;
         assert_eq!(&*documents.lengths, [2, 2, 3, 1]);
-        assert!(!documents.are_sequences());
-        assert!(Documents::of(&tokens, 9)?.are_sequences());
+        assert!(!documents.is_trivial());
+        assert!(Documents::from_tokens(&tokens, 9)?.is_trivial());
         Ok(())
     }
 
-    /// The same with a mask over whole sequences, forward and backward.
+    /// The reference: attention with an explicit mask over full sequences.
     fn masked(tokens: &Tensor, end: i64, heads: &[Tensor; 3]) -> Tensor {
         let (_, length) = tokens.size2().unwrap();
         let ends = tokens.eq(end).to_kind(Kind::Int64);
@@ -99,11 +98,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
         #[test]
-        fn attention_is_that_of_a_mask(tokens in prop::collection::vec(0i64..4, 24)) {
+        fn attention_equals_masked_attention(tokens in prop::collection::vec(0i64..4, 24)) {
             let tokens = Tensor::from_slice(&tokens).view([2, 12]);
             let random = || Tensor::randn([2, 12, 3, 8], (Kind::Double, Device::Cpu)).set_requires_grad(true);
             let heads = [random(), random(), random()];
-            let documents = Documents::of(&tokens, 0).unwrap();
+            let documents = Documents::from_tokens(&tokens, 0).unwrap();
             let ours = documents.attention(&heads[0], &heads[1], &heads[2]).unwrap();
             let theirs = masked(&tokens, 0, &heads);
             prop_assert!(ours.allclose(&theirs, 1e-10, 1e-12, false));

@@ -1,4 +1,4 @@
-//! Types of elements, as libtorch and as safetensors call them.
+//! Conversion between the dtypes of libtorch and of safetensors.
 
 use safetensors::Dtype;
 use tch::Kind;
@@ -14,13 +14,13 @@ const KINDS: [(Kind, Dtype); 8] = [
     (Kind::Bool, Dtype::BOOL),
 ];
 
-/// What safetensors calls a kind.
+/// The safetensors dtype of a libtorch kind.
 pub fn dtype_of(kind: Kind) -> Option<Dtype> {
     let mut kinds = KINDS.iter();
     kinds.find(|(k, _)| *k == kind).map(|(_, dtype)| *dtype)
 }
 
-/// What libtorch calls a type.
+/// The libtorch kind of a safetensors dtype.
 pub fn kind_of(dtype: Dtype) -> Option<Kind> {
     let mut kinds = KINDS.iter();
     kinds.find(|(_, d)| *d == dtype).map(|(kind, _)| *kind)

@@ -1,121 +1,119 @@
-//! What can go wrong in a model, told with the operands.
+//! Errors of building, running, saving and loading models.
 
 use tch::TchError;
 use trainyard_torch::TorchError;
 
 use crate::{Event, weights::WeightsError};
 
-/// The result of anything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = NnError> = std::result::Result<T, E>;
 
 /// Why a model could not be built, run, saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum NnError {
-    /// Documents that must not see each other, in sequences whose keys go round.
+    /// Document masking with ring attention, which does not support it.
     #[error(
-        "documents cannot be kept apart where keys and values go round a ring: use \
-         context_parallel_method = \"ulysses\""
+        "ring attention does not support document masking: use context_parallel_method = \"ulysses\""
     )]
-    DocumentsInARing,
-    /// Experts, where tensor-parallel ranks all have all positions.
+    DocumentMaskInRing,
+    /// An MoE layer with tensor parallelism but without sequence parallelism.
     #[error(
-        "experts divide positions over the ranks that share matrices, but those all have all: use \
-         enable_sequence_parallel = true"
+        "an MoE layer with tensor parallelism needs sequence parallelism: use enable_sequence_parallel = true"
     )]
-    WholeSequences,
-    /// A layer adds to a loss whose weight it does not know.
+    MoeNeedsSequenceParallel,
+    /// A layer has an auxiliary loss, but the context has no loss weight.
     #[error(
-        "experts are balanced by a loss, but the context does not tell what losses are divided by: \
-         use Context::with_loss_weight"
+        "the router has an auxiliary loss, but the context has no loss weight: use Context::with_loss_weight"
     )]
-    LossWeight,
-    /// libtorch refused an operation.
+    MissingLossWeight,
+    /// A libtorch operation failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
 
-    /// A strategy failed at the call site of a unit.
-    #[error("{event} of unit {unit}: {source}")]
-    Intercept {
-        /// When it was called.
+    /// A hook of a strategy failed.
+    #[error("{event} hook of unit {unit} failed: {source}")]
+    Hook {
+        /// The event for which it was called.
         event: Event,
         /// The unit that was running.
         unit: String,
-        /// What it reported.
+        /// The error of the hook.
         source: Box<NnError>,
     },
 
-    /// An error of a crate above this one, carried through a model.
+    /// An error of a strategy in a higher-level crate.
     #[error(transparent)]
     Strategy(Box<dyn std::error::Error + Send + Sync>),
 
-    /// Backward reached a unit without its run.
+    /// Backward reached a unit whose [`Run`](crate::Run) was dropped or bypassed.
     #[error(
-        "backward reached unit {unit} without its run, so strategies would miss events: \
+        "backward reached unit {unit} outside of Run::backward, so hooks would not be called: \
          keep the Run and call Run::backward(&loss) instead of loss.backward()"
     )]
     BackwardWithoutRun {
-        /// The unit.
+        /// The name of the unit.
         unit: String,
     },
 
-    /// A value bound to one thread was asked for on another.
+    /// A [`ThreadBound`](crate::ThreadBound) value was accessed on another thread.
     #[error(
-        "a value bound to another thread was asked for: run forward and backward on one thread"
+        "a value was accessed on another thread than its own: run forward and backward on the same thread"
     )]
     OtherThread,
 
-    /// A sequence is longer than the model was built for, or, where ranks share it, shorter.
-    #[error("a sequence of {length} positions in a model built for {limit}: build it for as many")]
+    /// A sequence is longer than the model was built for, or, with context parallelism, shorter.
+    #[error(
+        "the sequence length is {length}, but the model was built for {limit}: build it for this length"
+    )]
     SequenceTooLong {
-        /// Positions in the input.
+        /// The length of the input sequence.
         length: i64,
-        /// Positions the model has tables for.
+        /// The sequence length that the model was built for.
         limit: i64,
     },
 
-    /// A model's sizes contradict each other.
+    /// The sizes of a model are inconsistent.
     #[error("{model}: {reason}")]
     Sizes {
-        /// The model.
+        /// The model type.
         model: &'static str,
-        /// What does not fit.
+        /// Which sizes are inconsistent, and how.
         reason: String,
     },
 
-    /// Ranks cannot share something evenly.
+    /// A size is not divisible by the number of ranks.
     #[error(
-        "{what}: {length} cannot be shared evenly by {num_ranks} ranks: \
-         use a number of ranks that divides it"
+        "{what} ({length}) is not divisible by {num_ranks} ranks: use a number of ranks that divides it"
     )]
-    Uneven {
-        /// What is to be shared.
+    NotDivisible {
+        /// What is to be sharded.
         what: String,
-        /// How many there are.
+        /// Its size.
         length: usize,
-        /// How many ranks there are.
+        /// The number of ranks.
         num_ranks: usize,
     },
 
     /// Variables that belong to none of an adapted model's units.
     #[error(
-        "no unit owns {}: a unit owns the variables whose names begin with its own and a dot \
+        "no unit owns {}: a unit owns the variables whose names start with its own name and a dot \
          (units: {})", names.join(", "), units.join(", ")
     )]
     Unowned {
-        /// The variables.
+        /// The names of the variables.
         names: Vec<String>,
-        /// The units there are.
+        /// The names of the units.
         units: Vec<String>,
     },
 
-    /// Two units of an adapted model have one name.
-    #[error("two units are called {unit}: names of units must differ")]
+    /// Two units of an adapted model have the same name.
+    #[error("two units are called {unit}: unit names must be unique")]
     RepeatedUnit {
-        /// The name.
+        /// The repeated name.
         unit: String,
     },
 
-    /// A file of weights could not be written or read.
+    /// A weights file could not be written or read.
     #[error(transparent)]
     Weights(#[from] Box<WeightsError>),
 }
@@ -127,7 +125,7 @@ impl From<TchError> for NnError {
 }
 
 impl NnError {
-    /// Wraps the error of a crate above this one, so that it can pass through a model.
+    /// Wraps an error of a higher-level crate, so that it can pass through a model.
     pub fn strategy(error: impl std::error::Error + Send + Sync + 'static) -> NnError {
         NnError::Strategy(Box::new(error))
     }

@@ -1,7 +1,7 @@
-//! GPT-2: a decoder with learnt positions, with Hugging Face's names for its parameters.
+//! GPT-2: a decoder-only transformer with learned position embeddings, with Hugging Face's parameter names.
 //!
-//! Its matrices are [in, out]. Queries, keys and values are made by one of them, which is seen as
-//! [in, 3, out]: the same elements in the same order, and ranks that share it have some heads of each.
+//! Its matrices are [in, out]. One matrix projects queries, keys and values. It is viewed as [in, 3, out]: the same
+//! elements in the same order, so that tensor-parallel ranks have some heads of each.
 
 use std::rc::Rc;
 
@@ -10,50 +10,51 @@ use tch::Tensor;
 use crate::{
     Builder, Context, ContextParallel, Documents, Init, Model, Module, NnError, Parameter, Result,
     TensorParallel, Unit,
-    layers::{AttentionSizes, Dropout, Embedding, LanguageHead, LayerNorm, Linear, Positions},
-    recomputed,
-    traffic::Traffic,
+    comm_volume::CommVolume,
+    layers::{AttentionConfig, Dropout, Embedding, LayerNorm, Linear, LmHead, PositionEmbedding},
+    recompute,
 };
 
-/// The sizes of a GPT-2, under the names that newer models have for them.
+/// The configuration of a GPT-2, with the key names of newer models.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
-    /// Tokens there are.
+    /// The vocabulary size.
     pub vocab_size: usize,
-    /// Elements of a position between blocks: `n_embd`.
+    /// The hidden size: `n_embd`.
     pub hidden_size: usize,
-    /// Elements of a position inside the feed-forward part: `n_inner`.
+    /// The intermediate size of the feed-forward layer: `n_inner`.
     pub intermediate_size: usize,
-    /// Blocks: `n_layer`.
+    /// The number of blocks (layers): `n_layer`.
     pub num_hidden_layers: usize,
-    /// Heads: `n_head`.
+    /// The number of attention heads: `n_head`.
     pub num_attention_heads: usize,
-    /// Positions there are: `n_positions`.
+    /// The maximum sequence length: `n_positions`.
     pub max_position_embeddings: usize,
-    /// Added to the variance under the root.
+    /// The epsilon of LayerNorm.
     pub layer_norm_epsilon: f64,
-    /// Whether the head uses the embedding's table.
+    /// Whether the LM head uses the embedding table (tied embeddings).
     pub tie_word_embeddings: bool,
-    /// Share of what attention and the feed-forward part add that training leaves out.
+    /// The dropout probability of the outputs of attention and of the feed-forward layer.
     pub resid_pdrop: f64,
 }
 
 impl Gpt2Config {
-    /// Refuses sizes that no model can have.
+    /// Checks that the sizes are consistent.
     pub fn validate(&self) -> Result<()> {
         let (width, heads) = (self.hidden_size, self.num_attention_heads);
-        match heads > 0 && width.is_multiple_of(heads) {
-            true => Ok(()),
-            false => Err(NnError::Sizes {
+        if heads > 0 && width.is_multiple_of(heads) {
+            Ok(())
+        } else {
+            Err(NnError::Sizes {
                 model: "GPT-2",
                 reason: format!("num_attention_heads ({heads}) must divide hidden_size ({width})"),
-            }),
+            })
         }
     }
 
-    fn attention(&self) -> AttentionSizes {
-        AttentionSizes {
-            width: self.hidden_size,
+    fn attention(&self) -> AttentionConfig {
+        AttentionConfig {
+            hidden_size: self.hidden_size,
             num_heads: self.num_attention_heads,
             num_kv_heads: self.num_attention_heads,
             head_dim: self.hidden_size / self.num_attention_heads,
@@ -62,44 +63,44 @@ impl Gpt2Config {
         }
     }
 
-    /// How the maps begin that add to the residual stream: the less, the more of them there are.
+    /// The initialization of the projections that add to the residual stream, scaled down by their number.
     fn residual_init(&self) -> Init {
         Init::with_std(STD / (2.0 * self.num_hidden_layers as f64).sqrt())
     }
 }
 
-/// Every matrix that does not add to the residual stream begins with this standard deviation.
+/// The standard deviation of initial weights, except of projections that add to the residual stream.
 const STD: f64 = 0.02;
 
-/// The whole model.
+/// A GPT-2 model.
 #[derive(Module, Debug)]
 pub struct Gpt2 {
     embed: Embed,
     blocks: Vec<Block>,
     head: Head,
-    num_words: usize,
+    vocab_size: usize,
     #[module(skip)]
     tp: TensorParallel,
     #[module(skip)]
-    traffic: Traffic,
+    comm_volume: CommVolume,
 }
 
 impl Gpt2 {
-    /// A model for sequences of up to `seq_len` tokens.
+    /// Builds a model for sequences of up to `seq_len` tokens.
     pub fn build(config: &Gpt2Config, seq_len: usize, builder: &Builder) -> Result<Gpt2> {
         config.validate()?;
-        let trunk = builder.at("transformer");
+        let trunk = builder.push("transformer");
         let embed = Embed::build(config, seq_len, &trunk)?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| Block::build(config, seq_len, &trunk.at(&format!("h.{index}"))))
+            .map(|index| Block::build(config, seq_len, &trunk.push(&format!("h.{index}"))))
             .collect::<Result<_>>()?;
         let head = Head::build(config, &embed.wte, &trunk, builder)?;
         Ok(Gpt2 {
             embed,
             blocks,
             head,
-            num_words: config.vocab_size,
-            traffic: Traffic::new(
+            vocab_size: config.vocab_size,
+            comm_volume: CommVolume::new(
                 config.num_hidden_layers,
                 2 * config.num_hidden_layers,
                 &config.attention(),
@@ -120,31 +121,31 @@ impl Model for Gpt2 {
     }
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.tp.cross_entropy_sum(output, targets, self.num_words)
+        self.tp.cross_entropy_sum(output, targets, self.vocab_size)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        self.traffic.sent(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        self.comm_volume.sent(num_tokens)
     }
 }
 
-/// Tokens and positions to vectors.
+/// The embedding unit: token and position embeddings.
 #[derive(Module, Debug)]
 struct Embed {
     name: String,
     wte: Embedding,
-    wpe: Positions,
+    wpe: PositionEmbedding,
 }
 
 impl Embed {
     fn build(config: &Gpt2Config, seq_len: usize, trunk: &Builder) -> Result<Embed> {
         let (init, width) = (Init::with_std(STD), config.hidden_size);
-        let (words, places) = (trunk.at("wte"), trunk.at("wpe"));
+        let (wte, wpe) = (trunk.push("wte"), trunk.push("wpe"));
         let num_positions = config.max_position_embeddings;
         Ok(Embed {
-            name: words.path().to_owned(),
-            wte: Embedding::build(&words, config.vocab_size, width, init)?,
-            wpe: Positions::build(&places, num_positions, seq_len, width, init)?,
+            name: wte.path().to_owned(),
+            wte: Embedding::build(&wte, config.vocab_size, width, init)?,
+            wpe: PositionEmbedding::build(&wpe, num_positions, seq_len, width, init)?,
         })
     }
 }
@@ -155,11 +156,11 @@ impl Unit for Embed {
     }
 
     fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        self.wpe.added(&self.wte.forward(x)?, x)
+        self.wpe.add_to(&self.wte.forward(x)?, x)
     }
 }
 
-/// The half of a block that mixes positions, with its norm.
+/// The attention half of a block, with its norm.
 #[derive(Module, Debug)]
 struct Attention {
     ln_1: LayerNorm,
@@ -174,14 +175,14 @@ struct Attention {
 
 impl Attention {
     fn build(config: &Gpt2Config, builder: &Builder) -> Result<Attention> {
-        let (width, maps) = (config.hidden_size, builder.at("attn"));
+        let (width, attn) = (config.hidden_size, builder.push("attn"));
         let (init, last) = (Init::with_std(STD), config.residual_init());
         let tp = builder.tensor_parallel();
-        tp.share("num_attention_heads", config.num_attention_heads)?;
+        tp.shard_range("num_attention_heads", config.num_attention_heads)?;
         Ok(Attention {
-            ln_1: LayerNorm::build(&builder.at("ln_1"), width, config.layer_norm_epsilon)?,
-            c_attn: Linear::turned_columns(&maps.at("c_attn"), width, 3, width, init)?,
-            c_proj: Linear::turned_row(&maps.at("c_proj"), width, width, last)?,
+            ln_1: LayerNorm::build(&builder.push("ln_1"), width, config.layer_norm_epsilon)?,
+            c_attn: Linear::transposed_colwise(&attn.push("c_attn"), width, 3, width, init)?,
+            c_proj: Linear::transposed_rowwise(&attn.push("c_proj"), width, width, last)?,
             head_dim: config.attention().head_dim as i64,
             cp: builder.context_parallel(),
             tp,
@@ -189,17 +190,17 @@ impl Attention {
     }
 
     fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
-        let [made] = self.tp.columns(&self.ln_1.forward(x)?, [&self.c_attn])?;
-        let heads = made.f_unflatten(-1, [3, -1, self.head_dim])?;
+        let [qkv] = self.tp.colwise(&self.ln_1.forward(x)?, [&self.c_attn])?;
+        let heads = qkv.f_unflatten(-1, [3, -1, self.head_dim])?;
         let each = |number| heads.f_select(2, number);
-        let mixed = self
+        let output = self
             .cp
             .attention(&each(0)?, &each(1)?, &each(2)?, documents)?;
-        self.tp.rows(&mixed.f_flatten(-2, -1)?, &self.c_proj)
+        self.tp.rowwise(&output.f_flatten(-2, -1)?, &self.c_proj)
     }
 }
 
-/// The half of a block that computes with each position alone, with its norm.
+/// The feed-forward half of a block, with its norm.
 #[derive(Module, Debug)]
 struct FeedForward {
     ln_2: LayerNorm,
@@ -212,30 +213,30 @@ struct FeedForward {
 impl FeedForward {
     fn build(config: &Gpt2Config, builder: &Builder) -> Result<FeedForward> {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
-        let maps = builder.at("mlp");
+        let mlp = builder.push("mlp");
         let (init, last) = (Init::with_std(STD), config.residual_init());
         Ok(FeedForward {
-            ln_2: LayerNorm::build(&builder.at("ln_2"), width, config.layer_norm_epsilon)?,
-            c_fc: Linear::turned_columns(&maps.at("c_fc"), width, 1, inner, init)?,
-            c_proj: Linear::turned_row(&maps.at("c_proj"), inner, width, last)?,
+            ln_2: LayerNorm::build(&builder.push("ln_2"), width, config.layer_norm_epsilon)?,
+            c_fc: Linear::transposed_colwise(&mlp.push("c_fc"), width, 1, inner, init)?,
+            c_proj: Linear::transposed_rowwise(&mlp.push("c_proj"), inner, width, last)?,
             tp: builder.tensor_parallel(),
         })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [inner] = self.tp.columns(&self.ln_2.forward(x)?, [&self.c_fc])?;
-        self.tp.rows(&inner.f_gelu("tanh")?, &self.c_proj)
+        let [inner] = self.tp.colwise(&self.ln_2.forward(x)?, [&self.c_fc])?;
+        self.tp.rowwise(&inner.f_gelu("tanh")?, &self.c_proj)
     }
 }
 
-/// Attention and a feed-forward part, each added to its input.
+/// A transformer block: attention and a feed-forward layer with residual connections.
 #[derive(Module, Debug)]
 struct Block {
     name: String,
-    /// Shared with backward, where it may be computed again.
+    /// Shared with backward, which may recompute it.
     attention: Rc<Attention>,
     mlp: FeedForward,
-    /// What is left out of what attention and the feed-forward part add.
+    /// Dropout of the outputs of attention and of the feed-forward layer.
     #[module(skip)]
     dropouts: Option<[Dropout; 2]>,
 }
@@ -250,10 +251,10 @@ impl Block {
         })
     }
 
-    /// What dropout leaves of a part's output.
-    fn left(&self, part: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
+    /// Applies dropout to the output of one half of the block.
+    fn dropout(&self, half: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
         match &self.dropouts {
-            Some(dropouts) => dropouts[part].forward(&output, cx),
+            Some(dropouts) => dropouts[half].forward(&output, cx),
             None => Ok(output),
         }
     }
@@ -266,26 +267,25 @@ impl Unit for Block {
 
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
         let documents = cx.documents.clone();
-        let attended = match cx.recompute_attention {
-            true => {
-                let attention = Rc::clone(&self.attention);
-                let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
-                recomputed(x, Rc::new(again))?
-            }
-            false => self.attention.forward(x, documents.as_ref())?,
+        let attended = if cx.recompute_attention {
+            let attention = Rc::clone(&self.attention);
+            let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
+            recompute(x, Rc::new(again))?
+        } else {
+            self.attention.forward(x, documents.as_ref())?
         };
-        let x = x.f_add(&self.left(0, attended, cx)?)?;
+        let x = x.f_add(&self.dropout(0, attended, cx)?)?;
         let fed = self.mlp.forward(&x)?;
-        Ok(x.f_add(&self.left(1, fed, cx)?)?)
+        Ok(x.f_add(&self.dropout(1, fed, cx)?)?)
     }
 }
 
-/// The final norm, and vectors to logits.
+/// The head unit: the final norm and the LM head.
 #[derive(Module, Debug)]
 struct Head {
     name: String,
     ln_f: LayerNorm,
-    lm_head: LanguageHead,
+    lm_head: LmHead,
 }
 
 impl Head {
@@ -295,15 +295,14 @@ impl Head {
         trunk: &Builder,
         root: &Builder,
     ) -> Result<Head> {
-        let (width, builder) = (config.hidden_size, root.at("lm_head"));
+        let (width, builder) = (config.hidden_size, root.push("lm_head"));
         Ok(Head {
             name: builder.path().to_owned(),
-            ln_f: LayerNorm::build(&trunk.at("ln_f"), width, config.layer_norm_epsilon)?,
-            lm_head: match config.tie_word_embeddings {
-                true => LanguageHead::tied(&builder, embedding),
-                false => {
-                    LanguageHead::build(&builder, width, config.vocab_size, Init::with_std(STD))?
-                }
+            ln_f: LayerNorm::build(&trunk.push("ln_f"), width, config.layer_norm_epsilon)?,
+            lm_head: if config.tie_word_embeddings {
+                LmHead::tied(&builder, embedding)
+            } else {
+                LmHead::build(&builder, width, config.vocab_size, Init::with_std(STD))?
             },
         })
     }
@@ -318,7 +317,7 @@ impl Unit for Head {
         self.lm_head.forward(&self.ln_f.forward(x)?)
     }
 
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.lm_head.borrowed()
+    fn tied_parameters(&self) -> Vec<Parameter> {
+        self.lm_head.tied_parameters()
     }
 }

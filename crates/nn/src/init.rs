@@ -1,8 +1,8 @@
-//! Initial weights from a counter, not from a generator's state.
+//! Initial weights from a counter-based generator, which has no state.
 //!
-//! Element `i` of a parameter depends on the seed, the parameter's global name and `i` alone. So a
-//! rank that holds only part of a tensor makes exactly its part, every layout starts from the same
-//! model, and another program can repeat the formula bit for bit:
+//! Element `i` of a parameter depends only on the seed, the parameter's global name and `i`. So a rank can create
+//! exactly its shard of a tensor, every layout starts from the same model, and another program can reproduce the
+//! values bit for bit:
 //!
 //! ```text
 //! key = fnv1a64(name) ^ (seed * GOLDEN)
@@ -14,17 +14,17 @@ use std::ops::Range;
 
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// How the elements of a new parameter are chosen.
+/// The initialization of a parameter.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Init {
-    /// Evenly between `-bound` and `bound`, by the counter formula.
+    /// Uniform between `-bound` and `bound`.
     Uniform {
-        /// The largest magnitude.
+        /// The maximum magnitude.
         bound: f64,
     },
-    /// All one: norms.
+    /// All ones, for norms.
     Ones,
-    /// All zero.
+    /// All zeros.
     Zeros,
 }
 
@@ -36,7 +36,7 @@ impl Init {
         }
     }
 
-    /// Uniform within one over the root of the number of inputs of an output.
+    /// Uniform within `1 / sqrt(num_inputs)`.
     pub fn fan_in(num_inputs: usize) -> Init {
         Init::Uniform {
             bound: 1.0 / (num_inputs as f64).sqrt(),
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// FNV-1a over the bits of whole values, as the peers' test vectors use it.
+    /// FNV-1a over the bits of values, as in the test vectors of the PyTorch baselines.
     fn checksum(values: &[f32]) -> u64 {
         values.iter().fold(0xCBF2_9CE4_8422_2325, |hash, value| {
             (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01B3)
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_the_test_vectors_of_the_pytorch_peers() {
+    fn equals_the_test_vectors_of_the_pytorch_baselines() {
         let vectors = [
             (
                 "model.embed_tokens.weight",
@@ -113,27 +113,27 @@ mod tests {
     }
 
     #[test]
-    fn fan_in_is_one_over_the_root() {
+    fn fan_in_is_the_inverse_square_root() {
         assert_eq!(Init::fan_in(16), Init::Uniform { bound: 0.25 });
     }
 
     proptest! {
         #[test]
-        fn an_interval_is_the_same_part_of_the_whole(
+        fn a_range_of_values_equals_that_range_of_all_values(
             name in "[a-z.0-9]{1,40}", cuts in prop::array::uniform2(0u64..=300), seed: u64,
         ) {
             let (start, end) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
             for init in [Init::with_std(0.02), Init::Ones, Init::Zeros] {
-                let whole = init.values(&name, 0..300, seed);
+                let all = init.values(&name, 0..300, seed);
                 prop_assert_eq!(
                     init.values(&name, start..end, seed),
-                    &whole[start as usize..end as usize]
+                    &all[start as usize..end as usize]
                 );
             }
         }
 
         #[test]
-        fn stays_within_the_bound(name in "[a-z]{1,8}", bound in 1e-6..10f64, seed: u64) {
+        fn values_stay_within_the_bound(name in "[a-z]{1,8}", bound in 1e-6..10f64, seed: u64) {
             prop_assert!(uniform(&name, 0..200, bound, seed).iter().all(|w| w.abs() <= bound as f32));
         }
     }

@@ -1,10 +1,10 @@
-//! Models, told in the words every strategy uses.
+//! Models as lists of units, and the layers they consist of.
 //!
-//! A [`Parameter`] has a global name, a global shape and a layout over the mesh. A [`Module`] is
-//! whatever has parameters. A [`Model`] is a list of named [`Unit`]s, executed one after another
-//! by [`run`], the only call site there is; a strategy is an [`Intercept`] at that call site, and
-//! so models hold no parallel code.
-//! What splits the layers themselves they are built with: [`TensorParallel`] and [`ContextParallel`].
+//! A [`Parameter`] has a global name, a global shape and a layout over the device mesh. A [`Module`] owns parameters.
+//! A [`Model`] is a list of named [`Unit`]s, which [`run()`] executes one after another. A data-parallel strategy is
+//! a set of [`UnitHooks`] that `run` calls around each unit, so models contain no data-parallel code. Tensor, context
+//! and expert parallelism split the layers themselves: models are built with [`TensorParallel`], [`ContextParallel`]
+//! and [`ExpertParallel`].
 //!
 //! ```no_run
 //! use trainyard_nn::{Builder, Context, Llama, LlamaConfig, Model, run};
@@ -17,12 +17,14 @@
 //! # }
 //! ```
 
-// The derive names this crate by its public path, here too.
+// The derive macro refers to this crate by its public path, which must also work inside the crate.
 extern crate self as trainyard_nn;
 
 mod adapter;
+mod backward_hooks;
 mod builder;
 mod cnn;
+mod comm_volume;
 mod context_parallel;
 mod documents;
 pub mod dtype;
@@ -30,7 +32,6 @@ mod error;
 mod experts;
 mod gpt2;
 pub mod init;
-mod intercept;
 pub mod layers;
 mod llama;
 mod loss;
@@ -39,33 +40,34 @@ mod module;
 mod parameter;
 mod recompute;
 mod run;
-mod tape;
 mod tensor_parallel;
 mod thread_bound;
-mod traffic;
 mod unit;
+mod unit_hooks;
 pub mod weight_gradients;
 pub mod weights;
 
 pub use adapter::{LossFn, UnitFn, VarStoreModel};
-pub use builder::{Builder, Place};
+pub use builder::{Builder, Device};
 pub use cnn::SimpleCnn;
-pub use context_parallel::{ContextParallel, Method};
+pub use context_parallel::{ContextParallel, ContextParallelMethod};
 pub use documents::Documents;
 pub use error::{NnError, Result};
-pub use experts::{ExpertParallel, Load, MixtureOfExperts, MoeConfig, Router, Scoring, Spread};
+pub use experts::{
+    ExpertLoad, ExpertParallel, MixtureOfExperts, MoeConfig, Router, Scoring, SyntheticSkew,
+};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use init::Init;
-pub use intercept::{Event, Intercept};
 pub use layers::RopeScaling;
 pub use llama::{Llama, LlamaConfig};
 pub use loss::cross_entropy_sum;
 pub use model::Model;
 pub use module::Module;
 pub use parameter::Parameter;
-pub use recompute::{Part, recomputed};
+pub use recompute::{RecomputeFn, recompute};
 pub use run::{Run, run};
-pub use tensor_parallel::{Sequence, TensorParallel};
+pub use tensor_parallel::{SequenceParallel, TensorParallel};
 pub use thread_bound::ThreadBound;
 pub use trainyard_nn_derive::Module;
 pub use unit::{Context, Unit, UnitCall};
+pub use unit_hooks::{Event, UnitHooks};

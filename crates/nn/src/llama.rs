@@ -1,7 +1,7 @@
-//! Llama: a decoder of equal blocks, with Hugging Face's names for its parameters.
+//! Llama: a decoder-only transformer, with Hugging Face's parameter names.
 //!
-//! Its units are the embedding, every block, and the head, which holds the final norm too. The
-//! feed-forward part of a block may be a mixture of experts: then it is a Mixtral, or a Qwen-MoE.
+//! Its units are the embedding, every block, and the head, which includes the final norm. With MoE feed-forward
+//! layers it is a Mixtral or a Qwen-MoE.
 
 use std::rc::Rc;
 
@@ -10,49 +10,49 @@ use tch::Tensor;
 use crate::{
     Builder, Context, Documents, Init, MixtureOfExperts, Model, Module, MoeConfig, NnError,
     Parameter, Result, RopeScaling, Router, TensorParallel, Unit,
-    layers::{Attention, AttentionSizes, Dropout, Embedding, LanguageHead, RmsNorm, Rope, SwiGlu},
-    recomputed,
-    traffic::Traffic,
+    comm_volume::CommVolume,
+    layers::{Attention, AttentionConfig, Dropout, Embedding, LmHead, RmsNorm, Rope, SwiGlu},
+    recompute,
 };
 
-/// The sizes of a Llama, under the keys of Hugging Face's `config.json`.
+/// The configuration of a Llama, with the keys of Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Tokens there are.
+    /// The vocabulary size.
     pub vocab_size: usize,
-    /// Elements of a position between blocks.
+    /// The hidden size.
     pub hidden_size: usize,
-    /// Elements of a position inside the feed-forward part.
+    /// The intermediate size of the feed-forward layer.
     pub intermediate_size: usize,
-    /// Blocks.
+    /// The number of blocks (layers).
     pub num_hidden_layers: usize,
-    /// Heads of queries.
+    /// The number of attention heads (query heads).
     pub num_attention_heads: usize,
-    /// Heads of keys and values.
+    /// The number of KV heads.
     pub num_key_value_heads: usize,
-    /// Elements of a head.
+    /// The dimension of a head.
     pub head_dim: usize,
-    /// The base of the rotations' frequencies.
+    /// The base of the RoPE frequencies.
     pub rope_theta: f64,
-    /// How rotations are stretched; not at all if absent.
+    /// RoPE scaling for longer sequences, if any.
     pub rope_scaling: Option<RopeScaling>,
-    /// Added to the mean square under the root.
+    /// The epsilon of RMSNorm.
     pub rms_norm_eps: f64,
-    /// Whether the head uses the embedding's table.
+    /// Whether the LM head uses the embedding table (tied embeddings).
     pub tie_word_embeddings: bool,
-    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    /// Whether the query, key and value projections have a bias, as in Qwen 2.
     pub attention_bias: bool,
-    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    /// Whether queries and keys are normalized per head, as in Qwen 3.
     pub qk_norm: bool,
-    /// Share of what attention and the feed-forward part add that training leaves out.
+    /// The dropout probability of the outputs of attention and of the feed-forward layer.
     pub resid_pdrop: f64,
-    /// The experts of blocks that have them; none if absent.
+    /// The MoE configuration of the blocks that have experts, if any.
     pub moe: Option<MoeConfig>,
 }
 
 impl LlamaConfig {
-    /// A model for examples: two hundred thousand parameters, with every part a large one has.
-    pub fn little() -> LlamaConfig {
+    /// A debug model for examples and tests: 200,000 parameters, with every component of a large model.
+    pub fn debug() -> LlamaConfig {
         LlamaConfig {
             vocab_size: 256,
             hidden_size: 64,
@@ -72,9 +72,9 @@ impl LlamaConfig {
         }
     }
 
-    /// Refuses sizes that no model can have.
+    /// Checks that the sizes are consistent.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |reason: String| {
+        let invalid = |reason: String| {
             Err(NnError::Sizes {
                 model: "Llama",
                 reason,
@@ -82,27 +82,27 @@ impl LlamaConfig {
         };
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return refuse(format!(
+            return invalid(format!(
                 "num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads})"
             ));
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            return refuse(format!(
-                "head_dim ({}) must be even, since rotations turn pairs",
+            return invalid(format!(
+                "head_dim ({}) must be even, because RoPE rotates pairs",
                 self.head_dim
             ));
         }
         Ok(())
     }
 
-    /// The experts of block `index`.
+    /// The MoE configuration of block `index`, if it has experts.
     fn experts(&self, index: usize) -> Option<&MoeConfig> {
         let moe = self.moe.as_ref();
         moe.filter(|moe| index >= moe.first_k_dense_replace)
     }
 
-    /// Pairs of matrices that tensor-parallel ranks share: each block's of attention, and its dense
-    /// feed-forward part or its shared experts.
+    /// The number of colwise/rowwise pairs: one of attention per block, and one of its dense feed-forward layer or
+    /// shared experts.
     fn num_pairs(&self) -> usize {
         let shares = |index: &usize| match self.experts(*index) {
             Some(moe) => moe.n_shared_experts > 0,
@@ -112,9 +112,9 @@ impl LlamaConfig {
         blocks.len() + blocks.filter(shares).count()
     }
 
-    fn attention(&self) -> AttentionSizes {
-        AttentionSizes {
-            width: self.hidden_size,
+    fn attention(&self) -> AttentionConfig {
+        AttentionConfig {
+            hidden_size: self.hidden_size,
             num_heads: self.num_attention_heads,
             num_kv_heads: self.num_key_value_heads,
             head_dim: self.head_dim,
@@ -124,34 +124,34 @@ impl LlamaConfig {
     }
 }
 
-/// Every matrix begins with this standard deviation.
+/// The standard deviation of initial weights.
 const STD: f64 = 0.02;
 
-/// The whole model.
+/// A Llama model.
 #[derive(Module, Debug)]
 pub struct Llama {
     embed: Embed,
     blocks: Vec<Block>,
     head: Head,
-    num_words: usize,
+    vocab_size: usize,
     #[module(skip)]
     tp: TensorParallel,
     #[module(skip)]
-    traffic: Traffic,
+    comm_volume: CommVolume,
 }
 
 impl Llama {
-    /// A model for sequences of up to `seq_len` tokens.
+    /// Builds a model for sequences of up to `seq_len` tokens.
     pub fn build(config: &LlamaConfig, seq_len: usize, builder: &Builder) -> Result<Llama> {
         config.validate()?;
-        let trunk = builder.at("model");
+        let trunk = builder.push("model");
         let scaling = config.rope_scaling.as_ref();
         let (width, theta) = (config.head_dim, config.rope_theta);
         let rope = Rope::build(builder, seq_len, width, theta, scaling)?;
-        let embed = Embed::build(config, &trunk.at("embed_tokens"))?;
+        let embed = Embed::build(config, &trunk.push("embed_tokens"))?;
         let blocks = (0..config.num_hidden_layers)
             .map(|index| {
-                let builder = trunk.at(&format!("layers.{index}"));
+                let builder = trunk.push(&format!("layers.{index}"));
                 Block::build(config, index, seq_len, &rope, &builder)
             })
             .collect::<Result<_>>()?;
@@ -160,8 +160,8 @@ impl Llama {
             embed,
             blocks,
             head,
-            num_words: config.vocab_size,
-            traffic: Traffic::new(
+            vocab_size: config.vocab_size,
+            comm_volume: CommVolume::new(
                 config.num_hidden_layers,
                 config.num_pairs(),
                 &config.attention(),
@@ -182,15 +182,15 @@ impl Model for Llama {
     }
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        self.tp.cross_entropy_sum(output, targets, self.num_words)
+        self.tp.cross_entropy_sum(output, targets, self.vocab_size)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        self.traffic.sent(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        self.comm_volume.sent(num_tokens)
     }
 }
 
-/// Tokens to vectors.
+/// The embedding unit.
 #[derive(Module, Debug)]
 struct Embed {
     name: String,
@@ -217,7 +217,7 @@ impl Unit for Embed {
     }
 }
 
-/// The half of a block that mixes positions.
+/// The attention half of a block, with its norm.
 #[derive(Module, Debug)]
 struct NormedAttention {
     input_layernorm: RmsNorm,
@@ -231,7 +231,7 @@ impl NormedAttention {
     }
 }
 
-/// The half of a block that computes with each position alone.
+/// The feed-forward half of a block.
 #[derive(Debug)]
 enum FeedForward {
     Dense(SwiGlu),
@@ -256,15 +256,15 @@ impl Module for FeedForward {
     }
 }
 
-/// Attention and a feed-forward part, each added to its input.
+/// A transformer block: attention and a feed-forward layer with residual connections.
 #[derive(Module, Debug)]
 struct Block {
     name: String,
-    /// Shared with backward, where it may be computed again.
+    /// Shared with backward, which may recompute it.
     attention: Rc<NormedAttention>,
     post_attention_layernorm: RmsNorm,
     mlp: FeedForward,
-    /// What is left out of what attention and the feed-forward part add.
+    /// Dropout of the outputs of attention and of the feed-forward layer.
     #[module(skip)]
     dropouts: Option<[Dropout; 2]>,
 }
@@ -279,20 +279,20 @@ impl Block {
     ) -> Result<Block> {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         let init = Init::with_std(STD);
-        let mlp = builder.at("mlp");
+        let mlp = builder.push("mlp");
         let mlp = match config.experts(index) {
             Some(moe) => {
                 FeedForward::Experts(MixtureOfExperts::build(&mlp, index, width, moe, init)?.into())
             }
             None => FeedForward::Dense(SwiGlu::build(&mlp, width, inner, init)?),
         };
-        let norm = |name| RmsNorm::build(&builder.at(name), width, config.rms_norm_eps);
+        let norm = |name| RmsNorm::build(&builder.push(name), width, config.rms_norm_eps);
         Ok(Block {
             name: builder.path().to_owned(),
             attention: Rc::new(NormedAttention {
                 input_layernorm: norm("input_layernorm")?,
                 self_attn: Attention::build(
-                    &builder.at("self_attn"),
+                    &builder.push("self_attn"),
                     &config.attention(),
                     rope,
                     init,
@@ -304,10 +304,10 @@ impl Block {
         })
     }
 
-    /// What dropout leaves of a part's output.
-    fn left(&self, part: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
+    /// Applies dropout to the output of one half of the block.
+    fn dropout(&self, half: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
         match &self.dropouts {
-            Some(dropouts) => dropouts[part].forward(&output, cx),
+            Some(dropouts) => dropouts[half].forward(&output, cx),
             None => Ok(output),
         }
     }
@@ -320,18 +320,17 @@ impl Unit for Block {
 
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
         let documents = cx.documents.clone();
-        let attended = match cx.recompute_attention {
-            true => {
-                let attention = Rc::clone(&self.attention);
-                let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
-                recomputed(x, Rc::new(again))?
-            }
-            false => self.attention.forward(x, documents.as_ref())?,
+        let attended = if cx.recompute_attention {
+            let attention = Rc::clone(&self.attention);
+            let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
+            recompute(x, Rc::new(again))?
+        } else {
+            self.attention.forward(x, documents.as_ref())?
         };
-        let x = x.f_add(&self.left(0, attended, cx)?)?;
+        let x = x.f_add(&self.dropout(0, attended, cx)?)?;
         let normed = self.post_attention_layernorm.forward(&x)?;
         let fed = self.mlp.forward(&normed, cx)?;
-        Ok(x.f_add(&self.left(1, fed, cx)?)?)
+        Ok(x.f_add(&self.dropout(1, fed, cx)?)?)
     }
 
     fn router(&self) -> Option<&Router> {
@@ -342,12 +341,12 @@ impl Unit for Block {
     }
 }
 
-/// The final norm, and vectors to logits.
+/// The head unit: the final norm and the LM head.
 #[derive(Module, Debug)]
 struct Head {
     name: String,
     norm: RmsNorm,
-    lm_head: LanguageHead,
+    lm_head: LmHead,
 }
 
 impl Head {
@@ -358,13 +357,14 @@ impl Head {
         root: &Builder,
     ) -> Result<Head> {
         let (width, vocab_size) = (config.hidden_size, config.vocab_size);
-        let builder = root.at("lm_head");
+        let builder = root.push("lm_head");
         Ok(Head {
             name: builder.path().to_owned(),
-            norm: RmsNorm::build(&trunk.at("norm"), width, config.rms_norm_eps)?,
-            lm_head: match config.tie_word_embeddings {
-                true => LanguageHead::tied(&builder, embedding),
-                false => LanguageHead::build(&builder, width, vocab_size, Init::with_std(STD))?,
+            norm: RmsNorm::build(&trunk.push("norm"), width, config.rms_norm_eps)?,
+            lm_head: if config.tie_word_embeddings {
+                LmHead::tied(&builder, embedding)
+            } else {
+                LmHead::build(&builder, width, vocab_size, Init::with_std(STD))?
             },
         })
     }
@@ -379,7 +379,7 @@ impl Unit for Head {
         self.lm_head.forward(&self.norm.forward(x)?)
     }
 
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.lm_head.borrowed()
+    fn tied_parameters(&self) -> Vec<Parameter> {
+        self.lm_head.tied_parameters()
     }
 }

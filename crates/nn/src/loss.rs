@@ -1,11 +1,10 @@
-//! Cross entropy as every classifying model here uses it.
+//! Cross-entropy loss.
 
 use tch::{Kind, Reduction, Tensor};
 
 use crate::Result;
 
-/// Cross entropy of `logits` [.., classes] against `targets` [..], summed, in single precision at
-/// least.
+/// The summed cross entropy of `logits` [.., classes] and `targets` [..], in at least fp32.
 pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     const NO_IGNORED_CLASS: i64 = -100;
     let kind = wide(logits.f_kind()?);
@@ -22,7 +21,7 @@ pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         )?)
 }
 
-/// The kind in which numbers of `kind` are added up: losses, squares, shares of attention.
+/// The dtype for accumulating values of `kind`: losses, squares, attention.
 pub(crate) fn wide(kind: Kind) -> Kind {
     match kind {
         Kind::Half | Kind::BFloat16 => Kind::Float,

@@ -6,18 +6,18 @@ use tch::Tensor;
 
 use crate::{Module, Result, Unit};
 
-/// What is trained.
+/// A model that can be trained: units and a loss.
 pub trait Model: Module {
     /// The units in order of execution: the output of one is the input of the next.
     fn units(&self) -> Vec<&dyn Unit>;
 
-    /// The loss summed over `targets`, not their mean: the count may be spread over many ranks, so
-    /// the caller divides by the global one.
+    /// The loss summed over `targets`, not averaged: targets may be distributed over many ranks, so the caller
+    /// divides by their global number.
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Bytes that the layers of all ranks which share a batch of `num_tokens` send to each other in
-    /// one forward and backward pass, by formula.
-    fn sent_by_layers(&self, _num_tokens: u64) -> u64 {
+    /// The bytes that tensor- and context-parallel layers send in one forward and backward pass over a batch of
+    /// `num_tokens`, summed over the ranks that work on that batch, from a closed formula.
+    fn layer_comm_bytes(&self, _num_tokens: u64) -> u64 {
         0
     }
 }
@@ -31,8 +31,8 @@ impl<M: Model + ?Sized> Model for Rc<M> {
         (**self).loss(output, targets)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        (**self).sent_by_layers(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        (**self).layer_comm_bytes(num_tokens)
     }
 }
 
@@ -45,7 +45,7 @@ impl<M: Model + ?Sized> Model for Box<M> {
         (**self).loss(output, targets)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        (**self).sent_by_layers(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        (**self).layer_comm_bytes(num_tokens)
     }
 }

@@ -1,8 +1,8 @@
-//! A module is whatever has parameters.
+//! Modules: types that own parameters.
 //!
-//! The trait says nothing of how a module computes: only which parameters it owns and in which
-//! order. Values that carry none (sizes, tables) are modules without parameters, and containers
-//! are their elements, so that `#[derive(Module)]` can simply visit every field.
+//! The trait covers only which parameters a module owns and in which order, not what it computes. Plain values
+//! (sizes, tensors) are modules without parameters, and a container is a module if its elements are, so that
+//! `#[derive(Module)]` can visit every field.
 
 use std::rc::Rc;
 
@@ -10,21 +10,21 @@ use tch::Tensor;
 
 use crate::Parameter;
 
-/// Something that owns parameters, in a fixed order.
+/// A type that owns parameters, in a fixed order.
 ///
-/// Deriving it visits the fields in the order in which they are written.
+/// `#[derive(Module)]` visits the fields in declaration order.
 pub trait Module {
-    /// Shows every owned parameter to `visitor`, each once.
+    /// Calls `visitor` once for every owned parameter.
     fn visit(&self, visitor: &mut dyn FnMut(&Parameter));
 
-    /// Every owned parameter, in order.
+    /// All owned parameters, in order.
     fn parameters(&self) -> Vec<Parameter> {
         let mut parameters = Vec::new();
         self.visit(&mut |parameter| parameters.push(parameter.clone()));
         parameters
     }
 
-    /// How many elements the parameters have, over the whole mesh.
+    /// The number of elements of all parameters, by their global shapes.
     fn num_parameters(&self) -> u64 {
         let mut count = 0;
         self.visit(&mut |parameter| count += parameter.num_elements());
@@ -87,7 +87,7 @@ mod tests {
     struct Tree {
         leaves: Vec<Pair<Parameter>>,
         #[module(skip)]
-        borrowed: Parameter,
+        tied: Parameter,
         #[module(skip)]
         _note: &'static str,
         root: Box<dyn Module>,
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn derive_visits_fields_in_order_and_leaves_out_what_is_skipped() -> Result<()> {
+    fn derive_visits_fields_in_order_except_skipped_ones() -> Result<()> {
         let tree = Tree {
             leaves: vec![
                 Pair {
@@ -115,8 +115,8 @@ mod tests {
                     width: 3,
                 },
             ],
-            borrowed: leaf("not mine")?,
-            _note: "no module at all",
+            tied: leaf("not owned")?,
+            _note: "not a module",
             root: Box::new(leaf("d")?),
         };
         let names: Vec<_> = tree
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(names, ["a", "b", "c", "d"]);
         assert_eq!(tree.num_parameters(), 4 * 6);
         assert_eq!(tree.leaves[0].width, 3);
-        assert_eq!(tree.borrowed.name(), "not mine");
+        assert_eq!(tree.tied.name(), "not owned");
         assert_eq!(Nothing {}.num_parameters(), 0);
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A parameter: one tensor of the model, known by the same name and shape on every rank.
+//! A parameter: a tensor of the model with the same global name and shape on every rank.
 //!
-//! What a rank holds of it follows from the layout alone. Optimisers work on [`Parameter::tensor`],
-//! the master copy; layers compute with [`Parameter::value`], which may have a smaller kind.
+//! The layout determines which shard a rank holds. Optimizers update [`Parameter::tensor`], the master weights;
+//! layers compute with [`Parameter::value`], which may have a smaller dtype.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use trainyard_torch::Group;
 
 use crate::Result;
 
-/// A named tensor that is trained. Cloning shares it.
+/// A named, trainable tensor. Clones share it.
 #[derive(Clone)]
 pub struct Parameter(Rc<Inner>);
 
@@ -24,102 +24,102 @@ struct Inner {
     shape: Vec<usize>,
     layout: Cell<Layout>,
     tensor: Tensor,
-    /// Where a strategy has put the gradient, if not on the leaf.
+    /// The gradient that a strategy has set, if not the leaf's own.
     gradient: RefCell<Option<Tensor>>,
     compute_kind: Kind,
-    terms: Option<Group>,
+    partial_grad_group: Option<Group>,
 }
 
-/// What a builder knows of a parameter beside its tensor.
-pub(crate) struct Plan {
+/// The properties of a parameter besides its tensor.
+pub(crate) struct ParameterSpec {
     pub name: String,
     /// The global shape.
     pub shape: Vec<usize>,
     pub layout: Layout,
     pub compute_kind: Kind,
-    pub terms: Option<Group>,
+    pub partial_grad_group: Option<Group>,
 }
 
 impl Parameter {
-    /// A parameter over a leaf tensor that exists already; its shape is the global one.
+    /// A replicated parameter from an existing leaf tensor, whose shape is the global one.
     pub fn from_tensor(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
         let kind = tensor.f_kind()?;
-        Parameter::computing_in(kind, name, tensor)
+        Parameter::with_compute_kind(kind, name, tensor)
     }
 
     /// The same, cast to `compute_kind` whenever a layer reads it.
-    pub fn computing_in(
+    pub fn with_compute_kind(
         compute_kind: Kind,
         name: impl Into<String>,
         tensor: Tensor,
     ) -> Result<Parameter> {
-        let plan = Plan {
+        let spec = ParameterSpec {
             name: name.into(),
             shape: shape_of(&tensor),
             layout: Layout::replicated(),
             compute_kind,
-            terms: None,
+            partial_grad_group: None,
         };
-        Ok(Parameter::planned(plan, tensor))
+        Ok(Parameter::from_spec(spec, tensor))
     }
 
-    /// A parameter over what this rank holds of it.
-    pub(crate) fn planned(plan: Plan, tensor: Tensor) -> Parameter {
+    /// A parameter from this rank's shard.
+    pub(crate) fn from_spec(spec: ParameterSpec, tensor: Tensor) -> Parameter {
         Parameter(Rc::new(Inner {
-            name: plan.name,
-            shape: plan.shape,
-            layout: Cell::new(plan.layout),
+            name: spec.name,
+            shape: spec.shape,
+            layout: Cell::new(spec.layout),
             tensor,
             gradient: RefCell::default(),
-            compute_kind: plan.compute_kind,
-            terms: plan.terms,
+            compute_kind: spec.compute_kind,
+            partial_grad_group: spec.partial_grad_group,
         }))
     }
 
-    /// What this rank holds of the parameter, under its name: `tensor` is cut from it as `layout`
-    /// says. Optimisers train this one, and layers go on computing with the other.
+    /// This rank's shard of the parameter, with the same name: `tensor` is the shard that `layout` describes.
+    /// Optimizers update the shard, while layers compute with the original.
     pub fn shard(&self, tensor: Tensor, layout: Layout) -> Result<Parameter> {
-        let plan = Plan {
+        let spec = ParameterSpec {
             name: self.0.name.clone(),
             shape: self.0.shape.clone(),
             layout,
             compute_kind: tensor.f_kind()?,
-            terms: self.0.terms.clone(),
+            partial_grad_group: self.0.partial_grad_group.clone(),
         };
-        Ok(Parameter::planned(plan, tensor))
+        Ok(Parameter::from_spec(spec, tensor))
     }
 
-    /// The global name, in Hugging Face's manner: `model.layers.0.mlp.up_proj.weight`.
+    /// The global name, as in Hugging Face models: `model.layers.0.mlp.up_proj.weight`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The global shape, whatever a rank holds of it.
+    /// The global shape, regardless of this rank's shard.
     pub fn shape(&self) -> &[usize] {
         &self.0.shape
     }
 
-    /// How many elements the global shape has.
+    /// The number of elements of the global shape.
     pub fn num_elements(&self) -> u64 {
         self.0.shape.iter().map(|&length| length as u64).product()
     }
 
-    /// How the mesh divides it.
+    /// The layout of the parameter over the device mesh.
     pub fn layout(&self) -> Layout {
         self.0.layout.get()
     }
 
-    /// Records how a strategy has divided it.
+    /// Sets the layout after a strategy has sharded the parameter.
     pub fn set_layout(&self, layout: Layout) {
         self.0.layout.set(layout);
     }
 
-    /// The leaf of autograd: what gradients accumulate on and optimisers update.
+    /// The leaf tensor, in which autograd accumulates gradients and which optimizers update.
     pub fn tensor(&self) -> &Tensor {
         &self.0.tensor
     }
 
-    /// The gradient, if there is one: where a strategy has put it, or the leaf's own.
+    /// The gradient, if there is one: the one that a strategy has set, or the leaf's own.
     pub fn gradient(&self) -> Result<Option<Tensor>> {
         if let Some(gradient) = self.0.gradient.borrow().as_ref() {
             return Ok(Some(gradient.shallow_clone()));
@@ -128,39 +128,39 @@ impl Parameter {
         Ok(gradient.defined().then_some(gradient))
     }
 
-    /// Says where the gradient is that a strategy has reduced; `None` when there is none any more.
+    /// Sets the gradient that a strategy has reduced; `None` removes it.
     pub fn set_gradient(&self, gradient: Option<Tensor>) {
         self.0.gradient.replace(gradient);
     }
 
-    /// The ranks that hold the same parameter but compute with it on a part of the input each: their
-    /// gradients are the terms of its gradient. Strategies add them up, once a step.
-    pub fn gradient_terms(&self) -> Option<&Group> {
-        self.0.terms.as_ref()
+    /// The ranks that hold the same parameter and each compute a partial gradient, from a part of the input.
+    /// Strategies all-reduce the partial gradients once a step.
+    pub fn partial_grad_group(&self) -> Option<&Group> {
+        self.0.partial_grad_group.as_ref()
     }
 
-    /// The kind of the master copy.
+    /// The dtype of the master weights.
     pub fn kind(&self) -> Kind {
         self.0.tensor.kind()
     }
 
-    /// The kind layers compute in.
+    /// The dtype that layers compute in.
     pub fn compute_kind(&self) -> Kind {
         self.0.compute_kind
     }
 
-    /// Whether gradients are wanted; a buffer wants none.
+    /// Whether the parameter requires a gradient; a buffer does not.
     pub fn is_trainable(&self) -> bool {
         self.0.tensor.requires_grad()
     }
 
-    /// What layers compute with: the master copy, cast to the compute kind within autograd.
+    /// The value that layers compute with: the master weights, cast to the compute dtype within autograd.
     pub fn value(&self) -> Result<Tensor> {
-        self.as_computed(self.tensor())
+        self.to_compute_kind(self.tensor())
     }
 
-    /// `tensor`, which was read from the master copy, in the compute kind.
-    pub(crate) fn as_computed(&self, tensor: &Tensor) -> Result<Tensor> {
+    /// Casts `tensor`, which was read from the master weights, to the compute dtype.
+    pub(crate) fn to_compute_kind(&self, tensor: &Tensor) -> Result<Tensor> {
         Ok(if self.kind() == self.compute_kind() {
             tensor.shallow_clone()
         } else {
@@ -168,7 +168,7 @@ impl Parameter {
         })
     }
 
-    /// Whether both are the same parameter, not only equal ones.
+    /// Whether both are the same parameter, not merely equal.
     pub fn is(&self, other: &Parameter) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
@@ -187,7 +187,7 @@ impl fmt::Debug for Parameter {
     }
 }
 
-/// The lengths of a tensor's dimensions, which are never negative.
+/// The shape of a tensor as unsigned numbers.
 pub(crate) fn shape_of(tensor: &Tensor) -> Vec<usize> {
     let lengths = tensor.size().into_iter();
     lengths.map(|length| length as usize).collect()
@@ -200,7 +200,7 @@ mod tests {
     use trainyard_mesh::{Axis, Placement};
 
     #[test]
-    fn value_is_cast_within_autograd_when_kinds_differ() -> Result<()> {
+    fn value_is_cast_within_autograd_if_dtypes_differ() -> Result<()> {
         let builder = Builder::new(3).compute_kind(Kind::BFloat16);
         let weight = builder.parameter("w", &[4], Init::Uniform { bound: 1.0 })?;
         assert_eq!(weight.kind(), Kind::Float);

@@ -1,4 +1,4 @@
-//! Computing a part of the model twice instead of keeping what its backward needs.
+//! Activation recomputation: backward runs a segment of the model again instead of saving its activations.
 
 use std::rc::Rc;
 
@@ -7,31 +7,32 @@ use trainyard_torch::{TorchError, autograd};
 
 use crate::{Result, ThreadBound};
 
-/// A part of a model that can be run again.
-pub type Part = Rc<dyn Fn(&Tensor) -> Result<Tensor>>;
+/// A segment of a model that backward can run again.
+pub type RecomputeFn = Rc<dyn Fn(&Tensor) -> Result<Tensor>>;
 
-/// `part` of `x`, of which only `x` is kept: backward runs the part again, and then its backward.
+/// Runs `segment` on `x` and saves only `x`, like PyTorch's activation checkpointing: backward runs the segment again
+/// before its backward.
 ///
-/// The second run must compute what the first did, so randomness has to come from the context, not
-/// from a generator. Where `x` needs no gradient the part runs once, since nothing would call it back.
-pub fn recomputed(x: &Tensor, part: Part) -> Result<Tensor> {
+/// Both runs must compute the same, so randomness must come from the context and not from a generator. If `x`
+/// requires no gradient, the segment runs once.
+pub fn recompute(x: &Tensor, segment: RecomputeFn) -> Result<Tensor> {
     if !x.requires_grad() || !is_recording(x)? {
-        return part(x);
+        return segment(x);
     }
-    let again = ThreadBound::new(Rc::clone(&part));
-    Ok(autograd::single(
+    let again = ThreadBound::new(Rc::clone(&segment));
+    Ok(autograd::apply(
         &[x],
         |saver, inputs| {
             saver.save(inputs[0]);
-            part(inputs[0]).map_err(carried)
+            segment(inputs[0]).map_err(to_torch_error)
         },
         move |saved, gradients| {
             let ([x], [Some(gradient)]) = (saved, gradients) else {
                 return Ok(vec![None]);
             };
-            let part = again.get().map_err(carried)?;
+            let segment = again.get().map_err(to_torch_error)?;
             let x = x.f_detach()?.f_set_requires_grad(true)?;
-            let output = tch::with_grad(|| part(&x)).map_err(carried)?;
+            let output = tch::with_grad(|| segment(&x)).map_err(to_torch_error)?;
             autograd::backward(&[&output], &[gradient])?;
             let gradient = x.f_grad()?;
             Ok(vec![gradient.defined().then_some(gradient)])
@@ -39,13 +40,13 @@ pub fn recomputed(x: &Tensor, part: Part) -> Result<Tensor> {
     )?)
 }
 
-/// Whether operations on `x` are recorded for backward.
+/// Whether autograd records operations on `x`.
 fn is_recording(x: &Tensor) -> Result<bool> {
     Ok(x.f_alias()?.requires_grad())
 }
 
-/// The text of an error, as libtorch can carry it.
-fn carried(error: impl ToString) -> TorchError {
+/// Converts an error to one that can cross libtorch, which keeps only its text.
+fn to_torch_error(error: impl ToString) -> TorchError {
     TorchError::Other(error.to_string())
 }
 
@@ -71,22 +72,22 @@ mod tests {
         let x = Tensor::randn([3, 4], options).set_requires_grad(true);
         let weight = Tensor::randn([4, 4], options).set_requires_grad(true);
         let runs = Rc::new(Cell::new(0));
-        let part: Part = {
+        let segment: RecomputeFn = {
             let (weight, runs) = (weight.shallow_clone(), Rc::clone(&runs));
             Rc::new(move |x| {
                 runs.set(runs.get() + 1);
                 Ok(x.f_matmul(&weight)?.f_tanh()?)
             })
         };
-        let plain = gradients(&x, &weight, &part(&x)?);
+        let plain = gradients(&x, &weight, &segment(&x)?);
         assert_eq!(runs.get(), 1);
-        let y = recomputed(&x, Rc::clone(&part))?;
+        let y = recompute(&x, Rc::clone(&segment))?;
         assert_eq!(runs.get(), 2);
         let again = gradients(&x, &weight, &y);
         assert_eq!(runs.get(), 3);
         assert!(plain.0.equal(&again.0) && plain.1.equal(&again.1));
 
-        let y = tch::no_grad(|| recomputed(&x, part))?;
+        let y = tch::no_grad(|| recompute(&x, segment))?;
         assert!(!y.requires_grad());
         Ok(())
     }

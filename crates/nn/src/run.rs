@@ -1,7 +1,7 @@
-//! Running a model: the one call site of units.
+//! Runs a model: calls its units and the hooks around them.
 //!
-//! Everything a strategy does to a model's execution, it does here. A run without interceptors is
-//! a plain loop over the units.
+//! This is the only place that calls units, so hooks here cover the whole execution of a model. Without hooks, a run
+//! is a plain loop over the units.
 
 use std::{
     rc::Rc,
@@ -11,43 +11,43 @@ use std::{
 use tch::Tensor;
 
 use crate::{
-    Context, Intercept, Model, Result, Unit, UnitCall,
-    intercept::{Event, Interceptors, tell, wrapped},
-    tape::Tape,
+    Context, Model, Result, Unit, UnitCall, UnitHooks,
+    backward_hooks::BackwardHooks,
+    unit_hooks::{Event, HookList, notify, wrapped},
 };
 
 /// A forward pass that backward may follow.
 ///
-/// Backward goes through [`Run::backward`], which tells the interceptors of the last events too.
-/// Where interceptors watch, a plain `loss.backward()` is refused with an error that says so.
+/// Call [`Run::backward`], which also fires the last hooks. If there are backward hooks, a plain `loss.backward()`
+/// fails with an error.
 #[must_use = "a run holds the output, and backward goes through it"]
 pub struct Run {
     output: Tensor,
-    tape: Option<Rc<Tape>>,
-    /// Whether anything that belongs to this thread takes part in backward.
-    is_bound: bool,
+    backward_hooks: Option<Rc<BackwardHooks>>,
+    /// Whether there are hooks, which must run on this thread.
+    has_hooks: bool,
 }
 
-/// Runs every unit of `model` on `x`, each inside the interceptors, the first of which is outermost.
+/// Runs every unit of `model` on `x` with `hooks` around each; the first hooks are outermost.
 pub fn run(
     model: &dyn Model,
     x: &Tensor,
     cx: &Context,
-    interceptors: &[Rc<dyn Intercept>],
+    hooks: &[Rc<dyn UnitHooks>],
 ) -> Result<Run> {
     let units = model.units();
-    if interceptors.is_empty() {
+    if hooks.is_empty() {
         let output = units
             .into_iter()
             .try_fold(x.shallow_clone(), |x, unit| unit.forward(&x, cx))?;
         return Ok(Run {
             output,
-            tape: None,
-            is_bound: false,
+            backward_hooks: None,
+            has_hooks: false,
         });
     }
 
-    let tape = Tape::begin(interceptors, units.len());
+    let backward_hooks = BackwardHooks::begin(hooks, units.len());
     let run = next_run();
     let num_units = units.len();
     let mut output = x.shallow_clone();
@@ -59,36 +59,36 @@ pub fn run(
             name: unit.name().into(),
             context: cx.clone(),
         };
-        for interceptor in interceptors {
-            interceptor.adjust(&mut call);
+        for hook in hooks {
+            hook.configure(&mut call);
         }
-        output = pass(unit, &output, call, interceptors, tape.as_ref())?;
+        output = call_unit(unit, &output, call, hooks, backward_hooks.as_ref())?;
     }
     Ok(Run {
         output,
-        tape,
-        is_bound: true,
+        backward_hooks,
+        has_hooks: true,
     })
 }
 
-/// One passage through one unit.
-fn pass(
+/// Calls one unit and the hooks around its forward.
+fn call_unit(
     unit: &dyn Unit,
     x: &Tensor,
     call: UnitCall,
-    interceptors: &Interceptors,
-    tape: Option<&Rc<Tape>>,
+    hooks: &HookList,
+    backward_hooks: Option<&Rc<BackwardHooks>>,
 ) -> Result<Tensor> {
-    tell(interceptors, Event::BeforeForward, &call)?;
-    let x = match tape {
-        Some(tape) => tape.enter(&call, x)?,
+    notify(hooks, Event::BeforeForward, &call)?;
+    let x = match backward_hooks {
+        Some(backward_hooks) => backward_hooks.wrap_input(&call, x)?,
         None => x.shallow_clone(),
     };
-    let output = wrapped(interceptors, &call, &x, &|x| unit.forward(x, &call.context))?;
-    if let Some(tape) = tape {
-        tape.leave(&call, &output)?;
+    let output = wrapped(hooks, &call, &x, &|x| unit.forward(x, &call.context))?;
+    if let Some(backward_hooks) = backward_hooks {
+        backward_hooks.hook_output(&call, &output)?;
     }
-    tell(interceptors, Event::AfterForward, &call)?;
+    notify(hooks, Event::AfterForward, &call)?;
     Ok(output)
 }
 
@@ -103,40 +103,40 @@ impl Run {
         &self.output
     }
 
-    /// The output alone, where no backward will follow.
+    /// The output, for a run without backward.
     pub fn into_output(self) -> Tensor {
         self.output
     }
 
-    /// Lets go of the output, where backward begins with its gradient and nobody reads it any more.
+    /// Releases the output early, for a backward that starts from the gradient of the output and does not read it.
     pub fn release_output(&mut self) {
         self.output = Tensor::new();
     }
 
-    /// Accumulates the gradients of `loss`, which was computed from the output.
+    /// Runs backward from `loss`, which was computed from the output, and accumulates gradients.
     ///
-    /// An error raised by an interceptor during backward comes out here.
+    /// Returns the error of a hook that failed during backward.
     pub fn backward(self, loss: &Tensor) -> Result<()> {
-        // The output is held no longer than the loss itself needs it.
+        // Release the output before backward unless the loss needs it.
         drop(self.output);
-        match self.tape {
-            Some(tape) => tape.backward(loss),
+        match self.backward_hooks {
+            Some(backward_hooks) => backward_hooks.backward(loss),
             None => Ok(loss.f_backward()?),
         }
     }
 
-    /// The same while `other` runs: each computes while the other communicates. Interceptors belong to
-    /// one thread, so where there are any, one comes after the other.
-    pub fn backward_beside<T>(self, loss: &Tensor, other: impl FnOnce() -> T) -> Result<T> {
-        if self.is_bound {
-            let done = other();
+    /// Runs backward interleaved with `other`: each computes while the other communicates. Hooks are bound to one
+    /// thread, so with hooks the two run one after the other.
+    pub fn backward_interleaved<T>(self, loss: &Tensor, other: impl FnOnce() -> T) -> Result<T> {
+        if self.has_hooks {
+            let output = other();
             self.backward(loss)?;
-            return Ok(done);
+            return Ok(output);
         }
         drop(self.output);
         let loss = loss.shallow_clone();
-        let (done, passed) = trainyard_torch::beside(other, move || loss.f_backward())?;
-        passed?;
-        Ok(done)
+        let (output, result) = trainyard_torch::interleave(other, move || loss.f_backward())?;
+        result?;
+        Ok(output)
     }
 }

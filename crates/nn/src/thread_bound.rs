@@ -1,8 +1,7 @@
-//! A value that stays on its thread, behind a handle that may travel.
+//! A value that stays on its thread, behind a handle that can be sent to other threads.
 //!
-//! libtorch wants hooks that could run on any thread, while models and strategies are shared within
-//! one (`Rc`). On the thread that ran forward, backward runs too, and there a hook finds its value;
-//! elsewhere it is told so instead of being given it.
+//! libtorch requires hooks that could run on any thread, while models and strategies use `Rc`. Backward runs on the
+//! thread that ran forward, so a hook can reach its value there; on another thread it gets an error.
 
 use std::{
     any::Any,
@@ -20,9 +19,9 @@ thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A handle that can be sent anywhere, to a value that can be reached on its own thread only.
+/// A `Send` handle to a value that only its own thread can access.
 ///
-/// The value is dropped with the handle, or at the end of its thread if the handle ends elsewhere.
+/// The value is dropped with the handle, or at the end of its thread if the handle is dropped elsewhere.
 pub struct ThreadBound<T: 'static> {
     thread: ThreadId,
     key: u64,
@@ -30,7 +29,7 @@ pub struct ThreadBound<T: 'static> {
 }
 
 impl<T: 'static> ThreadBound<T> {
-    /// Leaves `value` on this thread.
+    /// Stores `value` on this thread.
     pub fn new(value: T) -> ThreadBound<T> {
         let key = NEXT.replace(NEXT.get() + 1);
         VALUES.with_borrow_mut(|values| values.insert(key, Rc::new(value)));
@@ -56,8 +55,8 @@ impl<T: 'static> ThreadBound<T> {
 impl<T: 'static> Drop for ThreadBound<T> {
     fn drop(&mut self) {
         if self.thread == thread::current().id() {
-            // Taken out first and dropped after, since the value's own drop may come back here; the
-            // table is gone already when the thread is ending.
+            // Remove the value first and drop it afterwards, because its own drop may come back here. The table may
+            // be gone if the thread is ending.
             let value = VALUES.try_with(|values| values.try_borrow_mut().ok()?.remove(&self.key));
             drop(value);
         }
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_reached_on_its_own_thread_only() {
+    fn the_value_is_accessible_on_its_own_thread_only() {
         let bound = ThreadBound::new(Rc::new(5));
         assert_eq!(**bound.get().unwrap(), 5);
         let bound = thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! A unit: the part of a model that strategies handle as one.
+//! A unit: the part of a model that strategies treat as a whole.
 //!
-//! Parameters are gathered and released by unit, activations recomputed by unit, pipelines cut
-//! between units. A Llama's units are its embedding, each of its blocks, and its head.
+//! Strategies gather and release parameters by unit, recompute activations by unit, and split pipelines between
+//! units. The units of a Llama are its embedding, each of its blocks, and its head.
 
 use std::rc::Rc;
 
@@ -9,21 +9,20 @@ use tch::Tensor;
 
 use crate::{Documents, Module, Parameter, Result, Router};
 
-/// What a forward pass knows beside its input.
+/// The inputs of a forward pass besides the tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Context {
-    /// The step of training, from zero.
+    /// The training step, from 0.
     pub step: u64,
-    /// Which sample of the step's global batch the input begins with.
+    /// The index of the input's first sample in the step's global batch.
     pub first_sample: u64,
-    /// Whether the model is trained, rather than evaluated.
+    /// Whether the model is in training mode, not in evaluation mode.
     pub training: bool,
-    /// Whether attention keeps its input alone and is computed again in backward.
+    /// Whether attention saves only its input and is recomputed in backward.
     pub recompute_attention: bool,
-    /// The documents that attention keeps apart; none where a sequence is one.
+    /// The documents of the batch, for document masking; `None` if each sequence is one document.
     pub documents: Option<Documents>,
-    /// What the loss that backward begins with multiplies a sum over positions by, for layers that add a
-    /// loss of their own.
+    /// The factor that the loss applies to a sum over tokens. Layers that add an auxiliary loss need it.
     pub loss_weight: Option<f64>,
 }
 
@@ -40,7 +39,7 @@ impl Context {
         }
     }
 
-    /// The same for an input that begins with another sample of the step's global batch.
+    /// The same context for an input that starts with another sample of the global batch.
     #[must_use]
     pub fn at_sample(self, first_sample: u64) -> Context {
         Context {
@@ -49,13 +48,13 @@ impl Context {
         }
     }
 
-    /// The same for an input whose documents attention keeps apart.
+    /// The same context with document masking.
     #[must_use]
     pub fn with_documents(self, documents: Option<Documents>) -> Context {
         Context { documents, ..self }
     }
 
-    /// The same for a loss that multiplies a sum over positions by `weight`.
+    /// The same context for a loss that multiplies a sum over tokens by `weight`.
     #[must_use]
     pub fn with_loss_weight(self, weight: f64) -> Context {
         Context {
@@ -64,7 +63,7 @@ impl Context {
         }
     }
 
-    /// The context of an evaluation.
+    /// The context of an evaluation step.
     pub fn evaluation(step: u64) -> Context {
         Context {
             step,
@@ -77,36 +76,36 @@ impl Context {
     }
 }
 
-/// A named part of a model whose only input is the output of the part before it.
+/// A named part of a model whose only input is the output of the previous part.
 pub trait Unit: Module {
-    /// The name, unique in the model.
+    /// The unit's name, unique in the model.
     fn name(&self) -> &str;
 
     /// The output for `x`.
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor>;
 
-    /// Parameters it computes with that another unit owns: a tied head's table.
-    fn borrowed(&self) -> Vec<Parameter> {
+    /// Parameters that this unit uses and another unit owns, such as the embedding table of a tied head.
+    fn tied_parameters(&self) -> Vec<Parameter> {
         Vec::new()
     }
 
-    /// What sends its tokens to experts, if it has any.
+    /// The unit's MoE router, if it has one.
     fn router(&self) -> Option<&Router> {
         None
     }
 }
 
-/// One passage of one run through one unit, as strategies see it.
+/// One call of one unit in one run, as hooks see it.
 ///
-/// It outlives the forward pass, since backward speaks of it again; so it names the unit instead of
-/// borrowing it. A strategy finds what it keeps for the unit by `index`.
+/// The value outlives the forward pass, because backward hooks receive it too; so it holds the unit's name and not a
+/// reference. A strategy finds its state of the unit by `index`.
 #[derive(Clone, Debug)]
 pub struct UnitCall {
-    /// Which run of the model, unique in this process; several may be under way (micro-batches).
+    /// The id of the run, unique in this process; several runs (micro-batches) may be in flight.
     pub run: u64,
-    /// Which of the model's units, from zero.
+    /// The index of the unit in the model, from 0.
     pub index: usize,
-    /// How many units the model has.
+    /// The number of units of the model.
     pub num_units: usize,
     /// The unit's name.
     pub name: Rc<str>,
@@ -115,7 +114,7 @@ pub struct UnitCall {
 }
 
 impl UnitCall {
-    /// Whether backward begins here.
+    /// Whether this is the last unit, where backward starts.
     pub fn is_last(&self) -> bool {
         self.index + 1 == self.num_units
     }

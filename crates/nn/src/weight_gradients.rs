@@ -1,16 +1,16 @@
-//! When and how the gradients of weights are computed.
+//! Controls when and how the gradients of weights are computed, as zero-bubble pipeline schedules need.
 //!
-//! The stage before waits for the gradient of a unit's input, and nobody for those of its weights. A
-//! pass that runs forward within [`WeightGradients::during`] leaves a choice to its backward:
+//! The previous pipeline stage waits for the gradient of a unit's input, but no stage waits for the gradients of its
+//! weights. A forward pass that runs within [`WeightGradients::record`] lets its backward choose:
 //!
-//! - [`WeightGradients::put_off`]: linear maps pass on their input's gradient and leave a debt, which
-//!   [`WeightGradients::pay`] settles later. One pass of autograd and one of plain products; two
-//!   passes of autograd would cost double.
-//! - [`WeightGradients::add_in_place`]: where earlier passes have left a gradient, the product is added
-//!   to it by the multiplication itself, which saves writing and reading a matrix as large as the
-//!   weight. Nobody hears of such a gradient, so it is for passes after which nobody waits.
+//! - [`WeightGradients::defer`]: linear layers compute the gradient of their input only, and
+//!   [`WeightGradients::compute`] computes the weight gradients later (the W pass). This costs one autograd pass and
+//!   one matrix product per weight; two autograd passes would cost twice as much.
+//! - [`WeightGradients::add_in_place`]: if a weight has a gradient already, the matrix product accumulates into it
+//!   directly, which saves writing and reading a matrix of the size of the weight. No hook fires for such a gradient,
+//!   so this is only for micro-batches after which gradients are not synchronized.
 //!
-//! Layers without this compute all their gradients at once, as always.
+//! Layers that do not support this compute their gradients in backward as usual.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,62 +21,62 @@ use trainyard_torch::{TorchError, autograd};
 use crate::Result;
 
 thread_local! {
-    /// Those of the forward pass under way.
+    /// The recorder of the forward pass that is running on this thread.
     static CURRENT: RefCell<Option<WeightGradients>> = const { RefCell::new(None) };
 }
 
-/// The gradients of the weights of one pass.
+/// The weight gradients of one forward and backward pass. Clones share state.
 #[derive(Clone, Default)]
 pub struct WeightGradients(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    how: How,
-    owed: Vec<Debt>,
+    mode: Mode,
+    deferred: Vec<DeferredGrad>,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum How {
+enum Mode {
     #[default]
-    AtOnce,
+    Immediate,
     InPlace,
-    PutOff,
+    Deferred,
 }
 
-/// A product `rowsᵀ · input` that is to be added to a weight's gradient.
-struct Debt {
+/// A deferred matrix product `rowsᵀ · input`, to be added to a weight's gradient.
+struct DeferredGrad {
     weight: Tensor,
     rows: Tensor,
     input: Tensor,
 }
 
 impl WeightGradients {
-    /// Runs a forward pass whose backward has the choice.
-    pub fn during<T>(&self, forward: impl FnOnce() -> T) -> T {
+    /// Runs a forward pass whose backward can defer weight gradients or add them in place.
+    pub fn record<T>(&self, forward: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(self.clone()));
         let output = forward();
         CURRENT.set(before);
         output
     }
 
-    /// Backward leaves the weights to [`WeightGradients::pay`].
-    pub fn put_off(&self) {
-        self.lock().how = How::PutOff;
+    /// Makes backward leave weight gradients to [`WeightGradients::compute`].
+    pub fn defer(&self) {
+        self.lock().mode = Mode::Deferred;
     }
 
-    /// Backward adds to gradients that are there.
+    /// Makes backward add to existing gradients in place.
     pub fn add_in_place(&self) {
-        self.lock().how = How::InPlace;
+        self.lock().mode = Mode::InPlace;
     }
 
-    /// Computes the gradients that are owed, as backward would have, or in place.
-    pub fn pay(&self) -> Result<()> {
-        let owed = std::mem::take(&mut self.lock().owed);
-        for Debt {
+    /// Computes the deferred gradients, as backward would have or in place.
+    pub fn compute(&self) -> Result<()> {
+        let deferred = std::mem::take(&mut self.lock().deferred);
+        for DeferredGrad {
             weight,
             rows,
             input,
-        } in owed
+        } in deferred
         {
             if add_in_place(&weight, &rows, &input)? {
                 continue;
@@ -87,12 +87,12 @@ impl WeightGradients {
         Ok(())
     }
 
-    /// How many weights wait.
-    pub fn num_owed(&self) -> usize {
-        self.lock().owed.len()
+    /// The number of deferred weight gradients.
+    pub fn num_deferred(&self) -> usize {
+        self.lock().deferred.len()
     }
 
-    /// A panic while the list was held left nothing half done.
+    /// A panic while the lock was held cannot leave a partial change.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0
             .lock()
@@ -100,50 +100,50 @@ impl WeightGradients {
     }
 }
 
-/// Whether this forward pass is one whose backward has the choice.
-pub(crate) fn has_choice() -> bool {
+/// Whether a forward pass is being recorded on this thread.
+pub(crate) fn is_recording() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// A weight in a pass whose backward has the choice, as autograd knows it.
-pub(crate) struct Choice {
+/// A weight of a recorded pass whose gradient backward will compute.
+pub(crate) struct PendingGrad {
     weight: Tensor,
     gradients: WeightGradients,
 }
 
-/// What a layer's backward needs to choose for `weight`, where it may.
-pub(crate) fn choice(weight: &Tensor) -> Option<Choice> {
+/// The handle that a layer's backward needs for `weight`; `None` if the pass is not recorded.
+pub(crate) fn pending_grad(weight: &Tensor) -> Option<PendingGrad> {
     let gradients = CURRENT.with_borrow(Clone::clone)?;
-    Some(Choice {
+    Some(PendingGrad {
         weight: weight.shallow_clone(),
         gradients,
     })
 }
 
-/// The gradient `rowsᵀ · input` of a weight; none where it is put off, or was added already.
+/// The gradient `rowsᵀ · input` of a weight; `None` if it is deferred, or was added in place.
 pub(crate) fn weight_gradient(
     rows: Tensor,
     input: &Tensor,
-    choice: Option<&Choice>,
+    pending: Option<&PendingGrad>,
 ) -> Result<Option<Tensor>, TorchError> {
-    if let Some(Choice { weight, gradients }) = choice {
+    if let Some(PendingGrad { weight, gradients }) = pending {
         let mut state = gradients.lock();
-        if state.how == How::PutOff {
-            state.owed.push(Debt {
+        if state.mode == Mode::Deferred {
+            state.deferred.push(DeferredGrad {
                 weight: weight.shallow_clone(),
                 input: input.shallow_clone(),
                 rows,
             });
             return Ok(None);
         }
-        if state.how == How::InPlace && add_in_place(weight, &rows, input)? {
+        if state.mode == Mode::InPlace && add_in_place(weight, &rows, input)? {
             return Ok(None);
         }
     }
     Ok(Some(rows.f_transpose(0, 1)?.f_mm(input)?))
 }
 
-/// Adds `rowsᵀ · input` to the gradient a weight has; whether it has one.
+/// Adds `rowsᵀ · input` to an existing gradient of a weight; returns whether there was one.
 fn add_in_place(weight: &Tensor, rows: &Tensor, input: &Tensor) -> Result<bool, TorchError> {
     let Some(mut gradient) = gradient_of(weight)?.filter(|g| g.kind() == rows.kind()) else {
         return Ok(false);
@@ -152,7 +152,7 @@ fn add_in_place(weight: &Tensor, rows: &Tensor, input: &Tensor) -> Result<bool, 
     Ok(true)
 }
 
-/// What earlier passes have left on a parameter itself; a value computed from one has no gradient.
+/// The gradient that earlier passes accumulated in a parameter; a tensor that is not a leaf has none.
 fn gradient_of(weight: &Tensor) -> Result<Option<Tensor>, TorchError> {
     if !weight.is_leaf() {
         return Ok(None);
@@ -161,30 +161,31 @@ fn gradient_of(weight: &Tensor) -> Result<Option<Tensor>, TorchError> {
     Ok(gradient.defined().then_some(gradient))
 }
 
-/// Rows of a table whose backward can add to the gradient that is there, row by row; a whole table of
-/// zeros is made otherwise.
-pub(crate) fn rows_of(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
+/// An embedding lookup whose backward can add to an existing gradient row by row, instead of creating a table-sized
+/// gradient of zeros.
+pub(crate) fn embedding(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
     const NO_PADDING: i64 = -1;
     let look_up = |table: &Tensor| Tensor::f_embedding(table, tokens, NO_PADDING, false, false);
-    let Some(choice) = choice(table) else {
+    let Some(pending) = pending_grad(table) else {
         return Ok(look_up(table)?);
     };
     let tokens = tokens.shallow_clone();
-    Ok(autograd::single(
+    Ok(autograd::apply(
         &[table],
         |_, inputs| Ok(look_up(inputs[0])?),
         move |_, gradients| {
             let [Some(gradient)] = gradients else {
                 return Ok(vec![None]);
             };
-            let table = &choice.weight;
-            let is_at_once = choice.gradients.lock().how == How::AtOnce;
-            let there = gradient_of(table)?.filter(|g| !is_at_once && g.kind() == gradient.kind());
+            let table = &pending.weight;
+            let is_immediate = pending.gradients.lock().mode == Mode::Immediate;
+            let existing =
+                gradient_of(table)?.filter(|g| !is_immediate && g.kind() == gradient.kind());
             let num_rows = table.size().first().copied().unwrap_or(0);
-            Ok(vec![match there {
-                Some(mut there) => {
+            Ok(vec![match existing {
+                Some(mut existing) => {
                     let (tokens, rows) = (tokens.f_view(-1i64)?, flat(gradient)?);
-                    let _ = tch::no_grad(|| there.f_index_add_(0, &tokens, &rows))?;
+                    let _ = tch::no_grad(|| existing.f_index_add_(0, &tokens, &rows))?;
                     None
                 }
                 None => Some(Tensor::f_embedding_dense_backward(
@@ -195,10 +196,10 @@ pub(crate) fn rows_of(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
     )?)
 }
 
-/// `x · weightᵀ` with a backward that can put the weight's gradient off.
+/// `x · weightᵀ` with a backward that can defer the weight's gradient.
 pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let choice = choice(weight);
-    Ok(autograd::single(
+    let pending = pending_grad(weight);
+    Ok(autograd::apply(
         &[x, weight],
         |saver, inputs| {
             saver.save(inputs[0]);
@@ -211,13 +212,13 @@ pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
             };
             let rows = flat(gradient)?;
             let d_x = rows.f_mm(weight)?.f_view(&x.size()[..])?;
-            let d_weight = weight_gradient(rows, &flat(x)?, choice.as_ref())?;
+            let d_weight = weight_gradient(rows, &flat(x)?, pending.as_ref())?;
             Ok(vec![Some(d_x), d_weight])
         },
     )?)
 }
 
-/// One row per position.
+/// The tensor as a matrix with one row per token.
 pub(crate) fn flat(tensor: &Tensor) -> Result<Tensor, TorchError> {
     let width = tensor.size().last().copied().unwrap_or(1).max(1);
     Ok(tensor.f_reshape([-1, width])?)
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_off_and_paid_is_what_backward_computes() -> Result<()> {
+    fn deferred_gradients_equal_those_of_backward() -> Result<()> {
         let x = Tensor::randn([2, 3, 4], OPTIONS).set_requires_grad(true);
         let weight = Tensor::randn([5, 4], OPTIONS).set_requires_grad(true);
         loss(x.linear(&weight, None::<&Tensor>)).backward();
@@ -249,19 +250,19 @@ mod tests {
         autograd::clear_grad(&weight)?;
 
         let gradients = WeightGradients::default();
-        let total = loss(gradients.during(|| linear(&x, &weight))?);
-        gradients.put_off();
+        let total = loss(gradients.record(|| linear(&x, &weight))?);
+        gradients.defer();
         total.backward();
         assert!(close(&x.grad(), &d_x));
         assert!(!weight.grad().defined());
-        assert_eq!(gradients.num_owed(), 1);
-        gradients.pay()?;
+        assert_eq!(gradients.num_deferred(), 1);
+        gradients.compute()?;
         assert!(close(&weight.grad(), &d_weight));
         Ok(())
     }
 
     #[test]
-    fn what_is_added_in_place_is_what_autograd_adds() -> Result<()> {
+    fn gradients_added_in_place_equal_those_of_autograd() -> Result<()> {
         let x = Tensor::randn([2, 3, 4], OPTIONS);
         let tokens = Tensor::from_slice(&[1i64, 4, 1, 0]).view([2, 2]);
         let (weight, table) = (
@@ -282,8 +283,8 @@ mod tests {
 
         for _ in 0..3 {
             let gradients = WeightGradients::default();
-            let mapped = gradients.during(|| linear(&x, &weight))?;
-            let looked_up = gradients.during(|| rows_of(&table, &tokens))?;
+            let mapped = gradients.record(|| linear(&x, &weight))?;
+            let looked_up = gradients.record(|| embedding(&table, &tokens))?;
             gradients.add_in_place();
             loss(mapped).backward();
             loss(looked_up).backward();

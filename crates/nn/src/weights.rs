@@ -1,8 +1,8 @@
-//! Weights in a safetensors file, the format Hugging Face uses.
+//! Saves and loads weights as a safetensors file, the format of Hugging Face.
 //!
-//! A file holds every parameter of a module whole, under its global name. Reading is strict: the
-//! same names, shapes and kinds, or an error that says what differs. Both ways work tensor by
-//! tensor, so that no second copy of the model is ever in memory.
+//! A file holds every parameter of a module in full, under its global name. Loading is strict: names, shapes and
+//! dtypes must match, or the error lists the differences. Both directions work tensor by tensor, so that memory never
+//! holds a second copy of the model.
 
 use std::{
     borrow::Cow,
@@ -24,63 +24,63 @@ use trainyard_torch::meta;
 
 use crate::{Module, NnError, Parameter, Result, dtype, parameter::shape_of};
 
-/// Bytes of the header's own length, which every file begins with.
+/// The bytes of the header length at the start of every file.
 const PREFIX: u64 = 8;
-/// No honest header is larger.
+/// The maximum size of a header, against malformed files.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes read at a time; a multiple of every element's size.
+/// The number of bytes read at a time; a multiple of every element size.
 const CHUNK: usize = 16 << 20;
 
-/// Why a file of weights could not be written or read.
+/// Why a weights file could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The system refused.
+    /// An I/O operation failed.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
 
-    /// The file is not in the format.
+    /// The file is not a valid safetensors file.
     #[error("{}: not a safetensors file: {reason}", path.display())]
     Format {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
 
-    /// The file could not be written in the format.
+    /// The safetensors library could not write the file.
     #[error("{}: {source}", path.display())]
     Serialize {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: SafeTensorError,
     },
 
-    /// The names in the file are not those of the model.
+    /// The names in the file differ from those of the model.
     #[error(
         "{}: not this model's weights: missing [{}], unexpected [{}]",
         path.display(), missing.join(", "), unexpected.join(", ")
     )]
     Names {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// In the model but not in the file.
+        /// Names in the model but not in the file.
         missing: Vec<String>,
-        /// In the file but not in the model.
+        /// Names in the file but not in the model.
         unexpected: Vec<String>,
     },
 
-    /// A tensor in the file has another shape.
+    /// The shape of a tensor in the file differs from the model's.
     #[error("{}: {name} has shape {found:?}, expected {expected:?}", path.display())]
     Shape {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
         /// The model's shape.
         expected: Vec<usize>,
@@ -88,55 +88,55 @@ pub enum WeightsError {
         found: Vec<usize>,
     },
 
-    /// A tensor in the file has another kind.
+    /// The dtype of a tensor in the file differs from the model's.
     #[error(
-        "{}: {name} is {found}, expected {expected}: convert the file or build the model in its kind",
+        "{}: {name} is {found}, expected {expected}: convert the file or build the model with its dtype",
         path.display()
     )]
     Kind {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// The model's kind.
+        /// The model's dtype.
         expected: Dtype,
-        /// The file's kind.
+        /// The file's dtype.
         found: Dtype,
     },
 
-    /// The format has no word for a kind.
-    #[error("{name}: the format has no kind {kind:?}")]
+    /// Safetensors does not support a dtype.
+    #[error("{name}: safetensors does not support the dtype {kind:?}")]
     UnknownKind {
-        /// The parameter.
+        /// The name of the parameter.
         name: String,
-        /// Its kind.
+        /// The unsupported dtype.
         kind: Kind,
     },
 
-    /// This rank holds only part of a parameter.
+    /// This rank holds only a shard of a parameter.
     #[error(
-        "{name}: this rank holds {held:?} of {shape:?} ({layout}): gather it first, or use a sharded checkpoint"
+        "{name}: this rank holds a shard {held:?} of {shape:?} ({layout}): gather it first, or use a sharded checkpoint"
     )]
-    NotWhole {
-        /// The parameter.
+    NotGathered {
+        /// The name of the parameter.
         name: String,
-        /// What is held.
+        /// The shape of the shard.
         held: Vec<usize>,
         /// The global shape.
         shape: Vec<usize>,
-        /// How the mesh divides it.
+        /// The layout of the parameter.
         layout: String,
     },
 }
 
-/// Writes every parameter of `module` to `path`. The file appears whole or not at all.
+/// Writes every parameter of `module` to `path`. The write is atomic: the file appears complete or not at all.
 pub fn save(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
     let path = path.as_ref();
     let parameters = module.parameters();
     let failure = RefCell::new(None);
     let views = parameters
         .iter()
-        .map(|parameter| Ok((parameter.name(), Saved::new(parameter, &failure)?)))
+        .map(|parameter| Ok((parameter.name(), ParameterView::new(parameter, &failure)?)))
         .collect::<Result<Vec<_>>>()?;
 
     let partial = partial_name(path);
@@ -147,72 +147,75 @@ pub fn save(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
             None => fs::rename(&partial, path).map_err(|source| file_error(path, source).into()),
         });
     if written.is_err() {
-        // The first error is the one to tell.
+        // Report the first error, not one of the cleanup.
         let _ = fs::remove_file(&partial);
     }
     written
 }
 
-/// Fills every parameter of `module` from `path`.
+/// Loads every parameter of `module` from `path`.
 ///
-/// Everything is compared before anything is changed.
+/// Checks everything before changing anything.
 pub fn load(path: impl AsRef<Path>, module: &dyn Module) -> Result<()> {
-    fill_from(path.as_ref(), module, |parameter| {
-        require_whole(parameter)?;
-        Ok(Region::whole(parameter.shape()))
+    load_from(path.as_ref(), module, |parameter| {
+        require_full(parameter)?;
+        Ok(Region::full(parameter.shape()))
     })
 }
 
-/// The same where `rank` of `mesh` holds a part of each parameter, as its layout says. Parameters
-/// without memory, which other ranks hold, are left as they are.
-pub fn load_part(
+/// Loads the shard of each parameter that `rank` of `mesh` holds according to the parameter's layout. Skips
+/// parameters without memory, which other ranks hold.
+pub fn load_sharded(
     path: impl AsRef<Path>,
     module: &dyn Module,
     mesh: &Mesh,
     rank: usize,
 ) -> Result<()> {
-    fill_from(path.as_ref(), module, |parameter| {
+    load_from(path.as_ref(), module, |parameter| {
         let held = slice_of(parameter.shape(), &parameter.layout(), mesh, rank);
         match held {
             Ok(slice) if slice.region.lengths == shape_of(parameter.tensor()) => Ok(slice.region),
-            _ => Err(not_whole(parameter)),
+            _ => Err(not_gathered(parameter)),
         }
     })
 }
 
-fn fill_from(
+fn load_from(
     path: &Path,
     module: &dyn Module,
     region_of: impl Fn(&Parameter) -> Result<Region>,
 ) -> Result<()> {
-    let stored = Stored::open(path)?;
+    let file = WeightsFile::open(path)?;
     let parameters = module.parameters();
-    stored.compare_names(&parameters)?;
+    file.compare_names(&parameters)?;
     let planned = parameters
         .iter()
-        .map(|p| Ok((p, region_of(p)?, stored.compare(p)?)))
+        .map(|p| Ok((p, region_of(p)?, file.compare(p)?)))
         .collect::<Result<Vec<_>>>()?;
     let held = planned
         .into_iter()
         .filter(|(p, _, _)| !meta::is_meta(p.tensor()));
     for (parameter, region, info) in held {
-        stored.fill(parameter, &region, info)?;
+        file.fill(parameter, &region, info)?;
     }
     Ok(())
 }
 
-/// A parameter about to be written.
-struct Saved<'a> {
+/// A parameter as the safetensors library reads it for writing.
+struct ParameterView<'a> {
     parameter: &'a Parameter,
     dtype: Dtype,
-    /// The format's trait cannot fail, so the first failure waits here.
+    /// The trait's methods cannot return errors, so the first error is stored here.
     failure: &'a RefCell<Option<TchError>>,
 }
 
-impl<'a> Saved<'a> {
-    fn new(parameter: &'a Parameter, failure: &'a RefCell<Option<TchError>>) -> Result<Saved<'a>> {
-        require_whole(parameter)?;
-        Ok(Saved {
+impl<'a> ParameterView<'a> {
+    fn new(
+        parameter: &'a Parameter,
+        failure: &'a RefCell<Option<TchError>>,
+    ) -> Result<ParameterView<'a>> {
+        require_full(parameter)?;
+        Ok(ParameterView {
             parameter,
             dtype: dtype_of(parameter)?,
             failure,
@@ -228,7 +231,7 @@ impl<'a> Saved<'a> {
     }
 }
 
-impl View for Saved<'_> {
+impl View for ParameterView<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -251,17 +254,17 @@ impl View for Saved<'_> {
     }
 }
 
-/// An open file of weights.
-struct Stored<'a> {
+/// An open weights file.
+struct WeightsFile<'a> {
     path: &'a Path,
     file: File,
     metadata: Metadata,
-    /// Where the elements begin.
+    /// The offset of the tensor data.
     base: u64,
 }
 
-impl<'a> Stored<'a> {
-    fn open(path: &'a Path) -> Result<Stored<'a>> {
+impl<'a> WeightsFile<'a> {
+    fn open(path: &'a Path) -> Result<WeightsFile<'a>> {
         let failed = |source| file_error(path, source);
         let malformed = |reason: String| WeightsError::Format {
             path: path.to_owned(),
@@ -274,7 +277,7 @@ impl<'a> Stored<'a> {
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER.min(size) {
             return Err(malformed(format!(
-                "a header of {length} bytes in a file of {size}"
+                "its header claims {length} bytes, but the file has {size}"
             )))?;
         }
         let mut header = vec![0; length as usize];
@@ -286,10 +289,10 @@ impl<'a> Stored<'a> {
         let expected = base + metadata.data_len() as u64;
         if size != expected {
             return Err(malformed(format!(
-                "{size} bytes where its header speaks of {expected}"
+                "the file has {size} bytes, but its header describes {expected}"
             )))?;
         }
-        Ok(Stored {
+        Ok(WeightsFile {
             path,
             file,
             metadata,
@@ -370,15 +373,16 @@ impl<'a> Stored<'a> {
     }
 }
 
-fn require_whole(parameter: &Parameter) -> Result<()> {
-    match shape_of(parameter.tensor()) == parameter.shape() {
-        true => Ok(()),
-        false => Err(not_whole(parameter)),
+fn require_full(parameter: &Parameter) -> Result<()> {
+    if shape_of(parameter.tensor()) == parameter.shape() {
+        Ok(())
+    } else {
+        Err(not_gathered(parameter))
     }
 }
 
-fn not_whole(parameter: &Parameter) -> NnError {
-    let error = WeightsError::NotWhole {
+fn not_gathered(parameter: &Parameter) -> NnError {
+    let error = WeightsError::NotGathered {
         name: parameter.name().to_owned(),
         held: shape_of(parameter.tensor()),
         shape: parameter.shape().to_vec(),

@@ -1,17 +1,17 @@
-//! Which gradients travel together.
+//! Assignment of gradients to buckets.
 //!
-//! Small messages waste time and one big message cannot overlap with anything, so gradients are
-//! packed into buckets in the order in which backward finishes them. The first bucket is small, so
-//! that communication starts early.
+//! Small collectives are slow and one big collective cannot overlap with backward, so gradients are packed into
+//! buckets in the order in which backward completes them. The first bucket is small, so that communication starts
+//! early.
 
 use tch::Kind;
 
-/// How large buckets may grow, in bytes.
+/// Bucket sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BucketLimits {
-    /// The first one.
+    /// Size of the first bucket.
     pub first: u64,
-    /// All others.
+    /// Size of all other buckets.
     pub rest: u64,
 }
 
@@ -25,9 +25,8 @@ impl Default for BucketLimits {
 }
 
 impl BucketLimits {
-    /// The same limits for a model whose gradients are `total` bytes: none holds more than a
-    /// sixteenth, so that what can only leave when backward has ended is little. Never less than
-    /// the first bucket's.
+    /// The limits for a model with `total` bytes of gradients: no bucket is larger than a sixteenth of them, so
+    /// that little is left to reduce after backward. The limit is never smaller than the first bucket's.
     pub fn for_total(self, total: u64) -> BucketLimits {
         const MOST_BUCKETS: u64 = 16;
         BucketLimits {
@@ -39,8 +38,8 @@ impl BucketLimits {
 
 /// Packs gradients, given in the order in which they become ready, into buckets of one type each.
 ///
-/// A bucket is closed by the gradient that brings it to its limit, so every bucket but the last of a
-/// type is at least as large as its limit. Returns positions in `gradients`.
+/// A bucket is closed by the gradient that brings it to its limit, so every bucket but the last of its type is at
+/// least as large as the limit. Returns indices into `gradients`.
 pub fn assign_buckets(gradients: &[(Kind, u64)], limits: BucketLimits) -> Vec<Vec<usize>> {
     let mut closed: Vec<Vec<usize>> = Vec::new();
     let mut open: Vec<(Kind, u64, Vec<usize>)> = Vec::new();
@@ -64,7 +63,7 @@ pub fn assign_buckets(gradients: &[(Kind, u64)], limits: BucketLimits) -> Vec<Ve
             closed.push(open.remove(at).2);
         }
     }
-    // What is left comes in the order of its last member, which is when it can be sent.
+    // Open buckets are ordered by their last member, which decides when they can be reduced.
     open.sort_by_key(|(_, _, members)| members.last().copied());
     closed.extend(open.into_iter().map(|(_, _, members)| members));
     closed
@@ -92,7 +91,7 @@ mod tests {
                 prop_assert!(!bucket.is_empty());
                 prop_assert!(bucket.is_sorted());
                 prop_assert!(bucket.iter().all(|&i| gradients[i].0 == gradients[bucket[0]].0));
-                // No bucket would have been full without its last member.
+                // No bucket reaches its limit without its last member.
                 let before: u64 = bucket[..bucket.len() - 1].iter().map(|&i| gradients[i].1).sum();
                 prop_assert!(before < first.max(rest));
             }
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_model_has_small_buckets_and_a_large_one_the_limit() {
+    fn bucket_sizes_grow_with_the_model_up_to_the_limit() {
         let limits = BucketLimits::default();
         assert_eq!(limits.for_total(4 << 20).rest, 1 << 20);
         assert_eq!(limits.for_total(160 << 20).rest, 10 << 20);

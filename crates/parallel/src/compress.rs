@@ -1,27 +1,27 @@
-//! What happens to a bucket on the wire: reduced as it is, or in fewer bytes.
+//! Communication hooks of DDP: reduction of a bucket as it is, or compressed.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::{Group, ReduceOp, Result, Work};
 use trainyard_trace::Purpose;
 
-/// Reduces buckets of gradients over a group; called during backward, so it must not wait.
+/// Reduces buckets of gradients, as a DDP communication hook. It is called during backward, so it must not wait.
 pub trait GradientHook: Send + Sync {
-    /// Starts the reduction of a bucket.
+    /// Starts to reduce a bucket.
     fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>>;
 
-    /// Bytes of one gradient element of `kind` on its way.
+    /// Bytes per element of `kind` as it is communicated.
     fn width(&self, kind: Kind) -> u64 {
         kind.elt_size_in_bytes() as u64
     }
 }
 
-/// A bucket under way.
+/// A reduction in flight.
 pub trait Reduction: Send {
     /// Waits until the bucket holds the reduced gradients.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// Gradients travel in their own type.
+/// All-reduces gradients in their own type.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlainReduction;
 
@@ -37,22 +37,22 @@ impl Reduction for Work {
     }
 }
 
-/// Gradients travel as bfloat16: half of the bytes of float32, 8 bits of precision.
+/// All-reduces gradients as bfloat16: half of the bytes of float32, with 8 bits of precision.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bf16Compression;
 
 struct Compressed {
     work: Work,
-    short: Tensor,
+    compressed: Tensor,
     bucket: Tensor,
 }
 
 impl GradientHook for Bf16Compression {
     fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>> {
-        let short = bucket.f_to_kind(Kind::BFloat16)?;
+        let compressed = bucket.f_to_kind(Kind::BFloat16)?;
         Ok(Box::new(Compressed {
-            work: group.all_reduce(&short, op, Purpose::Gradient)?,
-            short,
+            work: group.all_reduce(&compressed, op, Purpose::Gradient)?,
+            compressed,
             bucket: bucket.shallow_clone(),
         }))
     }
@@ -66,11 +66,11 @@ impl Reduction for Compressed {
     fn finish(self: Box<Self>) -> Result<()> {
         let Compressed {
             work,
-            short,
+            compressed,
             mut bucket,
         } = *self;
         work.wait()?;
-        bucket.f_copy_(&short)?;
+        bucket.f_copy_(&compressed)?;
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
-//! Data parallelism in one process: a thread per device.
+//! Data parallelism in one process, with a thread per device.
 //!
-//! The quick way to use one machine. Every device has a replica of the model on a thread of its own;
-//! a step divides the batch, runs all replicas, and leaves the sum of their gradients on the model,
-//! where any optimiser finds it. Replicas on CPU share the model's memory; others are copied to.
+//! The simplest way to use one node. Every device has a replica of the model on its own thread. A step splits the
+//! batch, runs all replicas, and leaves the sum of their gradients on the model for any optimizer. Replicas on CPU
+//! share the model's memory; replicas on other devices get a copy.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -20,15 +20,15 @@ pub struct DataParallel<M> {
     replicas: Vec<Replica>,
 }
 
-/// A thread with a copy of the model.
+/// A thread with a replica of the model.
 struct Replica {
-    work: Option<SyncSender<Share>>,
+    work: Option<SyncSender<ReplicaBatch>>,
     done: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// One replica's part of a batch, and the model's parameters as they are now.
-struct Share {
+/// One replica's part of a batch, and the current parameters of the model.
+struct ReplicaBatch {
     inputs: Tensor,
     targets: Tensor,
     num_targets: i64,
@@ -36,11 +36,11 @@ struct Share {
     parameters: Vec<Tensor>,
 }
 
-/// A loss and a gradient per parameter.
+/// The loss, and a gradient per parameter.
 type Outcome = Result<(Tensor, Vec<Option<Tensor>>)>;
 
 impl<M: Model> DataParallel<M> {
-    /// Wraps `model` and starts `num_replicas - 1` more, each built on its own thread by `build`.
+    /// Wraps `model` and starts `num_replicas - 1` further replicas, each built by `build` on its own thread.
     pub fn new<R: Model + 'static>(
         model: M,
         num_replicas: usize,
@@ -57,12 +57,12 @@ impl<M: Model> DataParallel<M> {
         })
     }
 
-    /// The model itself, whose parameters an optimiser updates.
+    /// The wrapped model, whose parameters an optimizer updates.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// Leaves every parameter without a gradient, ready for the next step.
+    /// Clears the gradients of all parameters.
     pub fn zero_grad(&self) -> Result<()> {
         for parameter in &self.parameters {
             autograd::clear_grad(parameter.tensor())?;
@@ -70,8 +70,8 @@ impl<M: Model> DataParallel<M> {
         Ok(())
     }
 
-    /// Runs forward and backward on all replicas. Returns the mean loss over the batch; the gradients
-    /// of that mean are on the model.
+    /// Runs forward and backward on all replicas. Returns the mean loss over the batch; its gradients are on the
+    /// model.
     pub fn step(&self, inputs: &Tensor, targets: &Tensor, step: u64) -> Result<Tensor> {
         let num_replicas = self.replicas.len() + 1;
         let rows = inputs.size().first().copied().unwrap_or(0);
@@ -81,7 +81,7 @@ impl<M: Model> DataParallel<M> {
         let inputs = inputs.f_chunk(num_replicas as i64, 0)?;
         let targets_of = targets.f_chunk(num_replicas as i64, 0)?;
         let num_targets = targets.numel() as i64;
-        let share = |index: usize| Share {
+        let batch_of = |index: usize| ReplicaBatch {
             inputs: inputs[index].shallow_clone(),
             targets: targets_of[index].shallow_clone(),
             num_targets,
@@ -93,13 +93,13 @@ impl<M: Model> DataParallel<M> {
                 .collect(),
         };
         for (index, replica) in self.replicas.iter().enumerate() {
-            replica.send(index + 1, share(index + 1))?;
+            replica.send(index + 1, batch_of(index + 1))?;
         }
-        let own = share(0);
+        let own = batch_of(0);
         let mut loss = forward_backward(&self.model, &own)?;
         for (index, replica) in self.replicas.iter().enumerate() {
-            let (part, gradients) = replica.receive(index + 1)?;
-            loss = loss.f_add(&part)?;
+            let (replica_loss, gradients) = replica.receive(index + 1)?;
+            loss = loss.f_add(&replica_loss)?;
             for (parameter, gradient) in self.parameters.iter().zip(gradients) {
                 if let Some(gradient) = gradient {
                     add_gradient(parameter.tensor(), &gradient)?;
@@ -115,11 +115,11 @@ impl Replica {
         index: usize,
         build: impl FnOnce(usize) -> trainyard_nn::Result<R> + Send + 'static,
     ) -> Result<Replica> {
-        let (work, tasks) = sync_channel::<Share>(1);
+        let (work, batches) = sync_channel::<ReplicaBatch>(1);
         let (results, done) = sync_channel::<Outcome>(1);
         let thread = std::thread::Builder::new()
             .name(format!("replica {index}"))
-            .spawn(move || serve(build(index), tasks, results))
+            .spawn(move || run_replica(build(index), batches, results))
             .map_err(|e| ParallelError::Replica {
                 index,
                 reason: e.to_string(),
@@ -131,11 +131,11 @@ impl Replica {
         })
     }
 
-    fn send(&self, index: usize, share: Share) -> Result<()> {
-        let sent = self.work.as_ref().map(|work| work.send(share).is_ok());
+    fn send(&self, index: usize, batch: ReplicaBatch) -> Result<()> {
+        let sent = self.work.as_ref().map(|work| work.send(batch).is_ok());
         match sent {
             Some(true) => Ok(()),
-            // It left a reason behind when it could.
+            // A replica that failed has sent its error before it exited.
             _ => self.receive(index).map(|_| ()),
         }
     }
@@ -153,16 +153,16 @@ impl Drop for Replica {
     fn drop(&mut self) {
         drop(self.work.take());
         if let Some(thread) = self.thread.take() {
-            // A replica that panicked was reported by the step that met it.
+            // A panic of the replica has already been reported by the step that received from it.
             let _ = thread.join();
         }
     }
 }
 
-/// The life of a replica: one share after another until the model is dropped.
-fn serve<R: Model>(
+/// The main loop of a replica's thread: processes batches until the model is dropped.
+fn run_replica<R: Model>(
     model: trainyard_nn::Result<R>,
-    tasks: Receiver<Share>,
+    batches: Receiver<ReplicaBatch>,
     results: SyncSender<Outcome>,
 ) {
     let model = match model {
@@ -172,27 +172,27 @@ fn serve<R: Model>(
             return;
         }
     };
-    for share in tasks {
-        let outcome = replica_step(&model, &share);
+    for batch in batches {
+        let outcome = replica_step(&model, &batch);
         if results.send(outcome).is_err() {
             return;
         }
     }
 }
 
-fn replica_step<R: Model>(model: &R, share: &Share) -> Outcome {
+fn replica_step<R: Model>(model: &R, batch: &ReplicaBatch) -> Outcome {
     let parameters = model.parameters();
-    for (parameter, value) in parameters.iter().zip(&share.parameters) {
-        adopt(parameter.tensor(), value)?;
+    for (parameter, value) in parameters.iter().zip(&batch.parameters) {
+        sync_parameter(parameter.tensor(), value)?;
         autograd::clear_grad(parameter.tensor())?;
     }
-    let loss = forward_backward(model, share)?;
+    let loss = forward_backward(model, batch)?;
     let gradients = parameters.iter().map(|p| p.tensor().grad());
     Ok((loss, gradients.map(|g| g.defined().then_some(g)).collect()))
 }
 
-/// Gives a replica's parameter the model's values: the same memory on one device, a copy on another.
-fn adopt(replica: &Tensor, value: &Tensor) -> Result<()> {
+/// Gives a replica's parameter the model's values: shares memory on the same device, copies to another device.
+fn sync_parameter(replica: &Tensor, value: &Tensor) -> Result<()> {
     if meta::is_meta(replica) || replica.device() == value.device() {
         storage::rebind(replica, value)?;
     } else {
@@ -201,11 +201,11 @@ fn adopt(replica: &Tensor, value: &Tensor) -> Result<()> {
     Ok(())
 }
 
-fn forward_backward<M: Model>(model: &M, share: &Share) -> Result<Tensor> {
-    let cx = Context::training(share.step).with_loss_weight(1.0 / share.num_targets as f64);
-    let run = trainyard_nn::run(model, &share.inputs, &cx, &[])?;
-    let sum = model.loss(run.output(), &share.targets)?;
-    let loss = sum.f_div_scalar(share.num_targets as f64)?;
+fn forward_backward<M: Model>(model: &M, batch: &ReplicaBatch) -> Result<Tensor> {
+    let cx = Context::training(batch.step).with_loss_weight(1.0 / batch.num_targets as f64);
+    let run = trainyard_nn::run(model, &batch.inputs, &cx, &[])?;
+    let sum = model.loss(run.output(), &batch.targets)?;
+    let loss = sum.f_div_scalar(batch.num_targets as f64)?;
     run.backward(&loss)?;
     Ok(loss.detach())
 }

@@ -1,13 +1,13 @@
-//! Distributed data parallelism: one model per rank, one batch over all.
+//! Distributed data parallelism: a replica of the model per rank, with the batch split over ranks.
 //!
 //! ```no_run
-//! # use trainyard_parallel::{Ddp, DdpOptions, Strategy, Sync};
+//! # use trainyard_parallel::{Ddp, DdpOptions, Strategy, GradSync};
 //! # use trainyard_nn::{Context, Llama, Model};
 //! # fn step(model: Llama, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = Ddp::new(model, &group, DdpOptions::default())?;
 //! let run = model.forward(&x, &Context::training(0))?;
 //! let loss = model.loss(run.output(), &y)? / y.numel() as f64;
-//! model.backward(run, &loss, Sync::Reduce)?; // gradients are now those of the whole batch
+//! model.backward(run, &loss, GradSync::Full)?; // gradients are now those of the global batch
 //! # Ok(())
 //! # }
 //! ```
@@ -17,33 +17,33 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tch::Tensor;
-use trainyard_nn::{Context, Intercept, Model, Module, Parameter, Run, Unit};
+use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
 
 use crate::bucket::BucketLimits;
 use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
-use crate::reducer::{Plan, Reducer};
-use crate::strategy::{Passes, Strategy, Sync};
-use crate::terms::Terms;
+use crate::partial_grads::PartialGrads;
+use crate::reducer::{Reducer, ReducerConfig};
+use crate::strategy::{CommCounts, GradSync, Strategy};
 use crate::volume::{StateBytes, Volume, replicated_volume};
 
-/// How [`Ddp`] reduces.
+/// Options of [`Ddp`].
 pub struct DdpOptions {
-    /// `Mean` for losses that are means over a rank's own samples; `Sum` for losses that are already
-    /// divided by the global count.
+    /// `Mean` if the loss is a mean over the rank's own samples, `Sum` if it is already divided by the global
+    /// count.
     pub op: ReduceOp,
-    /// Sizes of buckets.
+    /// Bucket sizes.
     pub buckets: BucketLimits,
-    /// Whether reductions run while backward goes on. Results are the same to the bit.
+    /// Whether reductions overlap backward. Results are bitwise the same.
     pub overlap: bool,
-    /// Whether parameters may take no part in the loss. Costs one small reduction per step.
+    /// Whether parameters may be unused in a step. Costs one small all-reduce per step.
     pub find_unused_parameters: bool,
-    /// What travels.
+    /// The communication hook that reduces buckets.
     pub hook: Box<dyn GradientHook>,
-    /// What intercepts units: recomputation, for one.
-    pub inside: Vec<Rc<dyn Intercept>>,
+    /// Hooks around each unit, such as activation checkpointing.
+    pub unit_hooks: Vec<Rc<dyn UnitHooks>>,
 }
 
 impl Default for DdpOptions {
@@ -54,61 +54,61 @@ impl Default for DdpOptions {
             overlap: true,
             find_unused_parameters: false,
             hook: Box::new(PlainReduction),
-            inside: Vec::new(),
+            unit_hooks: Vec::new(),
         }
     }
 }
 
-/// A model whose gradients are those of all ranks' batches.
+/// A replicated model whose gradients are all-reduced over ranks.
 pub struct Ddp<M> {
     model: M,
     parameters: Vec<Parameter>,
-    /// Parameters by the ranks over which their gradients are reduced.
-    families: Vec<Family>,
+    /// Parameters by the group that reduces their gradients.
+    param_groups: Vec<ParamGroup>,
     find_unused: bool,
-    terms: Terms,
-    /// Whether a reduction is under way.
+    partial_grads: PartialGrads,
+    /// Whether a reduction is in flight.
     is_reducing: Cell<bool>,
-    interceptors: Vec<Rc<dyn Intercept>>,
+    unit_hooks: Vec<Rc<dyn UnitHooks>>,
     _hooks: Vec<HookHandle>,
 }
 
 /// Parameters whose gradients are reduced over the same ranks.
-struct Family {
-    /// None on a single rank, where there is nothing to reduce.
+struct ParamGroup {
+    /// None if the group has a single rank, which needs no reduction.
     reducer: Option<Arc<Mutex<Reducer>>>,
     num_ranks: usize,
-    /// Of all gradients, as they travel.
+    /// Bytes of all gradients as they are communicated.
     gradient_bytes: u64,
-    /// Of all parameters.
+    /// Bytes of all parameters.
     bytes: u64,
 }
 
-impl Family {
-    fn new(parameters: &[Parameter], group: &Group, plan: Plan) -> Result<Family> {
-        let width = |p: &Parameter| plan.hook.width(p.kind()) * p.tensor().numel() as u64;
+impl ParamGroup {
+    fn new(parameters: &[Parameter], group: &Group, config: ReducerConfig) -> Result<ParamGroup> {
+        let width = |p: &Parameter| config.hook.width(p.kind()) * p.tensor().numel() as u64;
         let bytes = |p: &Parameter| (p.kind().elt_size_in_bytes() * p.tensor().numel()) as u64;
         let is_reduced = group.size() > 1 && !parameters.is_empty();
-        Ok(Family {
+        Ok(ParamGroup {
             num_ranks: group.size(),
-            gradient_bytes: match is_reduced {
-                true => parameters.iter().map(width).sum(),
-                false => 0,
+            gradient_bytes: if is_reduced {
+                parameters.iter().map(width).sum()
+            } else {
+                0
             },
             bytes: parameters.iter().map(bytes).sum(),
-            reducer: match is_reduced {
-                true => {
-                    let reducer = Reducer::new(parameters, group, plan)?;
-                    reducer.broadcast_parameters()?;
-                    Some(Arc::new(Mutex::new(reducer)))
-                }
-                false => None,
+            reducer: if is_reduced {
+                let reducer = Reducer::new(parameters, group, config)?;
+                reducer.broadcast_parameters()?;
+                Some(Arc::new(Mutex::new(reducer)))
+            } else {
+                None
             },
         })
     }
 
-    /// Tells the reducer of every gradient that is complete.
-    fn listen(&self) -> Result<Vec<HookHandle>> {
+    /// Registers a hook on every leaf that reports its accumulated gradient to the reducer.
+    fn register_grad_hooks(&self) -> Result<Vec<HookHandle>> {
         let Some(reducer) = &self.reducer else {
             return Ok(Vec::new());
         };
@@ -131,13 +131,13 @@ impl Family {
 }
 
 impl<M: Model> Ddp<M> {
-    /// Wraps a model; every rank's parameters become those of the group's first rank.
+    /// Wraps a model and broadcasts the parameters of rank 0 of the group.
     pub fn new(model: M, group: &Group, options: DdpOptions) -> Result<Ddp<M>> {
         Ddp::with_experts(model, group, group, options)
     }
 
-    /// The same for a model with experts, whose gradients are reduced over the ranks of `expert_group`:
-    /// those that have the same experts.
+    /// As [`Ddp::new`], for a model with experts: `expert_group` are the ranks that hold the same experts and
+    /// reduce their gradients.
     pub fn with_experts(
         model: M,
         group: &Group,
@@ -146,35 +146,35 @@ impl<M: Model> Ddp<M> {
     ) -> Result<Ddp<M>> {
         let parameters = in_order_of_use(&model);
         let find_unused = options.find_unused_parameters;
-        let terms = Terms::of(&parameters);
-        let plan = Plan {
+        let partial_grads = PartialGrads::of(&parameters);
+        let config = ReducerConfig {
             op: options.op,
             hook: options.hook.into(),
             overlap: options.overlap,
             limits: options.buckets,
         };
         let is_same = group.name() == expert_group.name();
-        let of_experts = |p: &Parameter| !is_same && p.layout().is_of_experts();
+        let of_experts = |p: &Parameter| !is_same && p.layout().is_expert();
         let (experts, rest): (Vec<_>, Vec<_>) = parameters.iter().cloned().partition(of_experts);
-        let mut families = vec![Family::new(&rest, group, plan.clone())?];
+        let mut param_groups = vec![ParamGroup::new(&rest, group, config.clone())?];
         if !experts.is_empty() {
-            families.push(Family::new(&experts, expert_group, plan)?);
+            param_groups.push(ParamGroup::new(&experts, expert_group, config)?);
         }
         if group.size() > 1 {
             broadcast_buffers(&model, group)?;
         }
         let mut hooks = Vec::new();
-        for family in &families {
-            hooks.extend(family.listen()?);
+        for group in &param_groups {
+            hooks.extend(group.register_grad_hooks()?);
         }
         Ok(Ddp {
             model,
             parameters,
-            families,
+            param_groups,
             find_unused,
-            terms,
+            partial_grads,
             is_reducing: Cell::new(false),
-            interceptors: options.inside,
+            unit_hooks: options.unit_hooks,
             _hooks: hooks,
         })
     }
@@ -184,21 +184,22 @@ impl<M: Model> Ddp<M> {
         &self.model
     }
 
-    /// A backward pass, with the reduction of what becomes complete in it.
-    fn passing(&self, sync: Sync, pass: impl FnOnce() -> Result<()>) -> Result<()> {
-        let is_last = sync == Sync::Reduce;
+    /// Runs a backward pass, with the reduction of the gradients that it completes.
+    fn run_backward(&self, sync: GradSync, backward: impl FnOnce() -> Result<()>) -> Result<()> {
+        let is_last = sync == GradSync::Full;
         for reducer in self.reducers() {
             lock(reducer).begin(is_last)?;
         }
-        pass()?;
-        match is_last {
-            true => self.start_rest(),
-            false => Ok(()),
+        backward()?;
+        if is_last {
+            self.flush_buckets()
+        } else {
+            Ok(())
         }
     }
 
-    /// Starts what backward has not.
-    fn start_rest(&self) -> Result<()> {
+    /// Starts the reduction of the buckets that backward has not started.
+    fn flush_buckets(&self) -> Result<()> {
         self.is_reducing.set(true);
         for reducer in self.reducers() {
             let mut reducer = lock(reducer);
@@ -206,43 +207,43 @@ impl<M: Model> Ddp<M> {
             if !unused.is_empty() && !self.find_unused {
                 return Err(ParallelError::UnusedParameters { names: unused });
             }
-            reducer.start_rest(unused)?;
+            reducer.flush_buckets(unused)?;
         }
         Ok(())
     }
 
     fn reducers(&self) -> impl Iterator<Item = &Arc<Mutex<Reducer>>> {
-        self.families
+        self.param_groups
             .iter()
-            .filter_map(|family| family.reducer.as_ref())
+            .filter_map(|group| group.reducer.as_ref())
     }
 }
 
 impl<M: Model> Strategy for Ddp<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
-        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
+        Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
 
-    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()> {
-        self.passing(sync, || Ok(run.backward(loss)?))
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<()> {
+        self.run_backward(sync, || Ok(run.backward(loss)?))
     }
 
-    fn start_backward_beside(
+    fn start_backward_interleaved(
         &self,
         run: Run,
         loss: &Tensor,
-        sync: Sync,
+        sync: GradSync,
         other: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        self.passing(sync, || run.backward_beside(loss, other)?)
+        self.run_backward(sync, || run.backward_interleaved(loss, other)?)
     }
 
-    fn watches_gradients(&self) -> bool {
+    fn needs_grad_hooks(&self) -> bool {
         self.reducers().next().is_some()
     }
 
-    fn start_reduce(&self, sync: Sync) -> Result<()> {
-        self.passing(sync, || Ok(()))
+    fn start_reduce(&self, sync: GradSync) -> Result<()> {
+        self.run_backward(sync, || Ok(()))
     }
 
     fn finish_reduce(&self) -> Result<Vec<String>> {
@@ -257,7 +258,7 @@ impl<M: Model> Strategy for Ddp<M> {
                 unused.extend(reducer.clear_globally_unused(&unused_here)?);
             }
         }
-        self.terms.add_up()?;
+        self.partial_grads.all_reduce()?;
         Ok(unused)
     }
 
@@ -268,31 +269,32 @@ impl<M: Model> Strategy for Ddp<M> {
         Ok(())
     }
 
-    fn volume(&self, _: Passes, world_size: usize) -> Volume {
-        // Every rank holds a copy of what it shares, so as many copies are added up as there are
-        // sets of ranks that add up.
+    fn volume(&self, _: CommCounts, world_size: usize) -> Volume {
+        // Every rank holds a replica, so partial gradients are reduced once in each of the groups that share them.
         let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64;
-        let terms = self.terms.bytes(self.parameters.first().map_or(0, width));
-        let num_ranks = terms.first().map_or(1, |term| term.num_ranks as usize);
-        let of_family = |family: &Family| {
-            replicated_volume(family.gradient_bytes, family.num_ranks)
-                .times(world_size / family.num_ranks)
+        let partial = self
+            .partial_grads
+            .bytes(self.parameters.first().map_or(0, width));
+        let num_ranks = partial.first().map_or(1, |bytes| bytes.num_ranks as usize);
+        let of_group = |group: &ParamGroup| {
+            replicated_volume(group.gradient_bytes, group.num_ranks)
+                .times(world_size / group.num_ranks)
         };
-        let volume: Volume = self.families.iter().map(of_family).sum();
-        volume.with_terms(&terms, world_size / num_ranks)
+        let volume: Volume = self.param_groups.iter().map(of_group).sum();
+        volume.with_partial_grads(&partial, world_size / num_ranks)
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {
-        let of_family = |family: &Family| StateBytes {
-            parameters: family.bytes,
-            // On one rank autograd's own gradients are given back after every step.
-            gradients: match family.num_ranks {
+        let of_group = |group: &ParamGroup| StateBytes {
+            parameters: group.bytes,
+            // On one rank there are no buckets: autograd's gradients are released after every step.
+            gradients: match group.num_ranks {
                 1 => 0,
-                _ => family.bytes,
+                _ => group.bytes,
             },
-            optimizer: num_moments * family.bytes,
+            optimizer: num_moments * group.bytes,
         };
-        self.families.iter().map(of_family).sum()
+        self.param_groups.iter().map(of_group).sum()
     }
 }
 
@@ -311,12 +313,12 @@ impl<M: Model> Model for Ddp<M> {
         self.model.loss(output, targets)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        self.model.sent_by_layers(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        self.model.layer_comm_bytes(num_tokens)
     }
 }
 
-/// Trainable parameters in the order in which forward first uses them.
+/// The trainable parameters in the order in which forward first uses them.
 fn in_order_of_use(model: &dyn Model) -> Vec<Parameter> {
     let mut ordered: Vec<Parameter> = Vec::new();
     let mut add = |parameter: &Parameter| {
@@ -340,7 +342,8 @@ fn broadcast_buffers(model: &dyn Model, group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// A panic inside a hook was reported as that hook's error; the reducer is rebuilt by `begin`.
+/// Poisoning is ignored: a panic inside a hook is reported as the error of that hook, and `begin` resets the
+/// reducer.
 fn lock(reducer: &Mutex<Reducer>) -> MutexGuard<'_, Reducer> {
     reducer
         .lock()

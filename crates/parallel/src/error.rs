@@ -1,116 +1,118 @@
-//! What can go wrong in a strategy.
+//! Errors of strategies.
 
 use trainyard_nn::NnError;
 use trainyard_torch::TorchError;
 
 use crate::offload::OffloadError;
 
-/// Result of everything in this crate.
+/// Result type of this crate.
 pub type Result<T, E = ParallelError> = std::result::Result<T, E>;
 
-/// An error of a strategy, or of what it stands on.
+/// An error of a strategy, or of the model, optimizer or process group that it uses.
 #[derive(Debug, thiserror::Error)]
 pub enum ParallelError {
-    /// Some parameters took no part in the loss.
+    /// Some parameters have no gradient, because the loss does not depend on them.
     #[error(
-        "no gradient for {}: every parameter must take part in the loss on every rank, or set \
+        "parameters without a gradient: {}; every parameter must contribute to the loss on every rank, or set \
          parallelism.find_unused_parameters = true",
         names.join(", ")
     )]
     UnusedParameters {
-        /// Their global names.
+        /// Names of the parameters.
         names: Vec<String>,
     },
-    /// Some parameters belong to no unit, so nothing says when they are needed.
+    /// Some parameters belong to no unit, so the strategy does not know when to gather them.
     #[error(
-        "{} in no unit of the model: a sharded model needs every trained parameter in one of its \
-         units",
+        "parameters outside of the model's units: {}; a sharded model needs every trainable parameter in one of \
+         its units",
         names.join(", ")
     )]
     OutsideUnits {
-        /// Their global names.
+        /// Names of the parameters.
         names: Vec<String>,
     },
-    /// A model without anything to train.
-    #[error("the model has no trained parameters to shard; use it as it is")]
+    /// The model has no trainable parameters.
+    #[error("the model has no trainable parameters to shard; use it without a strategy")]
     NothingToShard,
-    /// A batch cannot be divided as asked.
-    #[error("a batch of {rows} rows cannot be divided over {num_replicas} replicas")]
+    /// The batch size is not divisible by the number of replicas.
+    #[error("a batch of {rows} samples cannot be divided evenly over {num_replicas} replicas")]
     Indivisible {
-        /// Rows in the batch.
+        /// Samples in the batch.
         rows: i64,
-        /// Replicas there are.
+        /// Number of replicas.
         num_replicas: usize,
     },
-    /// A replica's thread ended early.
-    #[error("replica {index} ended: {reason}")]
+    /// The thread of a replica failed.
+    #[error("replica {index} failed: {reason}")]
     Replica {
-        /// Which one.
+        /// Index of the replica.
         index: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// From state kept in files.
+    /// An error of offloading.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// From the optimiser.
-    #[error("the optimiser failed: {reason}")]
-    Update {
-        /// What it said.
+    /// An error of the optimizer.
+    #[error("the optimizer failed: {reason}")]
+    Optimizer {
+        /// The optimizer's error message.
         reason: String,
     },
-    /// Offload without sharded parameters.
-    #[error("only sharded parameters (stage 3) can be kept in files: use zero_stage = 3")]
+    /// Offload without stage 3.
+    #[error("offload needs sharded parameters; set zero_stage = 3")]
     OffloadNeedsStage3,
     /// Offload of a model with experts.
-    #[error("states of experts cannot be kept in files yet: use offload = \"none\"")]
+    #[error("offload does not support models with experts yet; set offload = \"none\"")]
     OffloadOfExperts,
-    /// A model with fewer units than a pipeline has stages.
+    /// The model has fewer units than the pipeline has stages.
     #[error(
-        "{num_units} units cannot be cut into {num_stages} stages: use fewer stages, or a deeper model"
+        "{num_units} units cannot be partitioned into {num_stages} pipeline stages; use fewer stages or a deeper model"
     )]
     TooManyStages {
-        /// Stages asked for.
+        /// Number of stages.
         num_stages: usize,
-        /// Units there are.
+        /// Number of units.
         num_units: usize,
     },
-    /// Stages that are not those of the schedule.
+    /// The stages or the group do not match the schedule.
     #[error(
-        "a schedule for {num_ranks} ranks with {num_stages} stages here was given {given} stages and \
-         a group of {group_size}"
+        "the schedule has {num_ranks} ranks and {num_stages} stages on this rank, but the group has {group_size} \
+         ranks and {given} stages were given"
     )]
-    StagesMisfit {
-        /// Ranks of the schedule.
+    StageMismatch {
+        /// Number of ranks of the schedule.
         num_ranks: usize,
-        /// Ranks of the group.
+        /// Number of ranks of the group.
         group_size: usize,
-        /// Stages this rank has.
+        /// Number of stages of this rank in the schedule.
         num_stages: usize,
-        /// Stages it was given.
+        /// Number of stages given.
         given: usize,
     },
-    /// Work of a stage another rank holds, or that has not begun.
-    #[error("stage {stage} has nothing to do here: the schedule was not checked")]
-    ForeignStage {
+    /// A task of a stage that is on another rank, or whose input is missing.
+    #[error(
+        "stage {stage} has no such task or input on this rank; check the schedule with Schedule::check"
+    )]
+    UnexpectedTask {
         /// The stage.
         stage: usize,
     },
-    /// Another number of micro-batches than the schedule was made for.
-    #[error("a schedule of {expected} micro-batches was given {given}")]
+    /// The number of micro-batches differs from that of the schedule.
+    #[error("the schedule has {expected} micro-batches, but the step has {given}")]
     Microbatches {
-        /// Of the schedule.
+        /// Number of micro-batches of the schedule.
         expected: usize,
-        /// Of the step.
+        /// Number of micro-batches of the step.
         given: usize,
     },
-    /// A pipeline asked to run one pass.
-    #[error("a pipeline runs whole steps, since micro-batches overlap: call run_step")]
-    WholeStepsOnly,
-    /// From the model.
+    /// A single pass was requested of a pipeline.
+    #[error("a pipeline cannot run single passes, because micro-batches overlap; call run_step")]
+    FullStepsOnly,
+    /// An error of the model.
     #[error(transparent)]
     Nn(#[from] NnError),
-    /// From libtorch or a collective.
+    /// An error of libtorch or of a collective.
     #[error(transparent)]
     Torch(#[from] TorchError),
 }

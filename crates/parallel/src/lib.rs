@@ -1,11 +1,11 @@
-//! Strategies: what makes one model train on many ranks.
+//! Parallelism strategies: they wrap a model so that it trains on many ranks.
 //!
-//! - [`Ddp`]: every rank holds the whole model and a part of the batch; gradients are reduced in
-//!   buckets while backward goes on.
-//! - [`FullyShard`]: the states of the model are spread over ranks (ZeRO 1, 2, 3, hybrid), and
-//!   gathered unit by unit where they are needed.
-//! - [`Pipeline`]: ranks share the layers, each at work on another micro-batch.
-//! - [`DataParallel`]: the same in one process, with a thread per device. For one machine, quickly.
+//! - [`Ddp`]: every rank holds a replica of the model and processes a part of the batch; gradients are all-reduced
+//!   in buckets while backward runs.
+//! - [`FullyShard`]: the model states are sharded over ranks (ZeRO 1, 2, 3, hybrid) and gathered unit by unit when
+//!   needed.
+//! - [`Pipeline`]: each rank holds some layers, and ranks work on different micro-batches.
+//! - [`DataParallel`]: data parallelism in one process, with a thread per device.
 
 mod bucket;
 mod compress;
@@ -14,12 +14,12 @@ mod ddp;
 mod error;
 mod loss_scale;
 pub mod offload;
+mod partial_grads;
 mod pipeline;
 mod precision;
 mod recompute;
 mod reducer;
 mod strategy;
-mod terms;
 mod volume;
 mod zero;
 
@@ -28,12 +28,13 @@ pub use compress::{Bf16Compression, GradientHook, PlainReduction, Reduction};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
-pub use loss_scale::{LossScale, Verdict, scaled};
-pub use pipeline::{Part, Pipeline, Shape, Tie, balanced};
+pub use loss_scale::{LossScale, StepDecision, scaled};
+pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding, partition_balanced};
 pub use precision::Precision;
-pub use recompute::{Recompute, RecomputePlan, Recomputing, fit};
-pub use strategy::{Pass, Passes, Step, Strategy, Sync, Update};
+pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
+pub use strategy::{CommCounts, GradSync, Microbatch, Optimizer, StepInputs, Strategy};
 pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
 pub use zero::{
-    FullyShard, OffloadOptions, Reshard, Row, ShardOptions, Stage, part, shard_axes, whole,
+    FlatParam, FullyShard, OffloadOptions, Reshard, ShardOptions, Stage, gather_full, local_shard,
+    shard_axes,
 };

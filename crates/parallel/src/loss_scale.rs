@@ -1,73 +1,74 @@
-//! Keeping small gradients above the smallest number of float16.
+//! Dynamic loss scaling for float16, as PyTorch's `GradScaler`.
 //!
-//! The loss is multiplied by a scale before backward, and gradients are divided by it after. A scale
-//! too large makes a gradient overflow: that step is skipped and the scale halved; a long run of good
-//! steps doubles it. Whether a step is skipped is read off the norm of the global gradient, which is
-//! the same number on every rank, so ranks cannot disagree.
+//! The loss is multiplied by a scale before backward, so that small gradients do not underflow, and gradients are
+//! divided by it afterwards. If a gradient overflows, the step is skipped and the scale halved; after many good
+//! steps it is doubled. The decision depends only on the norm of the global gradient, which is the same number on
+//! every rank, so ranks cannot disagree.
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::error::Result;
 
-/// The scale, and how it has done so far.
+/// The loss scale, and the number of steps since the last overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     scale: f64,
     num_good: u32,
 }
 
-/// What a step's gradients allow.
+/// Whether to take an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// All finite: the step may be taken.
+pub enum StepDecision {
+    /// All gradients are finite.
     Take,
-    /// Something overflowed: the step must be skipped.
+    /// A gradient overflowed: the step must be skipped.
     Skip,
 }
 
 impl LossScale {
-    /// As PyTorch's `GradScaler` begins.
-    const FIRST: f64 = 65536.0;
-    /// Good steps until the scale is doubled.
+    /// The initial scale of PyTorch's `GradScaler`.
+    const INITIAL: f64 = 65536.0;
+    /// Number of good steps after which the scale is doubled.
     const INTERVAL: u32 = 2000;
 
-    /// The scale to multiply the loss by.
+    /// The current scale.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// Judges a step by the norm of its global gradient, and sets the scale for the next.
-    pub fn judge(&mut self, norm: f64) -> Verdict {
+    /// Decides on a step by the norm of its global gradient, and updates the scale.
+    pub fn update(&mut self, norm: f64) -> StepDecision {
         if !norm.is_finite() {
-            // Never to zero, from which no doubling leads back.
+            // Never zero, which doubling could not leave.
             self.scale = (self.scale / 2.0).max(f64::MIN_POSITIVE);
             self.num_good = 0;
-            return Verdict::Skip;
+            return StepDecision::Skip;
         }
         self.num_good += 1;
         if self.num_good == Self::INTERVAL {
             self.scale *= 2.0;
             self.num_good = 0;
         }
-        Verdict::Take
+        StepDecision::Take
     }
 }
 
 impl Default for LossScale {
     fn default() -> Self {
         LossScale {
-            scale: Self::FIRST,
+            scale: Self::INITIAL,
             num_good: 0,
         }
     }
 }
 
-/// A number times a factor; most often by one, which changes nothing.
+/// Multiplies a tensor by a factor; a factor of one costs nothing.
 pub fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
-    match factor == 1.0 {
-        true => Ok(tensor.shallow_clone()),
-        false => Ok(tensor.f_mul_scalar(factor)?),
+    if factor == 1.0 {
+        Ok(tensor.shallow_clone())
+    } else {
+        Ok(tensor.f_mul_scalar(factor)?)
     }
 }
 
@@ -78,23 +79,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overflow_halves_and_patience_doubles() {
+    fn overflow_halves_the_scale_and_good_steps_double_it() {
         let mut scale = LossScale::default();
-        assert_eq!(scale.judge(f64::INFINITY), Verdict::Skip);
-        assert_eq!(scale.judge(f64::NAN), Verdict::Skip);
+        assert_eq!(scale.update(f64::INFINITY), StepDecision::Skip);
+        assert_eq!(scale.update(f64::NAN), StepDecision::Skip);
         assert_eq!(scale.scale(), 16384.0);
         for _ in 0..LossScale::INTERVAL {
-            assert_eq!(scale.judge(1.0), Verdict::Take);
+            assert_eq!(scale.update(1.0), StepDecision::Take);
         }
         assert_eq!(scale.scale(), 32768.0);
     }
 
     proptest! {
         #[test]
-        fn ranks_that_see_the_same_norms_stay_together(norms in prop::collection::vec(any::<f64>(), 0..50)) {
+        fn ranks_with_the_same_norms_have_the_same_scale(norms in prop::collection::vec(any::<f64>(), 0..50)) {
             let (mut one, mut other) = (LossScale::default(), LossScale::default());
             for norm in norms {
-                prop_assert_eq!(one.judge(norm), other.judge(norm));
+                prop_assert_eq!(one.update(norm), other.update(norm));
                 prop_assert_eq!(one, other);
                 prop_assert!(one.scale() > 0.0);
             }

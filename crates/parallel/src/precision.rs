@@ -1,21 +1,21 @@
-//! Which number types a strategy uses where.
+//! Mixed precision of a strategy.
 
 use tch::Kind;
 
-/// Types of what is computed, reduced and put out; absent means that of the master weights, which the
-/// optimiser always works on.
+/// The types of computation, gradient reduction and output, as FSDP's `MixedPrecisionPolicy`. Absent types are those
+/// of the master weights, which the optimizer always updates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Precision {
-    /// What layers compute in, and parameters travel in.
+    /// The type in which layers compute and parameters are gathered.
     pub param: Option<Kind>,
-    /// What gradients travel and are summed in.
+    /// The type in which gradients are reduced.
     pub reduce: Option<Kind>,
-    /// What the model's output is cast to.
+    /// The type that the model's output is cast to.
     pub output: Option<Kind>,
 }
 
 impl Precision {
-    /// Computes in bfloat16 and reduces in single precision, which loses no gradient to rounding.
+    /// Computes in bfloat16 and reduces gradients in float32, which loses no gradient to rounding.
     pub fn bf16() -> Precision {
         Precision {
             param: Some(Kind::BFloat16),

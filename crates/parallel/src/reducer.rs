@@ -1,4 +1,4 @@
-//! Gradients on their way: into their bucket, over the wire, and back.
+//! Bucketed gradient reduction of DDP.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use trainyard_trace::{MemoryKind, Purpose};
 use crate::bucket::{BucketLimits, assign_buckets};
 use crate::compress::{GradientHook, Reduction};
 
-/// The buckets of one model, and how far the present backward pass has come with them.
+/// The buckets of a model, and their progress in the current backward pass.
 pub(crate) struct Reducer {
     group: Group,
     op: ReduceOp,
@@ -19,15 +19,15 @@ pub(crate) struct Reducer {
     overlap: bool,
     slots: Vec<Slot>,
     buckets: Vec<Bucket>,
-    /// Reductions under way, in the order of the buckets: all ranks start them in this order.
-    under_way: Vec<Box<dyn Reduction>>,
-    /// Whether this pass ends in a reduction, or only accumulates.
+    /// Reductions in flight, in the order of the buckets, in which all ranks start them.
+    in_flight: Vec<Box<dyn Reduction>>,
+    /// Whether this pass reduces gradients, or only accumulates them.
     reducing: bool,
-    /// Parameters without a gradient in the reduction under way.
+    /// Parameters without a gradient in the current reduction.
     unused: Vec<String>,
 }
 
-/// One parameter's place in its bucket.
+/// A parameter and its view of the bucket.
 struct Slot {
     name: String,
     leaf: Tensor,
@@ -42,9 +42,9 @@ struct Bucket {
     num_missing: usize,
 }
 
-/// How to build a reducer.
+/// Configuration of a reducer.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ReducerConfig {
     pub op: ReduceOp,
     pub hook: Arc<dyn GradientHook>,
     pub overlap: bool,
@@ -52,8 +52,12 @@ pub(crate) struct Plan {
 }
 
 impl Reducer {
-    /// `parameters` in order of use: backward finishes their gradients in the reverse of it.
-    pub(crate) fn new(parameters: &[Parameter], group: &Group, plan: Plan) -> Result<Reducer> {
+    /// `parameters` must be in order of use; backward completes their gradients in reverse order.
+    pub(crate) fn new(
+        parameters: &[Parameter],
+        group: &Group,
+        plan: ReducerConfig,
+    ) -> Result<Reducer> {
         let leaves: Vec<&Parameter> = parameters.iter().rev().collect();
         let sizes: Vec<(Kind, u64)> = leaves
             .iter()
@@ -95,18 +99,18 @@ impl Reducer {
             overlap: plan.overlap,
             slots,
             buckets,
-            under_way: Vec::new(),
+            in_flight: Vec::new(),
             reducing: false,
             unused: Vec::new(),
         })
     }
 
-    /// Every leaf with the number to report its gradient under.
+    /// Every leaf, with the index that identifies it in [`Reducer::ready`].
     pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.slots.iter().map(|slot| &slot.leaf).enumerate()
     }
 
-    /// Makes every rank's parameters those of rank 0, a bucket at a time.
+    /// Broadcasts the parameters of rank 0, bucket by bucket.
     pub(crate) fn broadcast_parameters(&self) -> Result<()> {
         for bucket in &self.buckets {
             for &slot in &bucket.slots {
@@ -124,10 +128,10 @@ impl Reducer {
         Ok(())
     }
 
-    /// A backward pass is about to begin.
+    /// Begins a backward pass.
     pub(crate) fn begin(&mut self, reducing: bool) -> Result<()> {
-        // What a pass that failed left under way must not be taken for this one's.
-        for reduction in std::mem::take(&mut self.under_way) {
+        // A pass that failed may have left reductions in flight, which are not part of this pass.
+        for reduction in std::mem::take(&mut self.in_flight) {
             reduction.finish()?;
         }
         self.reducing = reducing;
@@ -140,7 +144,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// A gradient has been accumulated: it moves into its bucket, and the bucket leaves when full.
+    /// Moves an accumulated gradient into its bucket, and starts the reduction of the bucket when it is full.
     pub(crate) fn ready(&mut self, number: usize) -> Result<()> {
         let slot = &mut self.slots[number];
         move_into(&slot.leaf, &slot.view)?;
@@ -155,18 +159,18 @@ impl Reducer {
         Ok(())
     }
 
-    /// Starts every bucket that is full and whose predecessors have started.
+    /// Starts the reduction of every full bucket whose predecessors have started.
     fn start_full_buckets(&mut self) -> Result<()> {
-        while let Some(bucket) = self.buckets.get(self.under_way.len())
+        while let Some(bucket) = self.buckets.get(self.in_flight.len())
             && bucket.num_missing == 0
         {
             let reduction = self.hook.reduce(&self.group, &bucket.buffer, self.op)?;
-            self.under_way.push(reduction);
+            self.in_flight.push(reduction);
         }
         Ok(())
     }
 
-    /// Names of parameters that have no gradient, of this pass or accumulated before it.
+    /// Names of parameters without a gradient, neither of this pass nor accumulated before.
     pub(crate) fn unused(&self) -> Vec<String> {
         let missing = self
             .slots
@@ -175,8 +179,8 @@ impl Reducer {
         missing.map(|s| s.name.clone()).collect()
     }
 
-    /// A reducing pass has ended: starts what is left, without the gradients of `unused`.
-    pub(crate) fn start_rest(&mut self, unused: Vec<String>) -> Result<()> {
+    /// Ends a reducing pass: starts the remaining buckets, with zeros for the parameters in `unused`.
+    pub(crate) fn flush_buckets(&mut self, unused: Vec<String>) -> Result<()> {
         self.unused = unused;
         for number in 0..self.slots.len() {
             if !self.slots[number].ready {
@@ -186,17 +190,17 @@ impl Reducer {
         self.start_full_buckets()
     }
 
-    /// Waits for everything. Returns the names of parameters that had no gradient here.
+    /// Waits for all reductions. Returns the names of parameters that had no gradient on this rank.
     pub(crate) fn finish(&mut self) -> Result<Vec<String>> {
         let mut outcome = Ok(());
-        for reduction in self.under_way.drain(..) {
-            // Every one is waited for, so that none touches the buckets later; the first error counts.
+        for reduction in self.in_flight.drain(..) {
+            // Waits for all, so that none writes to the buckets later; the first error is returned.
             outcome = outcome.and(reduction.finish());
         }
         outcome.map(|()| std::mem::take(&mut self.unused))
     }
 
-    /// Zero stands for a gradient that did not come; one accumulated before this pass stays.
+    /// Sets a missing gradient to zero; one that was accumulated before this pass stays.
     fn fill_unused(&mut self, number: usize) -> Result<()> {
         let slot = &mut self.slots[number];
         if !slot.leaf.grad().defined() {
@@ -208,8 +212,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// After a pass in which gradients were missing here or elsewhere: takes the zeros back where no
-    /// rank had a gradient, so that optimisers skip those parameters as they would on one rank.
+    /// Clears the zero gradients of parameters that no rank used, so that optimizers skip them as they would on
+    /// one rank. Returns their names.
     pub(crate) fn clear_globally_unused(&self, unused_here: &[String]) -> Result<Vec<String>> {
         let here: BTreeSet<&str> = unused_here.iter().map(String::as_str).collect();
         let used: Vec<i32> = self
@@ -233,7 +237,7 @@ impl Reducer {
     }
 }
 
-/// Moves the gradient of a leaf into its bucket, unless it was accumulated there in the first place.
+/// Moves the gradient of a leaf into its bucket, unless it was accumulated there.
 fn move_into(leaf: &Tensor, view: &Tensor) -> Result<()> {
     let grad = leaf.f_grad()?;
     if !grad.defined() || storage::is_shared(&grad, view)? {
@@ -249,7 +253,7 @@ fn flat_buffer(tensors: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
     let Some(first) = tensors.first() else {
         return Err(TorchError::Invalid("a bucket needs a gradient".to_owned()));
     };
-    // From a tensor, not from a device: on meta there is no device to name.
+    // Created from a tensor, because the meta device has no `tch::Device`.
     let buffer = memory::scope(MemoryKind::Gradient, || {
         tch::no_grad(|| meta::new_zeros(first, &[total]))
     })?;

@@ -1,4 +1,4 @@
-//! What a training loop asks of a strategy.
+//! The interface between a training loop and a parallelism strategy.
 
 use tch::Tensor;
 use trainyard_nn::weight_gradients::WeightGradients;
@@ -10,32 +10,32 @@ use crate::loss_scale::scaled;
 use crate::offload::Counters;
 use crate::volume::{StateBytes, Volume};
 
-/// What becomes of the gradients at the end of a backward pass.
+/// How a backward pass synchronizes gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sync {
-    /// They are reduced over all ranks: the last pass before an optimiser step.
-    Reduce,
-    /// They add up: a pass of gradient accumulation. What is sharded is reduced to shards all the same.
-    Accumulate,
-    /// They add up whole, sharded or not: a later pass, or [`Strategy::start_reduce`], reduces them.
-    Keep,
+pub enum GradSync {
+    /// Reduces them over all ranks: the last pass before an optimizer step.
+    Full,
+    /// Accumulates them: a pass of gradient accumulation. Sharded gradients are still reduce-scattered to shards.
+    ShardOnly,
+    /// Accumulates them unsharded, without communication: a later pass or [`Strategy::start_reduce`] reduces them.
+    None,
 }
 
-/// How often a step does what costs messages.
+/// How often a step communicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passes {
+pub struct CommCounts {
     /// Forward and backward passes.
     pub num_microbatches: u64,
-    /// Reductions of gradients that are sharded.
+    /// Reductions of sharded gradients.
     pub num_reductions: u64,
-    /// How often all parameters are gathered for several passes; none where each pass gathers its own.
+    /// How often all parameters are gathered for several passes; none if each pass gathers them itself.
     pub num_gathers: Option<u64>,
 }
 
-impl Passes {
-    /// Every pass for itself.
-    pub fn each(num_microbatches: usize) -> Passes {
-        Passes {
+impl CommCounts {
+    /// Every micro-batch gathers parameters and reduces gradients itself.
+    pub fn per_microbatch(num_microbatches: usize) -> CommCounts {
+        CommCounts {
             num_microbatches: num_microbatches as u64,
             num_reductions: num_microbatches as u64,
             num_gathers: None,
@@ -43,185 +43,189 @@ impl Passes {
     }
 }
 
-/// The optimiser, as far as a strategy deals with it.
-pub trait Update {
-    /// Changes every parameter that has a gradient.
+/// The part of an optimizer that a strategy uses.
+pub trait Optimizer {
+    /// Updates every parameter that has a gradient.
     fn step(&mut self) -> Result<()>;
 
-    /// Its tensors so far, each as `kind.<parameter>`.
+    /// The state tensors, each named `kind.<parameter>`.
     fn states(&self) -> Vec<(String, Tensor)>;
 }
 
 /// One micro-batch of a step.
-pub struct Pass<'a> {
-    /// What goes into the model.
+pub struct Microbatch<'a> {
+    /// Inputs of the model.
     pub inputs: &'a Tensor,
-    /// What should come out.
+    /// Targets of the loss.
     pub targets: &'a Tensor,
-    /// What the model is told beside.
+    /// Context of the forward pass.
     pub cx: Context,
 }
 
-/// The micro-batches of a step, and what becomes of their losses.
-pub struct Step<'a> {
-    /// In order.
-    pub passes: Vec<Pass<'a>>,
-    /// What summed losses are divided by.
+/// The inputs of a training step.
+pub struct StepInputs<'a> {
+    /// The micro-batches, in order.
+    pub microbatches: Vec<Microbatch<'a>>,
+    /// Divisor of the summed losses: the number of targets in the global batch.
     pub count: f64,
-    /// What losses are multiplied by before backward.
+    /// Factor of the loss before backward (loss scaling).
     pub scale: f64,
-    /// Where spans are written.
+    /// The ledger that records the spans of the step.
     pub ledger: &'a Ledger,
 }
 
-/// A model whose gradients become those of all ranks' batches.
+/// A model trained on many ranks: its gradients become those of the global batch.
 ///
-/// Its parameters are what this rank trains: whole ones, or shards. Optimisers, clipping and
-/// checkpoints work on them and need not know more than their layouts.
+/// Its parameters are the ones that this rank trains: full parameters or shards. Optimizers, gradient clipping and
+/// checkpoints work on them and need only their layouts.
 pub trait Strategy: Model {
     /// Runs the model on this rank's part of the batch.
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run>;
 
-    /// Computes gradients and, with [`Sync::Reduce`], returns once they are those of all ranks.
-    /// Returns the names of parameters that no rank used, if those were asked for.
-    fn backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<Vec<String>> {
+    /// Computes gradients and, with [`GradSync::Full`], waits until they are reduced over all ranks. Returns the
+    /// names of parameters that no rank used, if the strategy looks for them.
+    fn backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<Vec<String>> {
         self.start_backward(run, loss, sync)?;
         self.finish_reduce()
     }
 
-    /// Computes gradients. Their reduction is begun, and ended by [`Strategy::finish_reduce`].
-    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()>;
+    /// Computes gradients and starts their reduction, which [`Strategy::finish_reduce`] waits for.
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<()>;
 
-    /// The same while `other` runs, if the strategy can: each computes while the other communicates.
-    fn start_backward_beside(
+    /// As [`Strategy::start_backward`], interleaved with `other` if the strategy supports it: each computes while
+    /// the other communicates.
+    fn start_backward_interleaved(
         &self,
         run: Run,
         loss: &Tensor,
-        sync: Sync,
+        sync: GradSync,
         other: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         other()?;
         self.start_backward(run, loss, sync)
     }
 
-    /// Whether backward with [`Sync::Reduce`] must hear of every gradient as it is added.
-    fn watches_gradients(&self) -> bool {
+    /// Whether backward with [`GradSync::Full`] needs a hook call for every accumulated gradient.
+    fn needs_grad_hooks(&self) -> bool {
         true
     }
 
-    /// Gradients of weights are about to come that an earlier pass has put off; as with [`Sync::Keep`].
-    fn expect_weights(&self) -> Result<()> {
+    /// Prepares for weight gradients that an earlier pass has deferred; they are accumulated as with
+    /// [`GradSync::None`].
+    fn begin_weight_grads(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Begins to reduce what passes with [`Sync::Keep`] have left. `sync` is as for a backward pass.
-    fn start_reduce(&self, sync: Sync) -> Result<()>;
+    /// Starts to reduce the gradients that passes with [`GradSync::None`] accumulated. `sync` has the same meaning
+    /// as for a backward pass.
+    fn start_reduce(&self, sync: GradSync) -> Result<()>;
 
-    /// Waits for the reductions under way. Returns the names of parameters that no rank used, if those
-    /// were asked for.
+    /// Waits for the reductions in flight. Returns the names of parameters that no rank used, if the strategy
+    /// looks for them.
     fn finish_reduce(&self) -> Result<Vec<String>>;
 
-    /// Gathers all parameters, to stay for several passes.
+    /// Gathers all parameters and keeps them for several passes.
     fn unshard(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Lets go of what [`Strategy::unshard`] has gathered.
+    /// Releases the parameters that [`Strategy::unshard`] gathered.
     fn reshard(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Forward and backward of all micro-batches. Returns the loss of what this rank saw, if it has it.
-    fn run_step(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+    /// Runs forward and backward of all micro-batches. Returns this rank's loss, if it computes one.
+    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
         let mut total: Option<Tensor> = None;
-        for (index, pass) in step.passes.iter().enumerate() {
-            let sync = match index + 1 == step.passes.len() {
-                true => Sync::Reduce,
-                false => Sync::Accumulate,
+        for (index, microbatch) in step.microbatches.iter().enumerate() {
+            let sync = if index + 1 == step.microbatches.len() {
+                GradSync::Full
+            } else {
+                GradSync::ShardOnly
             };
-            // Where passes add up, products go straight into the gradients that are there, as long as
-            // nobody listens for them.
+            // With several micro-batches, weight gradients are added in place to those of earlier passes, unless
+            // hooks must see each of them.
             let weights = WeightGradients::default();
             let (run, loss) = {
                 let _span = step.ledger.enter(SpanKind::Forward, "forward");
-                let run = match step.passes.len() {
-                    1 => self.forward(pass.inputs, &pass.cx)?,
-                    _ => weights.during(|| self.forward(pass.inputs, &pass.cx))?,
+                let run = match step.microbatches.len() {
+                    1 => self.forward(microbatch.inputs, &microbatch.cx)?,
+                    _ => weights.record(|| self.forward(microbatch.inputs, &microbatch.cx))?,
                 };
-                let sum = self.loss(run.output(), pass.targets)?;
+                let sum = self.loss(run.output(), microbatch.targets)?;
                 (run, sum.f_div_scalar(step.count)?)
             };
             {
                 let _span = step.ledger.enter(SpanKind::Backward, "backward");
-                if sync == Sync::Accumulate || !self.watches_gradients() {
+                if sync == GradSync::ShardOnly || !self.needs_grad_hooks() {
                     weights.add_in_place();
                 }
                 self.backward(run, &scaled(&loss, step.scale)?, sync)?;
             }
-            total = Some(added(total, loss.f_detach()?)?);
+            total = Some(accumulated(total, loss.f_detach()?)?);
         }
         Ok(total)
     }
 
-    /// Forward of all micro-batches alone. Returns the loss of what this rank saw, if it has it.
-    fn evaluate(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+    /// Runs forward of all micro-batches without gradients. Returns this rank's loss, if it computes one.
+    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
         let mut total: Option<Tensor> = None;
-        for pass in &step.passes {
+        for microbatch in &step.microbatches {
             let loss = tch::no_grad(|| -> Result<Tensor> {
-                let run = self.forward(pass.inputs, &pass.cx)?;
-                Ok(self.loss(&run.into_output(), pass.targets)?)
+                let run = self.forward(microbatch.inputs, &microbatch.cx)?;
+                Ok(self.loss(&run.into_output(), microbatch.targets)?)
             })?;
-            total = Some(added(total, loss.f_div_scalar(step.count)?)?);
+            total = Some(accumulated(total, loss.f_div_scalar(step.count)?)?);
         }
         Ok(total)
     }
 
-    /// Leaves every parameter without a gradient, ready for the next step.
+    /// Clears the gradients of all parameters.
     fn zero_grad(&self) -> Result<()>;
 
-    /// Lets the optimiser step. A strategy that keeps states elsewhere calls it several times, with a
-    /// part of them at hand each time and gradients for that part alone.
-    fn update(&self, update: &mut dyn Update) -> Result<()> {
-        update.step()
+    /// Steps the optimizer. A strategy that steps per unit calls the optimizer several times, each time with the
+    /// gradients of one unit only.
+    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        optimizer.step()
     }
 
-    /// Whether [`Strategy::update`] goes by parts. Its parameters' gradients are then where the strategy
-    /// has put them, and no other may have one meanwhile.
-    fn updates_by_parts(&self) -> bool {
+    /// Whether [`Strategy::optimizer_step`] steps unit by unit. The strategy then sets the gradients itself, and no
+    /// other parameter may have one at that time.
+    fn steps_per_unit(&self) -> bool {
         false
     }
 
-    /// Parameters among this rank's of which another rank holds the original: trained here too, but
-    /// not to be counted twice.
-    fn copies(&self) -> Vec<Parameter> {
+    /// This rank's replicas of tied parameters that another rank owns. They are trained here too, but must not be
+    /// counted twice.
+    fn tied_replicas(&self) -> Vec<Parameter> {
         Vec::new()
     }
 
-    /// Waits for what a step has left under way for the next one.
-    fn settle(&self) -> Result<()> {
+    /// Waits for communication that a step left in flight.
+    fn wait_pending(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Shows every parameter while its memory is there.
+    /// Visits every parameter while it is in memory.
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
         self.parameters().iter().try_for_each(visitor)
     }
 
-    /// What was moved between memory and where states are kept, if they are kept elsewhere.
+    /// Counters of the offload files, if states are offloaded.
     fn offload_counters(&self) -> Vec<Counters> {
         Vec::new()
     }
 
-    /// What all `world_size` ranks send in a step of such passes, by formula.
-    fn volume(&self, passes: Passes, world_size: usize) -> Volume;
+    /// Bytes that all `world_size` ranks send in a step with these counts, by formula.
+    fn volume(&self, counts: CommCounts, world_size: usize) -> Volume;
 
-    /// What this rank holds between steps with `num_moments` states of the optimiser per parameter, by
-    /// formula.
+    /// Bytes that this rank holds between steps, by formula, if the optimizer keeps `num_moments` state tensors per
+    /// parameter.
     fn states(&self, num_moments: u64) -> StateBytes;
 }
 
-/// A sum so far and one more.
-pub(crate) fn added(total: Option<Tensor>, more: Tensor) -> Result<Tensor> {
+/// Adds `more` to an optional running total.
+pub(crate) fn accumulated(total: Option<Tensor>, more: Tensor) -> Result<Tensor> {
     match total {
         Some(total) => Ok(total.f_add(&more)?),
         None => Ok(more),

@@ -1,28 +1,27 @@
-//! What a strategy sends in a step and holds between steps, by formula.
+//! Communication volume and memory of a strategy, by formula.
 //!
-//! Written from the strategy's definition, not from its code: `verify` and the tests compare what
-//! the ledger and the allocator counted with this.
+//! The formulas follow from the definition of the strategy, not from its code. `verify` and the tests compare them
+//! with what the ledger and the allocator measured.
 
 use std::iter::Sum;
 
 use serde::Serialize;
 
-use crate::strategy::Passes;
+use crate::strategy::CommCounts;
 use crate::zero::{Reshard, Stage};
 
-/// Bytes of one step: handed in by one rank, and sent by all ranks together.
+/// Bytes communicated in one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Of gradients, as one rank hands them to the collectives that reduce them.
+    /// Gradient bytes that one rank passes to reducing collectives.
     pub reduced: u64,
-    /// Of gradients, sent.
+    /// Gradient bytes that all ranks together send.
     pub gradients: u64,
-    /// Of parameters, sent.
+    /// Parameter bytes that all ranks together send.
     pub parameters: u64,
 }
 
-/// Of whole gradients of `bytes`, reduced once over `num_ranks`: every rank's part to its owner, and
-/// the sum back.
+/// The volume of one all-reduce of `bytes` of gradients over `num_ranks`: a reduce-scatter and an all-gather.
 pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
     Volume {
         reduced: bytes,
@@ -31,22 +30,22 @@ pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
     }
 }
 
-/// Gradients that several ranks hold a term of each.
+/// Sizes of gradients with a partial placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TermBytes {
-    /// What this rank hands in.
-    pub held: u64,
-    /// What all ranks that share one copy of the parameters hand in, each once.
-    pub all: u64,
-    /// How many ranks add up.
+pub struct PartialGradBytes {
+    /// Bytes that this rank holds.
+    pub local: u64,
+    /// Bytes of the full parameters, over all ranks that shard one replica.
+    pub full: u64,
+    /// Number of ranks that hold partial sums of the same gradient.
     pub num_ranks: u64,
 }
 
 impl Volume {
-    /// The same for `num_families` sets of ranks that each do this among themselves.
+    /// The volume of `num_groups` groups that each do the same.
     #[must_use]
-    pub fn times(self, num_families: usize) -> Volume {
-        let times = num_families as u64;
+    pub fn times(self, num_groups: usize) -> Volume {
+        let times = num_groups as u64;
         Volume {
             reduced: self.reduced,
             gradients: times * self.gradients,
@@ -54,12 +53,16 @@ impl Volume {
         }
     }
 
-    /// With terms that are added up, of `num_copies` copies of the parameters.
+    /// Adds the all-reduce of partial gradients, with `num_replicas` replicas of the parameters.
     #[must_use]
-    pub fn with_terms(mut self, terms: &[TermBytes], num_copies: usize) -> Volume {
-        for term in terms {
-            self.reduced += term.held;
-            self.gradients += num_copies as u64 * 2 * (term.num_ranks - 1) * term.all;
+    pub fn with_partial_grads(
+        mut self,
+        partial: &[PartialGradBytes],
+        num_replicas: usize,
+    ) -> Volume {
+        for bytes in partial {
+            self.reduced += bytes.local;
+            self.gradients += num_replicas as u64 * 2 * (bytes.num_ranks - 1) * bytes.full;
         }
         self
     }
@@ -85,72 +88,71 @@ impl Sum for StateBytes {
     }
 }
 
-/// A sharded model, as far as the formulas need it.
+/// The properties of a sharded model that the formulas depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardedModel {
-    /// What is sharded.
+    /// The ZeRO stage.
     pub stage: Stage,
-    /// Whether parameters go after forward.
+    /// Whether parameters are released after forward.
     pub reshard: Reshard,
-    /// Elements of every unit's row, padding included.
-    pub rows: Vec<u64>,
-    /// Elements this rank holds of parameters, without padding: what the optimiser keeps moments of.
-    pub num_held: u64,
-    /// Units that lend parameters, and so keep theirs until backward.
-    pub lent: Vec<bool>,
-    /// Ranks that share one copy.
+    /// Elements of every unit's flat parameter, padding included.
+    pub flat_sizes: Vec<u64>,
+    /// Parameter elements that this rank holds, without padding; the optimizer keeps moments for them.
+    pub num_local: u64,
+    /// Whether other units use a unit's parameters too, so that they stay gathered until backward.
+    pub shared: Vec<bool>,
+    /// Number of ranks that shard one replica.
     pub num_shards: usize,
-    /// Copies.
+    /// Number of replicas.
     pub num_replicas: usize,
-    /// Bytes of an element of the master weights, of parameters as they travel, of gradients as they
-    /// travel.
+    /// Bytes per element.
     pub widths: Widths,
 }
 
 /// Bytes per element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Widths {
-    /// Of master weights and the optimiser's states.
+    /// Of master weights and optimizer states.
     pub master: u64,
-    /// Of parameters as layers compute with them.
+    /// Of parameters in computation and all-gathers.
     pub param: u64,
-    /// Of gradients as they are reduced.
+    /// Of gradients in reductions.
     pub reduce: u64,
 }
 
-/// Bytes one rank holds between steps.
+/// Bytes that one rank holds between steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StateBytes {
-    /// Parameters in the type layers compute in.
+    /// Parameters in the type of computation.
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// Master weights, where they are not the parameters themselves, and the optimiser's moments.
+    /// Master weights, if they are not the parameters themselves, and the optimizer's moments.
     pub optimizer: u64,
 }
 
 impl ShardedModel {
-    /// What all ranks send in a step of such passes.
-    pub fn volume(&self, passes: Passes) -> Volume {
+    /// The communication volume of a step.
+    pub fn volume(&self, counts: CommCounts) -> Volume {
         let (shards, replicas) = (self.num_shards as u64, self.num_replicas as u64);
         let mut volume = Volume::default();
-        for (index, &elements) in self.rows.iter().enumerate() {
-            // A reduce-scatter or an all-gather of a row: every rank sends all but one chunk.
+        for (index, &elements) in self.flat_sizes.iter().enumerate() {
+            // In a reduce-scatter or an all-gather, every rank sends all but one chunk.
             let once = replicas * (shards - 1) * elements;
             let num_reductions = match self.stage {
                 Stage::OptimizerStates => 1,
-                _ => passes.num_reductions,
+                _ => counts.num_reductions,
             };
-            let copies_meet = 2 * (replicas - 1) * elements;
+            let all_reduce = 2 * (replicas - 1) * elements;
             let shard = if replicas > 1 { elements / shards } else { 0 };
-            // Where one rank has all shards there is nothing to hand in.
-            let row = if shards > 1 { elements } else { 0 };
-            volume.reduced += (num_reductions * row + shard) * self.widths.reduce;
-            volume.gradients += (num_reductions * once + copies_meet) * self.widths.reduce;
+            // With one shard there is no reduce-scatter.
+            let flat = if shards > 1 { elements } else { 0 };
+            volume.reduced += (num_reductions * flat + shard) * self.widths.reduce;
+            volume.gradients += (num_reductions * once + all_reduce) * self.widths.reduce;
             let num_gathers = match self.stage {
-                Stage::Parameters => passes
+                Stage::Parameters => counts
                     .num_gathers
-                    .unwrap_or(passes.num_microbatches * self.gathers_per_pass(index)),
+                    .unwrap_or(counts.num_microbatches * self.gathers_per_pass(index)),
                 _ => 1,
             };
             volume.parameters += num_gathers * once * self.widths.param;
@@ -159,18 +161,18 @@ impl ShardedModel {
     }
 
     fn gathers_per_pass(&self, index: usize) -> u64 {
-        let is_last = index + 1 == self.rows.len();
+        let is_last = index + 1 == self.flat_sizes.len();
         let stays = match self.reshard {
             Reshard::Default => is_last,
             Reshard::Always => false,
             Reshard::Never => true,
         };
-        if stays || self.lent[index] { 1 } else { 2 }
+        if stays || self.shared[index] { 1 } else { 2 }
     }
 
-    /// What a rank holds between steps, with `num_moments` states per master weight.
+    /// The bytes that a rank holds between steps, with `num_moments` optimizer states per parameter.
     pub fn states(&self, num_moments: u64) -> StateBytes {
-        let elements: u64 = self.rows.iter().sum();
+        let elements: u64 = self.flat_sizes.iter().sum();
         let shard = elements / self.num_shards as u64;
         let Widths {
             master,
@@ -187,13 +189,13 @@ impl ShardedModel {
         StateBytes {
             parameters,
             gradients,
-            optimizer: master * (has_master * shard + num_moments * self.num_held),
+            optimizer: master * (has_master * shard + num_moments * self.num_local),
         }
     }
 }
 
 impl StateBytes {
-    /// All of it.
+    /// The sum of all states.
     pub fn total(&self) -> u64 {
         self.parameters + self.gradients + self.optimizer
     }
@@ -207,9 +209,9 @@ mod tests {
         ShardedModel {
             stage,
             reshard: Reshard::Always,
-            rows: vec![8, 16],
-            num_held: 24 / num_shards as u64,
-            lent: vec![false; 2],
+            flat_sizes: vec![8, 16],
+            num_local: 24 / num_shards as u64,
+            shared: vec![false; 2],
             num_shards,
             num_replicas: 1,
             widths: Widths {
@@ -220,9 +222,9 @@ mod tests {
         }
     }
 
-    /// ZeRO's own table: 4 + 12/N, 2 + 14/N, 16/N bytes per parameter.
+    /// The table of the ZeRO paper: 4 + 12/N, 2 + 14/N, 16/N bytes per parameter.
     #[test]
-    fn states_are_those_of_the_paper() {
+    fn states_match_the_zero_paper() {
         let per_parameter = |stage| model(stage, 4).states(2).total() as f64 / 24.0;
         assert_eq!(per_parameter(Stage::OptimizerStates), 4.0 + 12.0 / 4.0);
         assert_eq!(per_parameter(Stage::Gradients), 2.0 + 14.0 / 4.0);
@@ -231,9 +233,9 @@ mod tests {
 
     /// 2P and 3P, times (N - 1)/N, sent by each of N ranks.
     #[test]
-    fn volumes_are_those_of_the_paper() {
+    fn volumes_match_the_zero_paper() {
         let sent = |stage| {
-            let volume = model(stage, 4).volume(Passes::each(1));
+            let volume = model(stage, 4).volume(CommCounts::per_microbatch(1));
             (volume.gradients + volume.parameters) as f64 / 4.0 / (2.0 * 24.0)
         };
         assert_eq!(sent(Stage::OptimizerStates), 2.0 * 3.0 / 4.0);

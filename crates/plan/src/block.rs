@@ -1,60 +1,60 @@
-//! How long one block takes for one micro-batch, with its messages and its launches.
+//! The time of one transformer block per micro-batch, including communication and kernel launches.
 
 use crate::activations::tokens;
-use crate::collective::{Group, Wires};
-use crate::operator::{Operator, Rates, block_operators, shares_again};
+use crate::network_model::{Group, NetworkModel};
+use crate::operator::{ComputeModel, Operator, block_operators, recomputed_shares};
 use crate::{Calibration, Cluster, Recompute, Shape, StageTime, Strategy};
 
-/// The seconds of one block and one micro-batch.
+/// The seconds of one block for one micro-batch.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct BlockTime {
-    /// All of it, in the parts that schedules move.
+    /// The total, split into the passes that pipeline schedules move.
     pub wall: StageTime,
-    /// Forward and backward, without what follows.
+    /// Forward and backward compute.
     pub compute: f64,
-    /// Computing again.
+    /// Activation recomputation.
     pub recomputation: f64,
-    /// Waiting for the program to launch.
+    /// Kernel launch overhead: the device waits for the host.
     pub launch: f64,
-    /// Waiting for messages of shared matrices.
+    /// Exposed tensor-parallel communication.
     pub tensor: f64,
-    /// Waiting for keys and values of other positions.
+    /// Exposed context-parallel communication.
     pub context: f64,
-    /// Waiting for routed tokens.
+    /// Exposed expert-parallel communication.
     pub expert: f64,
-    /// Messages that travelled beside computation.
-    pub hidden: f64,
+    /// Communication that overlaps with compute.
+    pub overlapped: f64,
 }
 
-/// The share of a message that is waited for even where it travels beside the product that makes it: the
-/// first tile has to be there, and both use the same memory.
-pub(crate) const WAITED_FOR: f64 = 0.3;
+/// The fraction of tensor-parallel communication that stays exposed even if it overlaps with the matrix product
+/// that produces it: the first tile must be ready, and both use the same memory.
+pub(crate) const EXPOSED_SHARE: f64 = 0.3;
 
-/// How sharply the slower of program and accelerator decides.
+/// Exponent of the smooth maximum of host and device time.
 const SHARPNESS: f64 = 6.0;
 
-/// The larger of two, rounded where they are near, so that costs have no corners.
-fn larger(a: f64, b: f64) -> f64 {
+/// A smooth maximum: costs stay differentiable where host and device times are close.
+fn smooth_max(a: f64, b: f64) -> f64 {
     (a.powf(SHARPNESS) + b.powf(SHARPNESS)).powf(1.0 / SHARPNESS)
 }
 
-/// Seconds of messages in one direction.
+/// Seconds of a block's communication in one direction.
 #[derive(Copy, Clone, Default)]
-struct Messages {
+struct BlockComm {
     tensor: f64,
     context: f64,
     expert: f64,
-    hidden: f64,
+    overlapped: f64,
 }
 
-impl Messages {
-    const fn waited(&self) -> f64 {
+impl BlockComm {
+    const fn exposed(&self) -> f64 {
         self.tensor + self.context + self.expert
     }
 }
 
 impl BlockTime {
-    /// Of a block with or without experts.
+    /// The time of a block, with experts if `sparse`.
     pub fn of(
         shape: &Shape,
         strategy: &Strategy,
@@ -63,33 +63,40 @@ impl BlockTime {
         sparse: bool,
     ) -> BlockTime {
         let (software, constants) = (&calibration.software, &calibration.constants);
-        let rates = Rates {
+        let compute_model = ComputeModel {
             accelerator: &cluster.accelerator,
             constants,
         };
-        let mut own = crate::operator::Seconds::default();
+        let mut device = crate::operator::Seconds::default();
         let mut attention = crate::operator::Seconds::default();
         let operators = block_operators(shape, strategy, software, sparse);
-        let mut second = 0.0;
-        for (operator, share) in operators.iter().zip(shares_again(shape, &operators)) {
-            let seconds = rates.price(operator, software.attention);
-            own += seconds;
-            second += share * seconds.forward;
+        let mut selective_op = 0.0;
+        for (operator, share) in operators.iter().zip(recomputed_shares(shape, &operators)) {
+            let seconds = compute_model.estimate(operator, software.attention);
+            device += seconds;
+            selective_op += share * seconds.forward;
             if matches!(operator, Operator::Attention { .. }) {
                 attention = seconds;
             }
         }
-        let wires = Wires { cluster, constants };
-        let forward = messages(
+        let network = NetworkModel { cluster, constants };
+        let forward = communication(
             shape,
             strategy,
             calibration,
-            &wires,
+            &network,
             sparse,
             attention.forward,
         );
-        let again = attention.backward_input;
-        let mut backward = messages(shape, strategy, calibration, &wires, sparse, again);
+        let backward_attention = attention.backward_input;
+        let mut backward = communication(
+            shape,
+            strategy,
+            calibration,
+            &network,
+            sparse,
+            backward_attention,
+        );
         backward.context *= 2.0;
         let doublings = (strategy.degrees.tp as f64).log2();
         let kinds = if sparse && shape.experts.is_some() {
@@ -98,78 +105,80 @@ impl BlockTime {
             1.0
         };
         let host = kinds * (constants.host_block + constants.host_rank * doublings);
-        let forward_wall = larger(own.forward + forward.waited(), host);
-        let backward_own = own.backward_input + own.backward_weight;
-        let backward_wall = larger(backward_own + backward.waited(), 2.0 * host);
+        let forward_wall = smooth_max(device.forward + forward.exposed(), host);
+        let backward_device = device.backward_input + device.backward_weight;
+        let backward_wall = smooth_max(backward_device + backward.exposed(), 2.0 * host);
         let recomputation = match strategy.recompute {
             Recompute::None => 0.0,
             Recompute::Selective => attention.forward,
-            // Sums over ranks are kept, so half of the messages go again.
-            Recompute::Products => second + 0.5 * forward.tensor,
+            // The all-reduce results are saved, so only half of the communication is repeated.
+            Recompute::SelectiveOp => selective_op + 0.5 * forward.tensor,
             Recompute::Full => forward_wall,
         };
         let launch = forward_wall + backward_wall
-            - own.forward
-            - backward_own
-            - forward.waited()
-            - backward.waited();
-        let weight_share = own.backward_weight / backward_own.max(f64::MIN_POSITIVE);
-        let backward_weight = (backward_wall - backward.waited()) * weight_share;
+            - device.forward
+            - backward_device
+            - forward.exposed()
+            - backward.exposed();
+        let weight_share = device.backward_weight / backward_device.max(f64::MIN_POSITIVE);
+        let backward_weight = (backward_wall - backward.exposed()) * weight_share;
         BlockTime {
             wall: StageTime {
                 forward: forward_wall,
                 backward_input: backward_wall - backward_weight + recomputation,
                 backward_weight,
             },
-            compute: own.forward + backward_own,
+            compute: device.forward + backward_device,
             recomputation,
             launch,
             tensor: forward.tensor + backward.tensor,
             context: forward.context + backward.context,
             expert: forward.expert + backward.expert,
-            hidden: forward.hidden + backward.hidden,
+            overlapped: forward.overlapped + backward.overlapped,
         }
     }
 }
 
-/// What a block sends in one direction, and how much of it is waited for.
-fn messages(
+/// A block's communication in one direction: exposed and overlapped seconds.
+fn communication(
     shape: &Shape,
     strategy: &Strategy,
     calibration: &Calibration,
-    wires: &Wires<'_>,
+    network: &NetworkModel<'_>,
     sparse: bool,
     attention: f64,
-) -> Messages {
+) -> BlockComm {
     let degrees = &strategy.degrees;
-    let cluster = wires.cluster;
+    let cluster = network.cluster;
     let tokens = tokens(strategy);
     let bytes = strategy.precision.compute as f64;
     let stream = tokens * shape.hidden_size as f64 * bytes;
-    let mut found = Messages::default();
+    let mut comm = BlockComm::default();
     let group = Group::new(cluster, degrees.tp, 1);
-    let whole = match strategy.sequence_parallel {
-        true => 4.0 * wires.gather(group, stream),
-        false => 2.0 * wires.all_reduce(group, stream),
+    let total = if strategy.sequence_parallel {
+        4.0 * network.gather(group, stream)
+    } else {
+        2.0 * network.all_reduce(group, stream)
     };
-    found.tensor = match calibration.software.overlaps_tensor {
-        true => WAITED_FOR * whole,
-        false => whole,
+    comm.tensor = if calibration.software.overlaps_tensor {
+        EXPOSED_SHARE * total
+    } else {
+        total
     };
-    found.hidden += whole - found.tensor;
+    comm.overlapped += total - comm.tensor;
     if degrees.cp > 1 {
-        // Keys and values go round while the scores of those at hand are computed.
+        // Keys and values circulate in the ring while attention runs on the local chunk.
         let width = 2.0 * (shape.num_key_value_heads * shape.head_dim) as f64;
         let group = Group::new(cluster, degrees.cp, degrees.tp);
         let all = tokens * width / degrees.tp as f64 * bytes * degrees.cp as f64;
-        let round = wires.gather(group, all);
-        found.context = (round - attention).max(0.1 * round);
-        found.hidden += round - found.context;
+        let ring = network.gather(group, all);
+        comm.context = (ring - attention).max(0.1 * ring);
+        comm.overlapped += ring - comm.context;
     }
     if let (Some(experts), true) = (&shape.experts, sparse && degrees.ep > 1) {
         let group = Group::new(cluster, degrees.ep, 1);
         let routed = stream / degrees.tp as f64 * experts.num_experts_per_tok as f64;
-        found.expert = 2.0 * wires.all_to_all(group, routed);
+        comm.expert = 2.0 * network.all_to_all(group, routed);
     }
-    found
+    comm
 }

@@ -1,22 +1,22 @@
-//! What a program on an accelerator was seen to reach.
+//! Calibrations: efficiency constants fitted to runs on known accelerators.
 
 use crate::{Accelerator, AttentionKernel, Cluster, Constants, Software};
 
-/// How a program runs and how far it stays behind data sheets, as fitted to runs.
+/// How a program runs and its fitted efficiency constants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
-    /// What it does.
+    /// Properties of the program.
     pub software: Software,
-    /// How far it stays behind.
+    /// The efficiency constants.
     pub constants: Constants,
-    /// How far off its predictions are on average, on runs it was not fitted to.
-    pub spread: f64,
-    /// The runs it was fitted to.
+    /// Mean relative error of predictions on held-out runs.
+    pub mean_error: f64,
+    /// The runs that the constants were fitted to.
     pub source: String,
 }
 
-/// Fitted together to 1,440 runs on one machine and 109 runs on up to 64, all Megatron with 16-bit numbers:
-/// the ground truth that vTrain publishes (VIA-Research/vTrain f8dda847).
+/// Fitted together to 1,440 runs on one node and 109 runs on up to 64 nodes, all of Megatron in 16-bit precision:
+/// the ground truth published by vTrain (VIA-Research/vTrain f8dda847).
 const A100_OF_2021: Constants = Constants {
     matmul: 0.9044,
     matmul_area: 3_241_000.0,
@@ -40,9 +40,9 @@ const A100_OF_2021: Constants = Constants {
     data_latency: 4.769e-4,
 };
 
-/// Fitted to 70 runs with bf16 that llm-foundry publishes (scripts/train/benchmarking). They share no matrices
-/// and have no pipeline, so what concerns those is likely, not fitted. Nor is flash attention's share taken
-/// from them: they used a kernel that nobody uses any more.
+/// Fitted to 70 bf16 runs published by llm-foundry (scripts/train/benchmarking). These runs use no tensor or
+/// pipeline parallelism, so the related constants are priors. Flash attention's efficiency is not taken from them
+/// either, because they used an obsolete kernel.
 const H100: Constants = Constants {
     matmul: 0.6467,
     matmul_area: 3_000_000.0,
@@ -66,7 +66,7 @@ const H100: Constants = Constants {
     data_latency: 3.100e-4,
 };
 
-/// The same for A100, fitted to 59 of llm-foundry's runs on A100 of 40 and 80 GB.
+/// Fitted to 59 of llm-foundry's runs on A100 with 40 and 80 GB.
 const A100_MODERN: Constants = Constants {
     matmul: 0.8376,
     matmul_area: 564_900.0,
@@ -91,12 +91,12 @@ const A100_MODERN: Constants = Constants {
 };
 
 impl Calibration {
-    /// The nearest that was fitted: A100s have their own, by whether the program writes scores down as it did
-    /// in 2021; all other accelerators take the H100's.
+    /// The closest calibration for an accelerator: A100s have their own, by whether the program materializes
+    /// attention scores; all other accelerators use the H100's.
     pub fn of(accelerator: &Accelerator, software: Software) -> Calibration {
         let is_a100 = accelerator.name.starts_with("A100");
-        let (constants, spread, source) = match (is_a100, software.attention) {
-            (true, AttentionKernel::Materialised) => {
+        let (constants, mean_error, source) = match (is_a100, software.attention) {
+            (true, AttentionKernel::Materialized) => {
                 let source = "1,549 Megatron runs on A100, vTrain's ground truth";
                 (A100_OF_2021, 0.086, source)
             }
@@ -110,12 +110,12 @@ impl Calibration {
         Calibration {
             software,
             constants,
-            spread,
+            mean_error,
             source: source.to_owned(),
         }
     }
 
-    /// The same for a cluster, with the constants that its file states.
+    /// The calibration for a cluster, with the constants from its cluster file.
     pub fn of_cluster(cluster: &Cluster, software: Software) -> Calibration {
         let mut calibration = Calibration::of(&cluster.accelerator, software);
         if cluster.constants.is_empty() {
@@ -128,16 +128,16 @@ impl Calibration {
         calibration.constants = Constants::from_array(values);
         let names: Vec<&str> = cluster.constants.keys().map(String::as_str).collect();
         let rest = calibration.source;
-        calibration.source = format!("the cluster file ({}); else {rest}", names.join(", "));
+        calibration.source = format!("the cluster file ({}); otherwise {rest}", names.join(", "));
         calibration
     }
 
-    /// Before anything is measured.
-    pub fn likely(software: Software) -> Calibration {
+    /// The prior constants, without any measurement.
+    pub fn uncalibrated(software: Software) -> Calibration {
         Calibration {
             software,
-            constants: Constants::likely(),
-            spread: 0.25,
+            constants: Constants::prior(),
+            mean_error: 0.25,
             source: "nothing measured".to_owned(),
         }
     }

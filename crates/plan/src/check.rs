@@ -1,51 +1,51 @@
-//! What a strategy must satisfy before it can be priced.
+//! Validation of strategies before they are estimated.
 
 use crate::{Shape, Strategy};
 
-/// Why a strategy cannot be meant.
+/// Why a strategy is invalid.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StrategyError {
-    /// A number that is out of range.
+    /// A value out of range.
     #[error("{what} = {value} is out of range: use {least} to {most}")]
     Range {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// What it says.
+        /// Its value.
         value: usize,
-        /// The least it may say.
+        /// The smallest valid value.
         least: usize,
-        /// The most it may say.
+        /// The largest valid value.
         most: usize,
     },
-    /// One number that another must divide.
-    #[error("{what} = {value} is not divided by {by} = {divisor}: change one of them")]
+    /// A number that another must divide.
+    #[error("{what} = {value} is not divisible by {by} = {divisor}: change one of them")]
     Uneven {
-        /// What is to be divided.
+        /// The setting that must be divisible.
         what: &'static str,
-        /// How much there is.
+        /// Its value.
         value: usize,
-        /// By what.
+        /// The setting that must divide it.
         by: &'static str,
-        /// How many that is.
+        /// Its value.
         divisor: usize,
     },
-    /// A schedule has another number of stages per rank.
-    #[error("the schedule {schedule} has {wanted} stages per rank, not {found}")]
+    /// The schedule requires another number of stages per rank.
+    #[error("the schedule {schedule} requires {wanted} stages per rank, not {found}")]
     Stages {
         /// The schedule.
         schedule: &'static str,
-        /// How many it has.
+        /// The number it requires.
         wanted: usize,
-        /// How many were given.
+        /// The configured number.
         found: usize,
     },
 }
 
-/// Within this limit no size computed from a strategy overflows; beyond it, it is a slip.
+/// Within this limit no size computed from a strategy overflows; a larger value is a typo.
 const LIMIT: usize = 1 << 30;
 
 impl Strategy {
-    /// Refuses what cannot be meant for a model. Whatever passes can be priced.
+    /// Checks that the strategy is valid for a model. Every valid strategy can be estimated.
     pub fn check(&self, shape: &Shape) -> Result<(), StrategyError> {
         self.check_ranges(shape)?;
         let degrees = &self.degrees;
@@ -70,7 +70,7 @@ impl Strategy {
                 });
             }
         }
-        let (schedule, found) = (self.layers.schedule, self.layers.stages_per_rank);
+        let (schedule, found) = (self.pipeline.schedule, self.pipeline.stages_per_rank);
         match schedule.num_chunks() {
             Some(wanted) if wanted != found => Err(StrategyError::Stages {
                 schedule: schedule.name(),
@@ -83,9 +83,9 @@ impl Strategy {
 
     fn check_ranges(&self, shape: &Shape) -> Result<(), StrategyError> {
         let degrees = &self.degrees;
-        // Embedding and head may have a stage of their own.
+        // The embedding and the head may each have a stage of their own.
         let most_stages = shape.num_hidden_layers + 2;
-        let num_stages = degrees.pp.saturating_mul(self.layers.stages_per_rank);
+        let num_stages = degrees.pp.saturating_mul(self.pipeline.stages_per_rank);
         let sizes = [
             degrees.dp_replicate,
             degrees.dp_shard,
@@ -119,17 +119,17 @@ impl Strategy {
 mod tests {
     use proptest::prelude::*;
     use proptest::strategy::Strategy as _;
-    use trainyard_schedule::Kind;
+    use trainyard_schedule::ScheduleKind;
 
     use crate::{
-        Calibration, Cluster, Degrees, Layers, Offload, Overheads, Precision, Recompute, Shape,
-        Software, Strategy, memory, time,
+        Calibration, Cluster, Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute,
+        Shape, Software, Strategy, memory, time,
     };
 
     fn any() -> impl proptest::strategy::Strategy<Value = Strategy> {
         let size = || prop::sample::select(vec![0usize, 1, 1, 1, 2, 2, 3, 4]);
         let degrees = (size(), size(), size(), size(), size(), Just(1usize));
-        let kinds = prop::sample::select(Kind::ALL.to_vec());
+        let kinds = prop::sample::select(ScheduleKind::ALL.to_vec());
         let batch = (
             prop::sample::select(vec![0usize, 7, 16, 64]),
             size(),
@@ -149,7 +149,7 @@ mod tests {
                 },
                 zero_stage: zero,
                 sequence_parallel: tp > 1,
-                layers: Layers {
+                pipeline: PipelineLayout {
                     schedule,
                     stages_per_rank,
                 },
@@ -167,7 +167,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn whatever_passes_can_be_priced(strategy in any()) {
+        fn every_valid_strategy_can_be_estimated(strategy in any()) {
             let shape = Shape::gpt(8, 256, 8, 1024, 2048);
             if strategy.check(&shape).is_err() {
                 return Ok(());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_what_is_wrong() {
+    fn errors_name_the_invalid_setting() {
         let shape = Shape::gpt(8, 256, 8, 1024, 2048);
         let fine = Strategy {
             degrees: Degrees {
@@ -193,8 +193,8 @@ mod tests {
             },
             zero_stage: 1,
             sequence_parallel: true,
-            layers: Layers {
-                schedule: Kind::OneForwardOneBackward,
+            pipeline: PipelineLayout {
+                schedule: ScheduleKind::OneForwardOneBackward,
                 stages_per_rank: 1,
             },
             global_batch: 8,
@@ -205,17 +205,17 @@ mod tests {
             precision: Precision::BF16,
         };
         assert_eq!(fine.check(&shape), Ok(()));
-        let refusal = |change: fn(&mut Strategy)| {
+        let error = |change: fn(&mut Strategy)| {
             let mut changed = fine.clone();
             change(&mut changed);
             changed.check(&shape).unwrap_err().to_string()
         };
-        assert!(refusal(|s| s.degrees.tp = 3).contains("num_attention_heads = 8"));
-        assert!(refusal(|s| s.degrees.pp = 0).contains("ranks = 0"));
-        assert!(refusal(|s| s.degrees.pp = 64).contains("use 1 to 10"));
-        assert!(refusal(|s| s.micro_batch = 3).contains("global_batch = 8"));
-        assert!(refusal(|s| s.zero_stage = 4).contains("zero_stage = 4"));
-        assert!(refusal(|s| s.layers.stages_per_rank = 2).contains("1f1b"));
-        assert!(refusal(|s| s.seq_len = usize::MAX).contains("tokens"));
+        assert!(error(|s| s.degrees.tp = 3).contains("num_attention_heads = 8"));
+        assert!(error(|s| s.degrees.pp = 0).contains("ranks = 0"));
+        assert!(error(|s| s.degrees.pp = 64).contains("use 1 to 10"));
+        assert!(error(|s| s.micro_batch = 3).contains("global_batch = 8"));
+        assert!(error(|s| s.zero_stage = 4).contains("zero_stage = 4"));
+        assert!(error(|s| s.pipeline.stages_per_rank = 2).contains("1f1b"));
+        assert!(error(|s| s.seq_len = usize::MAX).contains("tokens"));
     }
 }

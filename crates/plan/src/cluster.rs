@@ -1,24 +1,23 @@
-//! The machines a plan is for: `64xH100`, or a file that says more.
+//! The cluster a plan is for: `64xH100`, or a TOML file with more detail.
 //!
 //! ```toml
-//! machines = 8
-//! gpus_per_machine = 8
-//! gpu = "H100"                 # a known one, whose figures the keys below replace
+//! nodes = 8
+//! gpus_per_node = 8
+//! gpu = "H100"                 # a known accelerator, whose figures the keys below replace
 //! memory_gib = 80
-//! link_gb_s = 450              # inside a machine, one direction, to all peers together
-//! nics_per_machine = 8
+//! link_gb_s = 450              # within a node, per direction, to all peers together
+//! nics_per_node = 8
 //! nic_gbit_s = 400
-//! [measured]                   # the same keys; marked as measured in every report
+//! [measured]                   # the same keys; reports mark them as measured
 //! matmul_tflops = 760
 //! memory_gb_s = 3100
 //! link_gb_s = 370
-//! network_gb_s = 45            # of one GPU's share of the cards
-//! [constants]                  # any of the constants that a fit finds
+//! network_gb_s = 45            # per GPU: its share of the NICs
+//! [constants]                  # any of the efficiency constants
 //! link_latency = 1.5e-5
 //! ```
 //!
-//! What was measured is what is reached, so the constant that stands for falling short of a data sheet is 1
-//! where a measured figure takes the sheet's place.
+//! A measured figure is what the hardware reaches, so the constant for its efficiency becomes 1.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -27,92 +26,92 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::{Accelerator, Basis, Constants, Figure};
+use crate::{Accelerator, Basis, Constants, SourcedValue};
 
-/// Equal machines with equal accelerators.
+/// Equal nodes with equal accelerators.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// What each rank computes on.
+    /// The accelerator of every rank.
     pub accelerator: Accelerator,
-    /// How many machines.
-    pub num_machines: usize,
-    /// Accelerators in each.
-    pub per_machine: usize,
-    /// Constants that its file states, by name.
+    /// The number of nodes.
+    pub num_nodes: usize,
+    /// Accelerators per node.
+    pub gpus_per_node: usize,
+    /// Efficiency constants from the cluster file, by name.
     pub(crate) constants: BTreeMap<String, f64>,
 }
 
-/// Why a cluster was refused.
+/// Why a cluster is rejected.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ClusterError {
-    /// Not `64xH100`.
+    /// The text is not of the form `64xH100`.
     #[error("cannot read the cluster {text:?}: write it as 64xH100, with one of {names}")]
     Syntax {
-        /// What was given.
+        /// The text.
         text: String,
-        /// Known accelerators.
+        /// The known accelerators.
         names: String,
     },
-    /// GPUs do not fill machines.
-    #[error("{count} GPUs do not fill machines of {per_machine}: use {nearest}")]
+    /// The GPUs do not fill whole nodes.
+    #[error("{count} GPUs do not fill nodes of {gpus_per_node} GPUs: use {nearest}")]
     Uneven {
-        /// GPUs asked for.
+        /// The requested number of GPUs.
         count: usize,
-        /// GPUs of a machine.
-        per_machine: usize,
-        /// The next count that does.
+        /// GPUs per node.
+        gpus_per_node: usize,
+        /// The largest smaller number that fills whole nodes.
         nearest: usize,
     },
-    /// A figure that cannot be.
-    #[error("{key} = {value} is no positive number: remove it or correct it")]
-    Figure {
+    /// A value that must be positive and finite.
+    #[error("{key} = {value} is not a positive number: remove or correct it")]
+    NotPositive {
         /// The key.
         key: String,
-        /// What it says.
+        /// Its value.
         value: f64,
     },
-    /// Counts that cannot be.
+    /// A count out of range.
     #[error("{key} = {value} is out of range: use 1 to {limit}")]
     Count {
         /// The key.
         key: &'static str,
-        /// What it says.
+        /// Its value.
         value: usize,
-        /// The most it may say.
+        /// The largest valid value.
         limit: usize,
     },
-    /// A constant that nobody has.
-    #[error("{name:?} is no constant: use one of {}", Constants::names().join(", "))]
+    /// An unknown constant.
+    #[error("{name:?} is not a known constant: use one of {}", Constants::names().join(", "))]
     Constant {
-        /// What it is called.
+        /// The unknown name.
         name: String,
     },
-    /// A file that cannot be read.
+    /// A cluster file that cannot be read.
     #[error("{path}: {reason}")]
     Unreadable {
-        /// Which.
+        /// The file's path.
         path: String,
-        /// Why.
+        /// The I/O error.
         reason: String,
     },
-    /// Not TOML, or unknown keys.
+    /// Invalid TOML, or unknown keys.
     #[error("not a cluster file: {0}")]
     Toml(String),
 }
 
-const MOST_MACHINES: usize = 1 << 20;
-const MOST_PER_MACHINE: usize = 1 << 10;
+const MAX_NODES: usize = 1 << 20;
+const MAX_GPUS_PER_NODE: usize = 1 << 10;
 
 impl Cluster {
-    /// Machines of that many of these accelerators.
+    /// A cluster of `num_nodes` nodes with `gpus_per_node` accelerators each.
     pub fn new(
         accelerator: Accelerator,
-        num_machines: usize,
-        per_machine: usize,
+        num_nodes: usize,
+        gpus_per_node: usize,
     ) -> Result<Cluster, ClusterError> {
         let counts = [
-            ("machines", num_machines, MOST_MACHINES),
-            ("gpus_per_machine", per_machine, MOST_PER_MACHINE),
+            ("nodes", num_nodes, MAX_NODES),
+            ("gpus_per_node", gpus_per_node, MAX_GPUS_PER_NODE),
         ];
         for (key, value, limit) in counts {
             if value == 0 || value > limit {
@@ -121,13 +120,13 @@ impl Cluster {
         }
         Ok(Cluster {
             accelerator,
-            num_machines,
-            per_machine,
+            num_nodes,
+            gpus_per_node,
             constants: BTreeMap::new(),
         })
     }
 
-    /// The cluster that is meant: the path of a file that ends in `.toml`, or a short form.
+    /// The cluster named by a path that ends in `.toml`, or by a short form such as `64xH100`.
     pub fn named(text: &str) -> Result<Cluster, ClusterError> {
         if !text.ends_with(".toml") {
             return text.parse();
@@ -140,7 +139,7 @@ impl Cluster {
         Cluster::from_toml(&file)
     }
 
-    /// Says what a constant is here.
+    /// Sets an efficiency constant.
     pub fn with_constant(mut self, name: &str, value: f64) -> Result<Cluster, ClusterError> {
         if !Constants::names().contains(&name) {
             let name = name.to_owned();
@@ -148,40 +147,46 @@ impl Cluster {
         }
         if !(value.is_finite() && value > 0.0) {
             let key = name.to_owned();
-            return Err(ClusterError::Figure { key, value });
+            return Err(ClusterError::NotPositive { key, value });
         }
         self.constants.insert(name.to_owned(), value);
         Ok(self)
     }
 
-    /// The file that describes it; reading it gives the same figures.
+    /// The cluster file; reading it gives the same cluster.
     pub fn to_toml(&self) -> String {
         let mut text = format!(
-            "machines = {}\ngpus_per_machine = {}\ngpu = {:?}\n",
-            self.num_machines, self.per_machine, self.accelerator.name
+            "nodes = {}\ngpus_per_node = {}\ngpu = {:?}\n",
+            self.num_nodes, self.gpus_per_node, self.accelerator.name
         );
-        let usual = Accelerator::named(&self.accelerator.name);
-        let own = FIGURES.iter().map(|(key, unit, of)| {
-            let figure = of(&self.accelerator);
-            let is_usual = usual.as_ref().is_some_and(|usual| of(usual) == figure);
-            (*key, figure.value / unit, figure.basis, is_usual)
+        let default = Accelerator::named(&self.accelerator.name);
+        let overrides = VALUE_KEYS.iter().map(|(key, unit, of)| {
+            let sourced = of(&self.accelerator);
+            let is_default = default
+                .as_ref()
+                .is_some_and(|default| of(default) == sourced);
+            (*key, sourced.value / unit, sourced.basis, is_default)
         });
-        let own: Vec<_> = own.filter(|(.., is_usual)| !is_usual).collect();
-        for (key, value, basis, _) in &own {
+        let overrides: Vec<_> = overrides.filter(|(.., is_default)| !is_default).collect();
+        for (key, value, basis, _) in &overrides {
             if *basis != Basis::Measured {
                 let _ = match *key {
-                    // The key says it of a machine's cards.
+                    // The file states the bandwidth of the node's NICs.
                     "network_gb_s" => writeln!(
                         text,
-                        "nics_per_machine = {}\nnic_gbit_s = {}",
-                        self.per_machine,
+                        "nics_per_node = {}\nnic_gbit_s = {}",
+                        self.gpus_per_node,
                         value * 8.0
                     ),
                     _ => writeln!(text, "{key} = {value}"),
                 };
             }
         }
-        let measured = || own.iter().filter(|own| own.2 == Basis::Measured);
+        let measured = || {
+            overrides
+                .iter()
+                .filter(|overrides| overrides.2 == Basis::Measured)
+        };
         if measured().next().is_some() {
             text.push_str("\n[measured]\n");
         }
@@ -197,27 +202,27 @@ impl Cluster {
         text
     }
 
-    /// How many ranks there can be.
+    /// The total number of accelerators.
     pub const fn world_size(&self) -> usize {
-        self.num_machines * self.per_machine
+        self.num_nodes * self.gpus_per_node
     }
 
-    /// The cluster a file describes.
+    /// Parses a cluster file.
     pub fn from_toml(text: &str) -> Result<Cluster, ClusterError> {
         let file: File = toml::from_str(text).map_err(|e| ClusterError::Toml(e.to_string()))?;
         let mut accelerator = Accelerator::named(&file.gpu).ok_or_else(|| unknown(&file.gpu))?;
-        let per_machine = file.gpus_per_machine.unwrap_or(accelerator.per_machine);
-        let cards = file.nics_per_machine.unwrap_or(per_machine) as f64;
-        let network = file.nic_gbit_s.map(|gbit| gbit / 8.0 * cards);
+        let gpus_per_node = file.gpus_per_node.unwrap_or(accelerator.gpus_per_node);
+        let nics = file.nics_per_node.unwrap_or(gpus_per_node) as f64;
+        let network = file.nic_gbit_s.map(|gbit| gbit / 8.0 * nics);
         let stated = Overrides {
             matmul_tflops: None,
             memory_gib: file.memory_gib,
             memory_gb_s: file.memory_gb_s,
             link_gb_s: file.link_gb_s,
             host_gb_s: file.host_gb_s,
-            network_gb_s: network.map(|all| all / per_machine.max(1) as f64),
+            network_gb_s: network.map(|all| all / gpus_per_node.max(1) as f64),
         };
-        stated.apply(&mut accelerator, Figure::specified)?;
+        stated.apply(&mut accelerator, SourcedValue::specified)?;
         let measured = file.measured;
         let reached = [
             ("link", measured.link_gb_s.map(|_| 1.0)),
@@ -230,8 +235,8 @@ impl Cluster {
                     .map(|teraflops| (teraflops * 1e12 / accelerator.peak.value).min(1.0)),
             ),
         ];
-        measured.apply(&mut accelerator, Figure::measured)?;
-        let mut cluster = Cluster::new(accelerator, file.machines, per_machine)?;
+        measured.apply(&mut accelerator, SourcedValue::measured)?;
+        let mut cluster = Cluster::new(accelerator, file.nodes, gpus_per_node)?;
         for (name, value) in reached {
             if let Some(value) = value {
                 cluster = cluster.with_constant(name, value)?;
@@ -253,25 +258,25 @@ impl FromStr for Cluster {
             .ok_or_else(|| unknown(text))?;
         let count: usize = count.trim().parse().map_err(|_| unknown(text))?;
         let accelerator = Accelerator::named(name.trim()).ok_or_else(|| unknown(text))?;
-        let per_machine = accelerator.per_machine;
-        if count <= per_machine {
+        let gpus_per_node = accelerator.gpus_per_node;
+        if count <= gpus_per_node {
             return Cluster::new(accelerator, 1, count);
         }
-        if !count.is_multiple_of(per_machine) {
+        if !count.is_multiple_of(gpus_per_node) {
             return Err(ClusterError::Uneven {
                 count,
-                per_machine,
-                nearest: (count / per_machine).saturating_mul(per_machine),
+                gpus_per_node,
+                nearest: (count / gpus_per_node).saturating_mul(gpus_per_node),
             });
         }
-        Cluster::new(accelerator, count / per_machine, per_machine)
+        Cluster::new(accelerator, count / gpus_per_node, gpus_per_node)
     }
 }
 
-type FigureOf = fn(&Accelerator) -> &Figure;
+type ValueOf = fn(&Accelerator) -> &SourcedValue;
 
-/// Keys of figures, their units and where they are kept.
-const FIGURES: [(&str, f64, FigureOf); 6] = [
+/// The keys of the figures, their units and their fields.
+const VALUE_KEYS: [(&str, f64, ValueOf); 6] = [
     ("matmul_tflops", 1e12, |a| &a.sustained),
     ("memory_gib", 1024.0 * 1024.0 * 1024.0, |a| &a.memory),
     ("memory_gb_s", 1e9, |a| &a.memory_bandwidth),
@@ -290,14 +295,14 @@ fn unknown(text: &str) -> ClusterError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    machines: usize,
+    nodes: usize,
     gpu: String,
-    gpus_per_machine: Option<usize>,
+    gpus_per_node: Option<usize>,
     memory_gib: Option<f64>,
     memory_gb_s: Option<f64>,
     link_gb_s: Option<f64>,
     host_gb_s: Option<f64>,
-    nics_per_machine: Option<usize>,
+    nics_per_node: Option<usize>,
     nic_gbit_s: Option<f64>,
     #[serde(default)]
     measured: Overrides,
@@ -320,14 +325,14 @@ impl Overrides {
     fn apply(
         self,
         to: &mut Accelerator,
-        figure: fn(f64, &'static str) -> Figure,
+        sourced: fn(f64, &'static str) -> SourcedValue,
     ) -> Result<(), ClusterError> {
         let gib = 1024f64.powi(3);
         let per_peer = &mut to.link_per_peer;
         if let Some(link) = self.link_gb_s {
-            // A switch gives one peer all there is; a mesh of links keeps its share.
+            // With a switch one peer gets the full bandwidth; in a mesh of links it keeps its share.
             let share = per_peer.value / to.link.value;
-            *per_peer = figure(link * share * 1e9, "the cluster file");
+            *per_peer = sourced(link * share * 1e9, "the cluster file");
         }
         let settings = [
             ("matmul_tflops", self.matmul_tflops, 1e12, &mut to.sustained),
@@ -342,13 +347,13 @@ impl Overrides {
             ("host_gb_s", self.host_gb_s, 1e9, &mut to.host),
             ("network_gb_s", self.network_gb_s, 1e9, &mut to.network),
         ];
-        for (key, value, unit, place) in settings {
+        for (key, value, unit, target) in settings {
             let Some(value) = value else { continue };
             if !(value.is_finite() && value > 0.0) {
                 let key = key.to_owned();
-                return Err(ClusterError::Figure { key, value });
+                return Err(ClusterError::NotPositive { key, value });
             }
-            *place = figure(value * unit, "the cluster file");
+            *target = sourced(value * unit, "the cluster file");
         }
         Ok(())
     }
@@ -362,9 +367,9 @@ mod tests {
     #[test]
     fn short_forms() {
         let cluster: Cluster = "64xH100".parse().unwrap();
-        assert_eq!((cluster.num_machines, cluster.per_machine), (8, 8));
+        assert_eq!((cluster.num_nodes, cluster.gpus_per_node), (8, 8));
         assert_eq!("16384xH100".parse::<Cluster>().unwrap().world_size(), 16384);
-        assert_eq!("4xRTX4090".parse::<Cluster>().unwrap().num_machines, 1);
+        assert_eq!("4xRTX4090".parse::<Cluster>().unwrap().num_nodes, 1);
         for wrong in [
             "",
             "x",
@@ -381,8 +386,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
-        let text = "machines = 4\ngpu = 'H100'\nnics_per_machine = 4\nnic_gbit_s = 200\n\
+    fn cluster_files_round_trip() {
+        let text = "nodes = 4\ngpu = 'H100'\nnics_per_node = 4\nnic_gbit_s = 200\n\
                     memory_gib = 64\n[measured]\nlink_gb_s = 370\nmatmul_tflops = 700\n\
                     [constants]\nlink_latency = 1.5e-5\n";
         let cluster = Cluster::from_toml(text).unwrap();
@@ -392,14 +397,14 @@ mod tests {
         let plain: Cluster = "64xH100".parse().unwrap();
         assert_eq!(Cluster::from_toml(&plain.to_toml()).unwrap(), plain);
         for wrong in ["lnik = 1.0", "link = -1.0", "link = nan"] {
-            let text = format!("machines = 1\ngpu = 'H100'\n[constants]\n{wrong}");
+            let text = format!("nodes = 1\ngpu = 'H100'\n[constants]\n{wrong}");
             assert!(Cluster::from_toml(&text).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn a_file_replaces_figures() {
-        let text = "machines = 4\ngpu = 'H100'\nnics_per_machine = 4\nnic_gbit_s = 200\n\
+    fn a_file_overrides_figures() {
+        let text = "nodes = 4\ngpu = 'H100'\nnics_per_node = 4\nnic_gbit_s = 200\n\
                     [measured]\nlink_gb_s = 370\n";
         let cluster = Cluster::from_toml(text).unwrap();
         assert_eq!(cluster.world_size(), 32);
@@ -407,10 +412,10 @@ mod tests {
         assert_eq!(cluster.accelerator.link.basis, Basis::Measured);
         assert_eq!(cluster.accelerator.link_per_peer.value, 370e9);
         for wrong in [
-            "machines = 0\ngpu = 'H100'",
-            "machines = 1\ngpu = 'H100'\nmemory_gib = -3",
-            "machines = 1\ngpu = 'H100'\nmemory = 80",
-            "machines = 1\ngpu = 'H100'\ngpus_per_machine = 0",
+            "nodes = 0\ngpu = 'H100'",
+            "nodes = 1\ngpu = 'H100'\nmemory_gib = -3",
+            "nodes = 1\ngpu = 'H100'\nmemory = 80",
+            "nodes = 1\ngpu = 'H100'\ngpus_per_node = 0",
         ] {
             assert!(Cluster::from_toml(wrong).is_err(), "{wrong}");
         }

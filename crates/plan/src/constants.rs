@@ -1,58 +1,59 @@
-//! The few numbers that a data sheet does not have and a fit finds.
+//! Efficiency constants that data sheets do not state and a fit estimates.
 //!
-//! Each has a plain meaning and a value that is likely before anything is measured, with how far off it may
-//! be. A fit starts there, so few measurements move only what they speak about.
+//! Each has a physical meaning and a prior: a value with an uncertainty. A fit starts from the prior, so a few
+//! measurements move only the constants they say something about.
 
-/// How far real kernels, links and programs stay behind data sheets.
+/// How far real kernels, links and programs fall short of data sheets.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Constants {
-    /// The share of the peak that a very large matrix product reaches.
+    /// The fraction of peak that a very large matrix product reaches.
     pub matmul: f64,
-    /// Elements of a product's result at which half of that is reached: fewer leave processors idle.
+    /// Elements of a matrix product's result at which it reaches half of that; smaller results leave compute units
+    /// idle.
     pub matmul_area: f64,
-    /// Depth of a product at which half of that is reached.
+    /// Inner dimension at which a matrix product reaches half of that.
     pub matmul_depth: f64,
-    /// The share of the peak that attention's products reach where scores are written down.
+    /// The fraction of peak that attention's products reach if scores are materialized.
     pub attention: f64,
-    /// The share of the peak that flash attention reaches.
+    /// The fraction of peak that flash attention reaches.
     pub flash: f64,
-    /// The share of the memory's bandwidth that reading and writing reach.
+    /// The fraction of memory bandwidth that element-wise kernels reach.
     pub memory: f64,
-    /// Passes over attention's scores, over those that are needed.
+    /// Actual over minimal memory passes over attention scores.
     pub softmax: f64,
-    /// Seconds in which the program can launch a block's forward.
+    /// Host seconds to launch a block's forward pass.
     pub host_block: f64,
-    /// Seconds more for every doubling of the ranks that share the block.
+    /// Additional host seconds per doubling of the tensor-parallel degree.
     pub host_rank: f64,
-    /// Seconds the program spends on a micro-batch besides.
+    /// Host seconds per micro-batch beyond the blocks.
     pub host_microbatch: f64,
-    /// The share of links inside a machine that collectives reach.
+    /// The fraction of intra-node link bandwidth that collectives reach.
     pub link: f64,
-    /// Seconds before a collective's bytes flow, per doubling of its ranks.
+    /// Latency of a collective in seconds, per doubling of its ranks.
     pub link_latency: f64,
-    /// The share of the links that one message between two ranks reaches.
+    /// The fraction of link bandwidth that one point-to-point send reaches.
     pub peer: f64,
-    /// The share of network cards that collectives reach.
+    /// The fraction of NIC bandwidth that collectives reach.
     pub network: f64,
-    /// Seconds that leaving the machine adds.
+    /// Additional latency of inter-node communication in seconds.
     pub network_latency: f64,
-    /// Bytes moved per logit by a loss that ranks share.
+    /// Bytes moved per logit by a tensor-parallel (vocab-parallel) loss.
     pub loss: f64,
-    /// Bytes moved per logit by a loss on one rank.
+    /// Bytes moved per logit by a loss on a single rank.
     pub loss_alone: f64,
-    /// How often the optimiser passes over its states.
+    /// How often the optimizer step passes over its states.
     pub optimizer: f64,
-    /// Seconds of the optimiser's step beside that.
+    /// Host seconds of the optimizer step.
     pub optimizer_host: f64,
-    /// Seconds it takes to begin reducing gradients.
+    /// Seconds before gradient reduction starts.
     pub data_latency: f64,
 }
 
-/// How many there are.
+/// The number of constants.
 pub const NUM_CONSTANTS: usize = 20;
 
-/// What is likely before anything is measured: name, value, and how far off it may be (in powers of e).
-const LIKELY: [(&str, f64, f64); NUM_CONSTANTS] = [
+/// The prior: name, value, and standard deviation of the logarithm.
+const PRIORS: [(&str, f64, f64); NUM_CONSTANTS] = [
     ("matmul", 0.85, 0.1),
     ("matmul_area", 0.5e6, 0.7),
     ("matmul_depth", 128.0, 1.0),
@@ -76,23 +77,23 @@ const LIKELY: [(&str, f64, f64); NUM_CONSTANTS] = [
 ];
 
 impl Constants {
-    /// What is likely before anything is measured.
-    pub fn likely() -> Constants {
-        Constants::from_array(LIKELY.map(|(_, value, _)| value))
+    /// The prior values, before any measurement.
+    pub fn prior() -> Constants {
+        Constants::from_array(PRIORS.map(|(_, value, _)| value))
     }
 
-    /// Their names, in order.
+    /// The names of the constants, in order.
     pub fn names() -> [&'static str; NUM_CONSTANTS] {
-        LIKELY.map(|(name, _, _)| name)
+        PRIORS.map(|(name, _, _)| name)
     }
 
-    /// How far off each may be before anything is measured, in powers of e.
-    pub fn doubts() -> [f64; NUM_CONSTANTS] {
-        LIKELY.map(|(_, _, doubt)| doubt)
+    /// The prior standard deviation of each constant's logarithm.
+    pub fn prior_stds() -> [f64; NUM_CONSTANTS] {
+        PRIORS.map(|(_, _, std)| std)
     }
 
-    /// The most that each can be: no share is above all.
-    pub fn most() -> [f64; NUM_CONSTANTS] {
+    /// The upper bound of each constant: a fraction cannot exceed 1.
+    pub fn upper_bounds() -> [f64; NUM_CONSTANTS] {
         let is_share = |name| {
             let shares = [
                 "matmul",
@@ -105,10 +106,10 @@ impl Constants {
             ];
             shares.contains(&name)
         };
-        LIKELY.map(|(name, _, _)| if is_share(name) { 1.0 } else { f64::INFINITY })
+        PRIORS.map(|(name, _, _)| if is_share(name) { 1.0 } else { f64::INFINITY })
     }
 
-    /// In order.
+    /// The values, in the order of [`Constants::names`].
     pub const fn to_array(self) -> [f64; NUM_CONSTANTS] {
         [
             self.matmul,
@@ -134,7 +135,7 @@ impl Constants {
         ]
     }
 
-    /// From values in order.
+    /// Constants from values in the order of [`Constants::names`].
     pub const fn from_array(values: [f64; NUM_CONSTANTS]) -> Constants {
         let [
             matmul,

@@ -1,167 +1,170 @@
-//! Why this plan: what holds it back, why the next one lost, and what would change the choice.
+//! Why the search chose a plan: its bottleneck, why the runner-up lost, and which inputs would change the choice.
 
-use crate::{Degrees, Figure, Found, Plan, Question, search};
+use crate::{Degrees, Plan, PlanRequest, SearchResult, SourcedValue, search};
 
 /// The reasons for a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// What holds the chosen plan back.
-    pub binding: Binding,
-    /// Why the second came second, if there is one.
-    pub runner_up: Option<Lost>,
-    /// Which changes of input change the choice.
-    pub flips: Vec<Flip>,
+    /// The chosen plan's bottleneck.
+    pub bottleneck: Bottleneck,
+    /// How the runner-up differs, if there is one.
+    pub runner_up: Option<PlanDiff>,
+    /// The input changes that would lead to another choice.
+    pub sensitivities: Vec<Sensitivity>,
 }
 
-/// What holds a plan back.
+/// A plan's bottleneck.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Binding {
-    /// With more memory another plan would be faster.
+pub enum Bottleneck {
+    /// Memory: another plan would be faster, but it does not fit.
     Memory {
-        /// That plan.
+        /// The faster plan.
         plan: Box<Plan>,
-        /// Bytes it lacks.
-        missing: f64,
-        /// The share of the chosen plan's time that it would save.
+        /// Bytes by which it exceeds device memory.
+        shortfall: f64,
+        /// The fraction of the chosen plan's step time that it would save.
         saved: f64,
     },
-    /// Most of the time that is not spent computing.
+    /// The largest term of the step time other than compute.
     Term {
-        /// Its name among the terms of [`crate::Time`].
+        /// The term's name, as in [`crate::Time::terms`].
         name: &'static str,
-        /// Its share of the step.
+        /// Its fraction of the step.
         share: f64,
     },
-    /// Computing takes nearly all.
+    /// Compute: no other term is significant.
     Compute {
-        /// Its share of the step.
+        /// Its fraction of the step.
         share: f64,
     },
 }
 
-/// Why a plan lost.
+/// The difference of a plan to the best one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lost {
-    /// The plan.
+pub struct PlanDiff {
+    /// The compared plan.
     pub plan: Plan,
-    /// Seconds it takes longer.
-    pub slower: f64,
-    /// Seconds it takes longer by term, the largest difference first; what it saves is negative.
+    /// Seconds by which the plan is slower.
+    pub slower_by: f64,
+    /// The difference of every term in seconds, largest first; negative where the plan is faster.
     pub terms: Vec<(&'static str, f64)>,
 }
 
-/// A change that leads to another choice.
+/// The smallest change of one input that leads to another choice.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Flip {
-    /// What changes.
-    pub what: Input,
-    /// By how much at least, to within a tenth.
+pub struct Sensitivity {
+    /// The input that changes.
+    pub input: Input,
+    /// The factor by which it changes, to within ten percent.
     pub factor: f64,
-    /// What is chosen then.
+    /// The mesh that is chosen then.
     pub chosen: Degrees,
 }
 
-/// An input that may change.
+/// An input whose influence on the choice is tested.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Input {
-    /// Bytes of an accelerator.
+    /// Device memory of an accelerator.
     Memory,
-    /// Bytes per second inside a machine.
+    /// Bandwidth of the links within a node.
     Link,
-    /// Bytes per second between machines.
+    /// Bandwidth of the network between nodes.
     Network,
     /// Samples in a step.
     GlobalBatch,
 }
 
-/// Where nothing fits: the plan that lacks least, and the bytes it lacks on each rank.
+/// If nothing fits: the plan with the smallest shortfall.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Miss {
+pub struct NearestMiss {
     /// The plan.
     pub plan: Plan,
-    /// Bytes it lacks.
-    pub missing: f64,
+    /// Bytes that every rank of the fullest class lacks.
+    pub shortfall: f64,
 }
 
-/// More than this share of the time saved, and memory is said to be what binds.
-const WORTH_SAYING: f64 = 0.02;
+/// Smallest fraction of the step time that counts as a bottleneck.
+const SIGNIFICANT: f64 = 0.02;
 
-/// Changes by more than this either way are not looked at.
-const FARTHEST: f64 = 4.0;
+/// The largest factor, up or down, by which inputs are varied.
+const MAX_FACTOR: f64 = 4.0;
 
-/// The reasons, or what is missing where nothing fits.
+/// Explains the result of a search.
 ///
 /// # Errors
-/// Where nothing fits there is nothing to explain: what lacks least is returned, if anything could be meant.
-pub fn explain(question: &Question, found: &Found) -> Result<Explanation, Option<Box<Miss>>> {
-    let room = question.cluster.accelerator.memory.value;
-    let Some(best) = found.plans.first() else {
-        let miss = found.nearest_miss.clone().map(|plan| {
-            let missing = plan.memory.total() - room;
-            Box::new(Miss { plan, missing })
+/// Nothing fits. The error holds the nearest miss, or `None` if no strategy divides the batch and the ranks.
+pub fn explain(
+    request: &PlanRequest,
+    result: &SearchResult,
+) -> Result<Explanation, Option<Box<NearestMiss>>> {
+    let capacity = request.cluster.accelerator.memory.value;
+    let Some(best) = result.plans.first() else {
+        let miss = result.nearest_miss.clone().map(|plan| {
+            let shortfall = plan.memory.total() - capacity;
+            Box::new(NearestMiss { plan, shortfall })
         });
         return Err(miss);
     };
     Ok(Explanation {
-        binding: binding(found, best, room),
-        runner_up: found.plans.get(1).map(|plan| lost(best, plan)),
-        flips: flips(question, best.strategy.degrees),
+        bottleneck: bottleneck(result, best, capacity),
+        runner_up: result.plans.get(1).map(|plan| diff(best, plan)),
+        sensitivities: sensitivities(request, best.strategy.degrees),
     })
 }
 
-fn binding(found: &Found, best: &Plan, room: f64) -> Binding {
-    if let Some(plan) = &found.with_more_memory {
+fn bottleneck(result: &SearchResult, best: &Plan, capacity: f64) -> Bottleneck {
+    if let Some(plan) = &result.with_more_memory {
         let saved = 1.0 - plan.time.likely / best.time.likely;
-        if saved > WORTH_SAYING {
-            return Binding::Memory {
+        if saved > SIGNIFICANT {
+            return Bottleneck::Memory {
                 plan: Box::new(plan.clone()),
-                missing: plan.memory.total() - room,
+                shortfall: plan.memory.total() - capacity,
                 saved,
             };
         }
     }
     let share = |seconds: f64| seconds / best.time.likely;
-    let waits = best.time.terms().into_iter().skip(1);
-    let most = waits.max_by(|a, b| a.1.total_cmp(&b.1));
+    let overheads = best.time.terms().into_iter().skip(1);
+    let most = overheads.max_by(|a, b| a.1.total_cmp(&b.1));
     match most {
-        Some((name, seconds)) if share(seconds) > WORTH_SAYING => Binding::Term {
+        Some((name, seconds)) if share(seconds) > SIGNIFICANT => Bottleneck::Term {
             name,
             share: share(seconds),
         },
-        _ => Binding::Compute {
+        _ => Bottleneck::Compute {
             share: share(best.time.compute),
         },
     }
 }
 
-pub(crate) fn lost(best: &Plan, plan: &Plan) -> Lost {
+pub(crate) fn diff(best: &Plan, plan: &Plan) -> PlanDiff {
     let pairs = plan.time.terms().into_iter().zip(best.time.terms());
     let mut terms: Vec<(&'static str, f64)> = pairs
         .map(|((name, own), (_, chosen))| (name, own - chosen))
         .filter(|(_, difference)| difference.abs() > 1e-4 * best.time.likely)
         .collect();
     terms.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
-    Lost {
-        slower: plan.time.likely - best.time.likely,
+    PlanDiff {
+        slower_by: plan.time.likely - best.time.likely,
         plan: plan.clone(),
         terms,
     }
 }
 
-/// The least change of every input, up and down, that changes the choice.
-fn flips(question: &Question, chosen: Degrees) -> Vec<Flip> {
-    let figures = [Input::Memory, Input::Link, Input::Network];
+/// For every input, the smallest increase and decrease that change the choice.
+fn sensitivities(request: &PlanRequest, chosen: Degrees) -> Vec<Sensitivity> {
+    let inputs = [Input::Memory, Input::Link, Input::Network];
     let mut found = Vec::new();
-    for what in figures {
-        for farthest in [FARTHEST, 1.0 / FARTHEST] {
-            found.extend(least_change(question, chosen, what, farthest));
+    for input in inputs {
+        for limit in [MAX_FACTOR, 1.0 / MAX_FACTOR] {
+            found.extend(least_change(request, chosen, input, limit));
         }
     }
     for factor in [0.5, 2.0] {
-        let other = choice(&changed(question, Input::GlobalBatch, factor));
+        let other = choice(&changed(request, Input::GlobalBatch, factor));
         if let Some(other) = other.filter(|other| *other != chosen) {
-            found.push(Flip {
-                what: Input::GlobalBatch,
+            found.push(Sensitivity {
+                input: Input::GlobalBatch,
                 factor,
                 chosen: other,
             });
@@ -170,38 +173,43 @@ fn flips(question: &Question, chosen: Degrees) -> Vec<Flip> {
     found
 }
 
-/// Halves the way between no change and the farthest until it is known to within a tenth.
-fn least_change(question: &Question, chosen: Degrees, what: Input, farthest: f64) -> Option<Flip> {
-    let differs = |factor: f64| choice(&changed(question, what, factor)).filter(|d| *d != chosen);
-    let mut flip = Flip {
-        what,
-        factor: farthest,
-        chosen: differs(farthest)?,
+/// Bisects (on a logarithmic scale) between no change and the limit.
+fn least_change(
+    request: &PlanRequest,
+    chosen: Degrees,
+    input: Input,
+    limit: f64,
+) -> Option<Sensitivity> {
+    let differs = |factor: f64| choice(&changed(request, input, factor)).filter(|d| *d != chosen);
+    let mut sensitivity = Sensitivity {
+        input,
+        factor: limit,
+        chosen: differs(limit)?,
     };
-    let mut same = 1.0f64;
-    while (flip.factor / same).ln().abs() > 0.1 {
-        let between = (flip.factor * same).sqrt();
+    let mut unchanged = 1.0f64;
+    while (sensitivity.factor / unchanged).ln().abs() > 0.1 {
+        let between = (sensitivity.factor * unchanged).sqrt();
         match differs(between) {
             Some(chosen) => {
-                flip.factor = between;
-                flip.chosen = chosen;
+                sensitivity.factor = between;
+                sensitivity.chosen = chosen;
             }
-            None => same = between,
+            None => unchanged = between,
         }
     }
-    Some(flip)
+    Some(sensitivity)
 }
 
-fn choice(question: &Question) -> Option<Degrees> {
-    let found = search(question);
+fn choice(request: &PlanRequest) -> Option<Degrees> {
+    let found = search(request);
     found.plans.first().map(|plan| plan.strategy.degrees)
 }
 
-fn changed(question: &Question, what: Input, factor: f64) -> Question {
-    let mut question = question.clone();
-    let accelerator = &mut question.cluster.accelerator;
-    let scale = |figure: &mut Figure| figure.value *= factor;
-    match what {
+fn changed(request: &PlanRequest, input: Input, factor: f64) -> PlanRequest {
+    let mut request = request.clone();
+    let accelerator = &mut request.cluster.accelerator;
+    let scale = |value: &mut SourcedValue| value.value *= factor;
+    match input {
         Input::Memory => scale(&mut accelerator.memory),
         Input::Link => {
             scale(&mut accelerator.link);
@@ -209,9 +217,9 @@ fn changed(question: &Question, what: Input, factor: f64) -> Question {
         }
         Input::Network => scale(&mut accelerator.network),
         Input::GlobalBatch => {
-            let batch = (question.global_batch as f64 * factor).round();
-            question.global_batch = (batch as usize).max(1);
+            let batch = (request.global_batch as f64 * factor).round();
+            request.global_batch = (batch as usize).max(1);
         }
     }
-    question
+    request
 }

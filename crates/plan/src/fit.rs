@@ -1,84 +1,85 @@
-//! Constants from measured runs.
+//! Fits the efficiency constants to measured runs.
 //!
-//! Least squares on the logarithm of each run's predicted over measured time, so that a run that is twice
-//! too fast counts as one that is twice too slow. Every constant is held to what was likely before, by its
-//! doubt: runs move only what they speak about, and a constant that no run touches stays where it was. Runs
-//! that are far off count less than their square, because some were disturbed.
+//! Least squares on the logarithm of predicted over measured step time, so an estimate that is half the measurement
+//! counts as much as one that is twice it. A Gaussian prior keeps each constant near its initial value: runs move
+//! only the constants they say something about. A robust loss limits the weight of outliers, because some runs were
+//! disturbed.
 
 use crate::constants::NUM_CONSTANTS;
 use crate::{Calibration, Cluster, Constants, Shape, Software, Strategy, time};
 
-/// A run that was measured.
+/// A measured training run.
 #[derive(Clone, Debug)]
 pub struct Run<'a> {
-    /// The model.
+    /// The model's shape.
     pub shape: Shape,
-    /// How it was split.
+    /// How it was parallelized.
     pub strategy: Strategy,
-    /// On which machines.
+    /// The cluster it ran on.
     pub cluster: &'a Cluster,
-    /// By which program.
+    /// The program that ran it.
     pub software: Software,
-    /// Seconds of a step.
+    /// Measured seconds of a step.
     pub seconds: f64,
 }
 
 impl Run<'_> {
-    /// Seconds that the constants predict.
+    /// The step time that these constants predict, in seconds.
     pub fn predicted(&self, constants: &Constants) -> f64 {
         let calibration = Calibration {
             software: self.software,
             constants: *constants,
-            spread: 0.0,
+            mean_error: 0.0,
             source: String::new(),
         };
         time(&self.shape, &self.strategy, self.cluster, &calibration).likely
     }
 
-    /// Predicted over measured, less one.
+    /// The relative error: predicted over measured, minus one.
     pub fn error(&self, constants: &Constants) -> f64 {
         self.predicted(constants) / self.seconds - 1.0
     }
 }
 
-/// How far off a run may be before it counts less than its square.
-const USUAL: f64 = 0.06;
+/// The relative error beyond which the robust loss becomes linear.
+const ERROR_SCALE: f64 = 0.06;
 
-/// Rounds at most; it takes about ten.
-const ROUNDS: usize = 40;
+/// Iteration limit; about ten suffice.
+const MAX_ITERATIONS: usize = 40;
 
 type Point = [f64; NUM_CONSTANTS];
-type Square = [[f64; NUM_CONSTANTS]; NUM_CONSTANTS];
+type Matrix = [[f64; NUM_CONSTANTS]; NUM_CONSTANTS];
 
-/// The constants that explain the runs, begun at `before` and held to it by `doubts` (in powers of e).
-pub fn fit(runs: &[Run<'_>], before: &Constants, doubts: &[f64; NUM_CONSTANTS]) -> Constants {
+/// Fits the constants to the runs, starting from `before` with prior standard deviations `prior_stds` (of
+/// logarithms).
+pub fn fit(runs: &[Run<'_>], before: &Constants, prior_stds: &[f64; NUM_CONSTANTS]) -> Constants {
     let errors = |constants: &Constants| {
         let runs = runs.iter();
         let ratios = runs.map(|run| run.predicted(constants) / run.seconds);
         ratios.map(f64::ln).collect()
     };
-    fit_to(&errors, before, doubts)
+    fit_to(&errors, before, prior_stds)
 }
 
-/// The same for anything that was measured: `errors` are logarithms of predicted over measured.
+/// Fits the constants to any measurements: `errors` returns logarithms of predicted over measured values.
 pub(crate) fn fit_to(
     errors: &dyn Fn(&Constants) -> Vec<f64>,
     before: &Constants,
-    doubts: &[f64; NUM_CONSTANTS],
+    prior_stds: &[f64; NUM_CONSTANTS],
 ) -> Constants {
     let origin = before.to_array().map(f64::ln);
     let problem = Problem {
         errors,
         origin,
-        doubts,
+        prior_stds,
     };
     let mut here = origin;
     let mut cost = problem.cost(&here);
     let mut damping = 1e-3;
-    for _ in 0..ROUNDS {
-        let (mut curvature, mut slope) = problem.linear(&here);
-        hold(&here, &mut curvature, &mut slope);
-        let Some((there, lower)) = step(&problem, &here, cost, &curvature, &slope, &mut damping)
+    for _ in 0..MAX_ITERATIONS {
+        let (mut curvature, mut gradient) = problem.normal_equations(&here);
+        pin_at_bounds(&here, &mut curvature, &mut gradient);
+        let Some((there, lower)) = step(&problem, &here, cost, &curvature, &gradient, &mut damping)
         else {
             break;
         };
@@ -94,28 +95,28 @@ pub(crate) fn fit_to(
 struct Problem<'a> {
     errors: &'a dyn Fn(&Constants) -> Vec<f64>,
     origin: Point,
-    doubts: &'a Point,
+    prior_stds: &'a Point,
 }
 
 impl Problem<'_> {
     fn residuals(&self, point: &Point) -> Vec<f64> {
         let constants = Constants::from_array(point.map(f64::exp));
         let errors = (self.errors)(&constants).into_iter();
-        errors.map(|error| error / USUAL).collect()
+        errors.map(|error| error / ERROR_SCALE).collect()
     }
 
     fn cost(&self, point: &Point) -> f64 {
-        let far: f64 = self.residuals(point).into_iter().map(soft).sum();
+        let far: f64 = self.residuals(point).into_iter().map(robust_loss).sum();
         far + self.prior(point)
     }
 
     fn prior(&self, point: &Point) -> f64 {
-        let each = point.iter().zip(&self.origin).zip(self.doubts);
+        let each = point.iter().zip(&self.origin).zip(self.prior_stds);
         each.map(|((x, o), doubt)| ((x - o) / doubt).powi(2)).sum()
     }
 
-    /// Curvature and slope of the cost here, each run by its weight.
-    fn linear(&self, point: &Point) -> (Square, Point) {
+    /// The Gauss-Newton curvature and gradient of the cost, with robust weights.
+    fn normal_equations(&self, point: &Point) -> (Matrix, Point) {
         const NUDGE: f64 = 1e-4;
         let here = self.residuals(point);
         let sides: Vec<Vec<f64>> = (0..NUM_CONSTANTS)
@@ -126,52 +127,52 @@ impl Problem<'_> {
             })
             .collect();
         let mut curvature = [[0.0; NUM_CONSTANTS]; NUM_CONSTANTS];
-        let mut slope = [0.0; NUM_CONSTANTS];
+        let mut gradient = [0.0; NUM_CONSTANTS];
         for (run, &residual) in here.iter().enumerate() {
             let weight = 1.0 / (1.0 + residual * residual).sqrt();
             let row: Point = std::array::from_fn(|i| (sides[i][run] - residual) / NUDGE);
             for (i, a) in row.iter().enumerate() {
-                slope[i] += weight * a * residual;
+                gradient[i] += weight * a * residual;
                 for (j, b) in row.iter().enumerate() {
                     curvature[i][j] += weight * a * b;
                 }
             }
         }
         for i in 0..NUM_CONSTANTS {
-            let hold = 1.0 / (self.doubts[i] * self.doubts[i]);
-            curvature[i][i] += hold;
-            slope[i] += hold * (point[i] - self.origin[i]);
+            let precision = 1.0 / (self.prior_stds[i] * self.prior_stds[i]);
+            curvature[i][i] += precision;
+            gradient[i] += precision * (point[i] - self.origin[i]);
         }
-        (curvature, slope)
+        (curvature, gradient)
     }
 }
 
-/// Leaves alone what is at the most it can be and would be more.
-fn hold(here: &Point, curvature: &mut Square, slope: &mut Point) {
-    let most = Constants::most();
+/// Fixes constants that are at their upper bound and would exceed it.
+fn pin_at_bounds(here: &Point, curvature: &mut Matrix, gradient: &mut Point) {
+    let upper = Constants::upper_bounds();
     for i in 0..NUM_CONSTANTS {
-        if here[i] < most[i].ln() || slope[i] >= 0.0 {
+        if here[i] < upper[i].ln() || gradient[i] >= 0.0 {
             continue;
         }
-        slope[i] = 0.0;
+        gradient[i] = 0.0;
         curvature[i] = [0.0; NUM_CONSTANTS];
         curvature.iter_mut().for_each(|row| row[i] = 0.0);
         curvature[i][i] = 1.0;
     }
 }
 
-/// Squares near zero, straight far away.
-fn soft(residual: f64) -> f64 {
+/// A pseudo-Huber loss: quadratic near zero, linear far away.
+fn robust_loss(residual: f64) -> f64 {
     2.0 * ((1.0 + residual * residual).sqrt() - 1.0)
 }
 
-/// The first step that lowers the cost, shorter and shorter; none where no step does.
+/// A damped (Levenberg-Marquardt) step that lowers the cost, or `None` if no damping does.
 fn step(
     problem: &Problem<'_>,
     here: &Point,
     cost: f64,
-    curvature: &Square,
-    slope: &Point,
+    curvature: &Matrix,
+    gradient: &Point,
     damping: &mut f64,
 ) -> Option<(Point, f64)> {
     for _ in 0..12 {
@@ -179,11 +180,11 @@ fn step(
         for (i, row) in damped.iter_mut().enumerate() {
             row[i] *= 1.0 + *damping;
         }
-        let moves = solve(damped, *slope)?;
-        let most = Constants::most();
+        let moves = solve(damped, *gradient)?;
+        let upper = Constants::upper_bounds();
         let there: Point = std::array::from_fn(|i| {
             let moved = here[i] - moves[i].clamp(-1.0, 1.0);
-            moved.min(most[i].ln())
+            moved.min(upper[i].ln())
         });
         let lower = problem.cost(&there);
         if lower < cost {
@@ -195,8 +196,8 @@ fn step(
     None
 }
 
-/// Solves a symmetric positive system by elimination; none where it is singular.
-fn solve(mut matrix: Square, mut right: Point) -> Option<Point> {
+/// Solves a symmetric positive definite system by elimination; `None` if it is singular.
+fn solve(mut matrix: Matrix, mut right: Point) -> Option<Point> {
     for pivot in 0..NUM_CONSTANTS {
         let head = matrix[pivot][pivot];
         if !(head.is_finite() && head > 0.0) {
@@ -223,9 +224,9 @@ fn solve(mut matrix: Square, mut right: Point) -> Option<Point> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Degrees, Layers, Offload, Precision, Recompute};
+    use crate::{Degrees, Offload, PipelineLayout, Precision, Recompute};
 
-    /// Runs that the constants themselves predict.
+    /// Synthetic runs whose step times the constants predict exactly.
     fn runs<'a>(cluster: &'a Cluster, truth: &Constants) -> Vec<Run<'a>> {
         let mut found = Vec::new();
         for (hidden, tp) in [(1024, 1), (2048, 2), (4096, 4), (4096, 8)] {
@@ -240,8 +241,8 @@ mod tests {
                         },
                         zero_stage: 0,
                         sequence_parallel: false,
-                        layers: Layers {
-                            schedule: trainyard_schedule::Kind::OneForwardOneBackward,
+                        pipeline: PipelineLayout {
+                            schedule: trainyard_schedule::ScheduleKind::OneForwardOneBackward,
                             stages_per_rank: 1,
                         },
                         global_batch: 64,
@@ -263,46 +264,46 @@ mod tests {
     }
 
     #[test]
-    fn what_made_the_runs_is_found_as_far_as_they_tell() {
+    fn a_fit_recovers_the_constants_that_the_runs_determine() {
         let cluster: Cluster = "8xA100".parse().unwrap();
         let truth = Constants {
             matmul: 0.7,
             host_block: 2e-3,
-            ..Constants::likely()
+            ..Constants::prior()
         };
         let runs = runs(&cluster, &truth);
-        let found = fit(&runs, &Constants::likely(), &Constants::doubts());
+        let found = fit(&runs, &Constants::prior(), &Constants::prior_stds());
         assert!((found.host_block / truth.host_block - 1.0).abs() < 0.05);
         let far = |constants: &Constants| {
             let errors = runs.iter().map(|run| run.error(constants).abs());
             errors.sum::<f64>() / runs.len() as f64
         };
-        let (before, after) = (far(&Constants::likely()), far(&found));
+        let (before, after) = (far(&Constants::prior()), far(&found));
         assert!(after < 0.1 * before, "{before} {after}");
-        // No run has a pipeline or leaves its machine.
-        assert!((found.network / Constants::likely().network - 1.0).abs() < 1e-9);
+        // No run uses a pipeline or more than one node.
+        assert!((found.network / Constants::prior().network - 1.0).abs() < 1e-9);
         assert_eq!(
             found,
-            fit(&runs, &Constants::likely(), &Constants::doubts())
+            fit(&runs, &Constants::prior(), &Constants::prior_stds())
         );
     }
 
     #[test]
-    fn without_runs_nothing_moves_and_no_share_exceeds_all() {
-        let likely = Constants::likely();
-        let still = fit(&[], &likely, &Constants::doubts()).to_array();
-        let moved = still.iter().zip(likely.to_array());
+    fn without_runs_nothing_moves_and_fractions_stay_below_one() {
+        let prior = Constants::prior();
+        let still = fit(&[], &prior, &Constants::prior_stds()).to_array();
+        let moved = still.iter().zip(prior.to_array());
         assert!(moved.into_iter().all(|(a, b)| (a / b - 1.0).abs() < 1e-9));
         let cluster: Cluster = "8xA100".parse().unwrap();
-        let mut runs = runs(&cluster, &likely);
+        let mut runs = runs(&cluster, &prior);
         runs.iter_mut().for_each(|run| run.seconds /= 4.0);
-        let hurried = fit(&runs, &likely, &Constants::doubts()).to_array();
-        let most = Constants::most();
+        let hurried = fit(&runs, &prior, &Constants::prior_stds()).to_array();
+        let upper = Constants::upper_bounds();
         assert!(
             hurried
                 .iter()
-                .zip(most)
-                .all(|(value, most)| *value <= most + 1e-12)
+                .zip(upper)
+                .all(|(value, upper)| *value <= upper + 1e-12)
         );
     }
 }

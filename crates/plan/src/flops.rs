@@ -1,15 +1,15 @@
-//! Operations of a step, as publications count them.
+//! Floating-point operations of a step, counted as publications do.
 
 use crate::{Recompute, Shape, Strategy};
 
-/// Operations of a step that a model needs, on all ranks: forward and twice that for backward. Attention
-/// is counted in full, though half of it is masked, as publications do.
+/// Model FLOPs of a step over all ranks: the forward pass, and twice that for the backward pass. Attention counts
+/// in full although half of it is masked, as publications do.
 pub fn model_flops(shape: &Shape, strategy: &Strategy) -> f64 {
     let tokens = (strategy.global_batch * strategy.seq_len) as f64;
     6.0 * tokens * (matrix_weights(shape) + attention_weights(shape, strategy.seq_len))
 }
 
-/// The same with what is computed again. Attention that is computed again counts as Korthikanti et al.
+/// Hardware FLOPs of a step: model FLOPs plus recomputation. Recomputed attention counts as Korthikanti et al.
 /// count it: as much again as in the model.
 pub fn hardware_flops(shape: &Shape, strategy: &Strategy) -> f64 {
     let tokens = (strategy.global_batch * strategy.seq_len) as f64;
@@ -18,7 +18,7 @@ pub fn hardware_flops(shape: &Shape, strategy: &Strategy) -> f64 {
     match strategy.recompute {
         Recompute::None => model,
         Recompute::Selective => model + attention,
-        Recompute::Products => {
+        Recompute::SelectiveOp => {
             let heads = shape.num_attention_heads + shape.num_key_value_heads;
             let inside = heads * shape.head_dim + shape.intermediate_size;
             let again = shape.num_hidden_layers * shape.hidden_size * inside;
@@ -32,12 +32,12 @@ pub fn hardware_flops(shape: &Shape, strategy: &Strategy) -> f64 {
     }
 }
 
-/// The share of the peak that the model's operations are.
+/// Model FLOPs utilization (MFU): the fraction of peak that model FLOPs reach.
 pub fn model_flops_utilization(shape: &Shape, strategy: &Strategy, seconds: f64, peak: f64) -> f64 {
     model_flops(shape, strategy) / (seconds * peak)
 }
 
-/// The share of the peak that all operations are.
+/// Hardware FLOPs utilization (HFU): the fraction of peak that all FLOPs reach.
 pub fn hardware_flops_utilization(
     shape: &Shape,
     strategy: &Strategy,
@@ -47,12 +47,12 @@ pub fn hardware_flops_utilization(
     hardware_flops(shape, strategy) / (seconds * peak)
 }
 
-/// Operations of matrix products alone, forward and backward, for that many tokens.
+/// FLOPs of the matrix products alone, forward and backward, for `num_tokens` tokens.
 pub(crate) fn matrix_flops(shape: &Shape, num_tokens: usize) -> f64 {
     6.0 * num_tokens as f64 * matrix_weights(shape)
 }
 
-/// Elements of matrices that each token is multiplied with, the head among them.
+/// Weights that each token is multiplied with, including the output head.
 fn matrix_weights(shape: &Shape) -> f64 {
     let hidden = shape.hidden_size as u64;
     let attention = attention_matrices(shape);
@@ -76,15 +76,15 @@ fn attention_matrices(shape: &Shape) -> u64 {
     plain.has_biases = false;
     plain.attention_bias = false;
     plain.intermediate_size = 0;
-    plain.dense_block().shared
+    plain.dense_block().sharded
         + shape.latent.as_ref().map_or(0, |latent| {
             let narrow = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank;
             (shape.hidden_size * (narrow + latent.qk_rope_head_dim)) as u64
         })
 }
 
-/// The same for attention's two products, masked halves counted as publications do: `s` keys per query,
-/// of which Megatron's formula `s/6h` counts `2 · s · h / 2`.
+/// The equivalent number of weights of attention's two products, masked half included: `s` keys per query, of which
+/// Megatron's term `s/6h` counts `2 · s · h / 2`.
 fn attention_weights(shape: &Shape, seq_len: usize) -> f64 {
     let (key, value) = match &shape.latent {
         Some(latent) => (

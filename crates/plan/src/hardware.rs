@@ -1,44 +1,44 @@
-//! Accelerators by name, every figure with its source.
+//! Known accelerators, every figure with its source.
 //!
-//! Vendors print figures with sparsity, in both directions or in bits; here all are dense, one
-//! direction, in bytes.
+//! Vendors quote figures with sparsity, in both directions or in bits. Here all are dense, per direction and in
+//! bytes.
 
-use crate::Figure;
+use crate::SourcedValue;
 
-/// What one accelerator can do and how it is connected.
+/// An accelerator's performance and how it is connected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accelerator {
-    /// What it is called.
+    /// The product name.
     pub name: String,
-    /// Dense 16-bit operations per second it is sold with.
-    pub peak: Figure,
-    /// The most that matrix products reach of it.
-    pub sustained: Figure,
-    /// Bytes of memory.
-    pub memory: Figure,
-    /// Bytes per second to that memory.
-    pub memory_bandwidth: Figure,
-    /// Bytes per second to all peers in its machine together, one direction.
-    pub link: Figure,
-    /// Bytes per second to one peer.
-    pub link_per_peer: Figure,
-    /// Bytes per second to the machine's main memory.
-    pub host: Figure,
-    /// Bytes per second of its share of the machine's network cards.
-    pub network: Figure,
-    /// Accelerators in a machine, where it is usual.
-    pub per_machine: usize,
+    /// Specified dense 16-bit operations per second.
+    pub peak: SourcedValue,
+    /// The highest rate that matrix products reach.
+    pub sustained: SourcedValue,
+    /// Device memory in bytes.
+    pub memory: SourcedValue,
+    /// Memory bandwidth in bytes per second.
+    pub memory_bandwidth: SourcedValue,
+    /// Bandwidth to all peers in the node together, per direction, in bytes per second.
+    pub link: SourcedValue,
+    /// Bandwidth to one peer in bytes per second.
+    pub link_per_peer: SourcedValue,
+    /// Bandwidth to host memory in bytes per second.
+    pub host: SourcedValue,
+    /// Bandwidth of its share of the node's NICs in bytes per second.
+    pub network: SourcedValue,
+    /// The usual number of accelerators in a node.
+    pub gpus_per_node: usize,
 }
 
 const ML_ENGINEERING: &str = "stas00/ml-engineering 744d01e1, compute/accelerator and network";
 const AICONFIGURATOR: &str = "ai-dynamo/aiconfigurator 095f58a5, systems";
 const DGX: &str = "NVIDIA DGX BasePOD, core components";
 
-/// A row of figures in the units vendors print.
+/// Figures in the units vendors quote.
 struct Row {
     name: &'static str,
     teraflops: f64,
-    /// The most measured, and who did; none where nobody has.
+    /// The highest measured matmul rate, if one is known.
     sustained: Option<f64>,
     gigabytes: f64,
     memory_gb_s: f64,
@@ -47,7 +47,7 @@ struct Row {
     per_peer_gb_s: f64,
     host_gb_s: f64,
     network: (f64, Network),
-    per_machine: usize,
+    gpus_per_node: usize,
 }
 
 enum Network {
@@ -67,14 +67,14 @@ const fn sxm(name: &'static str, teraflops: f64, sustained: f64) -> Row {
         per_peer_gb_s: 0.0,
         host_gb_s: 63.0,
         network: (50.0, Network::Specified(DGX)),
-        per_machine: 8,
+        gpus_per_node: 8,
     }
 }
 
-const ONE_CARD_EACH: &str =
-    "aiconfigurator: one 200 Gb/s card per GPU, not a property of the product";
-const NO_SOURCE: &str = "no source; one 400 Gb/s card per GPU is usual";
-const PCIE_CARD: &str = "no source; one 100 Gb/s card per GPU";
+const ONE_NIC_PER_GPU: &str =
+    "aiconfigurator: one 200 Gb/s NIC per GPU, not a property of the product";
+const NO_SOURCE: &str = "no source; one 400 Gb/s NIC per GPU is usual";
+const PCIE_NIC: &str = "no source; one 100 Gb/s NIC per GPU";
 
 fn rows() -> [Row; 8] {
     let a100 = |name, gigabytes, memory_gb_s| Row {
@@ -84,7 +84,7 @@ fn rows() -> [Row; 8] {
         link_gb_s: 300.0,
         per_peer_gb_s: 300.0,
         host_gb_s: 31.0,
-        network: (25.0, Network::Assumed(ONE_CARD_EACH)),
+        network: (25.0, Network::Assumed(ONE_NIC_PER_GPU)),
         ..sxm(name, 312.0, 271.2)
     };
     let hopper = |name, gigabytes, memory_gb_s| Row {
@@ -104,8 +104,8 @@ fn rows() -> [Row; 8] {
         link_gb_s: 31.0,
         per_peer_gb_s: 31.0,
         host_gb_s: 31.0,
-        network: (12.5, Network::Assumed(PCIE_CARD)),
-        per_machine: 8,
+        network: (12.5, Network::Assumed(PCIE_NIC)),
+        gpus_per_node: 8,
     };
     [
         a100("A100-40GB", 40.0, 1555.0),
@@ -134,12 +134,12 @@ fn rows() -> [Row; 8] {
 }
 
 impl Accelerator {
-    /// All names.
+    /// The names of all known accelerators.
     pub fn names() -> Vec<&'static str> {
         rows().map(|row| row.name).to_vec()
     }
 
-    /// The accelerator of that name; `A100` is the one of 80 GB. Case, dashes and `SXM` do not count.
+    /// Looks up an accelerator; `A100` means the 80 GB version. Case, dashes and `SXM` are ignored.
     pub fn named(name: &str) -> Option<Accelerator> {
         let plain = |name: &str| {
             let mut plain = name.to_uppercase().replace(['-', '_', ' '], "");
@@ -159,30 +159,33 @@ impl Accelerator {
 
     fn from_row(row: Row) -> Accelerator {
         const GIGA: f64 = 1e9;
-        // Cards are sold by the binary gigabyte and keep some of it to themselves.
+        // Vendors count memory in binary gigabytes, of which the device reserves a part.
         let bytes = row.gigabytes * 1024f64.powi(3);
         let sustained = match row.sustained {
-            Some(teraflops) => Figure::measured(
+            Some(teraflops) => SourcedValue::measured(
                 teraflops * 1e12,
-                "ml-engineering: most achievable matmul, same kind of accelerator",
+                "ml-engineering: maximum achievable matmul rate of the same kind of accelerator",
             ),
-            None => Figure::assumed(row.teraflops * 0.8e12, "0.8 of the peak, as on others"),
+            None => SourcedValue::assumed(
+                row.teraflops * 0.8e12,
+                "0.8 of the peak, as on other accelerators",
+            ),
         };
         let (network, basis) = row.network;
         Accelerator {
             name: row.name.to_owned(),
-            peak: Figure::specified(row.teraflops * 1e12, ML_ENGINEERING),
+            peak: SourcedValue::specified(row.teraflops * 1e12, ML_ENGINEERING),
             sustained,
-            memory: Figure::specified(bytes, ML_ENGINEERING),
-            memory_bandwidth: Figure::specified(row.memory_gb_s * GIGA, row.memory_source),
-            link: Figure::specified(row.link_gb_s * GIGA, ML_ENGINEERING),
-            link_per_peer: Figure::specified(row.per_peer_gb_s * GIGA, ML_ENGINEERING),
-            host: Figure::specified(row.host_gb_s * GIGA, ML_ENGINEERING),
+            memory: SourcedValue::specified(bytes, ML_ENGINEERING),
+            memory_bandwidth: SourcedValue::specified(row.memory_gb_s * GIGA, row.memory_source),
+            link: SourcedValue::specified(row.link_gb_s * GIGA, ML_ENGINEERING),
+            link_per_peer: SourcedValue::specified(row.per_peer_gb_s * GIGA, ML_ENGINEERING),
+            host: SourcedValue::specified(row.host_gb_s * GIGA, ML_ENGINEERING),
             network: match basis {
-                Network::Specified(source) => Figure::specified(network * GIGA, source),
-                Network::Assumed(reason) => Figure::assumed(network * GIGA, reason),
+                Network::Specified(source) => SourcedValue::specified(network * GIGA, source),
+                Network::Assumed(reason) => SourcedValue::assumed(network * GIGA, reason),
             },
-            per_machine: row.per_machine,
+            gpus_per_node: row.gpus_per_node,
         }
     }
 }
@@ -193,7 +196,7 @@ mod tests {
     use crate::Basis;
 
     #[test]
-    fn names_lead_to_accelerators() {
+    fn every_name_resolves() {
         for name in Accelerator::names() {
             assert_eq!(Accelerator::named(name).unwrap().name, name);
         }
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_is_marked() {
+    fn unsourced_figures_are_marked_assumed() {
         let amd = Accelerator::named("MI300X").unwrap();
         assert_eq!(amd.network.basis, Basis::Assumed);
         assert_eq!(amd.sustained.basis, Basis::Measured);

@@ -1,50 +1,52 @@
-//! Shapes as Hugging Face writes them, in `config.json`.
+//! Reads model shapes from Hugging Face's `config.json`.
 
 use serde::Deserialize;
 
 use crate::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
 
-/// Why a `config.json` gives no shape.
+/// Why a `config.json` cannot be used.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ShapeError {
-    /// It is no JSON, or a key has another type.
+    /// Invalid JSON, or a key of another type.
     #[error("not a config.json: {0}")]
     Syntax(String),
-    /// A family that nobody here counts.
-    #[error("model_type {found:?} is not known: use one of {known}")]
+    /// An unsupported model family.
+    #[error("model_type {found:?} is not supported: use one of {known}")]
     Family {
-        /// What it says.
+        /// The model type.
         found: String,
-        /// What would do.
+        /// The supported model types.
         known: String,
     },
-    /// A key without which nothing can be counted.
+    /// A required key is missing.
     #[error("model_type {family:?} needs {key}: add it to config.json")]
     Missing {
-        /// The model's family.
+        /// The model type.
         family: String,
-        /// The key.
+        /// The missing key.
         key: &'static str,
     },
-    /// A number that no model has.
+    /// A value out of range.
     #[error("{key} = {value} is out of range: use 1 to {limit}")]
     Range {
         /// The key.
         key: &'static str,
-        /// What it says.
+        /// Its value.
         value: usize,
-        /// The most it may say.
+        /// The largest valid value.
         limit: usize,
     },
-    /// A mixture that is not the same from its first block with experts on.
-    #[error("{what}: only mixtures whose blocks are alike after the first dense ones are counted")]
+    /// A mixture of experts with dense blocks after its first expert block.
+    #[error(
+        "{what}: only mixtures whose blocks are equal after the leading dense blocks are supported"
+    )]
     Uneven {
-        /// The keys that say so.
+        /// The keys and values that cause it.
         what: String,
     },
 }
 
-/// Families that are read.
+/// The supported model families.
 const KNOWN: [&str; 10] = [
     "llama",
     "mistral",
@@ -58,7 +60,7 @@ const KNOWN: [&str; 10] = [
     "deepseek_v3",
 ];
 
-/// What is read of a `config.json`; models have many more keys, which change no size.
+/// The keys that determine sizes; models have many more.
 #[derive(Default, Deserialize)]
 struct ConfigJson {
     model_type: String,
@@ -97,7 +99,7 @@ struct ConfigJson {
 }
 
 impl Shape {
-    /// The shape a `config.json` describes, or why there is none.
+    /// Parses the shape from the text of a `config.json`.
     pub fn from_hugging_face(text: &str) -> Result<Shape, ShapeError> {
         let found: ConfigJson =
             serde_json::from_str(text).map_err(|e| ShapeError::Syntax(e.to_string()))?;
@@ -114,8 +116,8 @@ impl Shape {
 impl ConfigJson {
     fn shape(&self) -> Result<Shape, ShapeError> {
         let is_gpt2 = self.model_type == "gpt2";
-        let hidden_size = self.need(self.hidden_size, "hidden_size")?;
-        let num_attention_heads = self.need(self.num_attention_heads, "num_attention_heads")?;
+        let hidden_size = self.require(self.hidden_size, "hidden_size")?;
+        let num_attention_heads = self.require(self.num_attention_heads, "num_attention_heads")?;
         let latent = self.latent()?;
         let own_head = latent.map(|latent| latent.qk_nope_head_dim + latent.qk_rope_head_dim);
         let head_dim = self.head_dim.filter(|_| latent.is_none()).or(own_head);
@@ -124,14 +126,15 @@ impl ConfigJson {
             .or(is_gpt2.then_some(4 * hidden_size));
         let shape = Shape {
             name: self.name.clone().unwrap_or_else(|| self.model_type.clone()),
-            vocab_size: self.need(self.vocab_size, "vocab_size")?,
-            intermediate_size: self.need(inner, "intermediate_size")?,
-            num_hidden_layers: self.need(self.num_hidden_layers, "num_hidden_layers")?,
+            vocab_size: self.require(self.vocab_size, "vocab_size")?,
+            intermediate_size: self.require(inner, "intermediate_size")?,
+            num_hidden_layers: self.require(self.num_hidden_layers, "num_hidden_layers")?,
             num_key_value_heads: self.num_key_value_heads.unwrap_or(num_attention_heads),
             head_dim: head_dim.unwrap_or(hidden_size / num_attention_heads),
-            feed_forward: match is_gpt2 {
-                true => FeedForward::Plain,
-                false => FeedForward::Gated,
+            feed_forward: if is_gpt2 {
+                FeedForward::Plain
+            } else {
+                FeedForward::Gated
             },
             norm: if is_gpt2 {
                 Norm::Layer
@@ -139,7 +142,7 @@ impl ConfigJson {
                 Norm::RootMeanSquare
             },
             positions: if is_gpt2 {
-                Positions::Learnt
+                Positions::Learned
             } else {
                 Positions::Rotary
             },
@@ -158,7 +161,7 @@ impl ConfigJson {
         Ok(shape)
     }
 
-    fn need(&self, value: Option<usize>, key: &'static str) -> Result<usize, ShapeError> {
+    fn require(&self, value: Option<usize>, key: &'static str) -> Result<usize, ShapeError> {
         let value = value.ok_or_else(|| ShapeError::Missing {
             family: self.model_type.clone(),
             key,
@@ -175,10 +178,10 @@ impl ConfigJson {
                 .q_lora_rank
                 .map(|rank| within("q_lora_rank", rank))
                 .transpose()?,
-            kv_lora_rank: self.need(self.kv_lora_rank, "kv_lora_rank")?,
-            qk_nope_head_dim: self.need(self.qk_nope_head_dim, "qk_nope_head_dim")?,
-            qk_rope_head_dim: self.need(self.qk_rope_head_dim, "qk_rope_head_dim")?,
-            v_head_dim: self.need(self.v_head_dim, "v_head_dim")?,
+            kv_lora_rank: self.require(self.kv_lora_rank, "kv_lora_rank")?,
+            qk_nope_head_dim: self.require(self.qk_nope_head_dim, "qk_nope_head_dim")?,
+            qk_rope_head_dim: self.require(self.qk_rope_head_dim, "qk_rope_head_dim")?,
+            v_head_dim: self.require(self.v_head_dim, "v_head_dim")?,
         }))
     }
 
@@ -193,19 +196,19 @@ impl ConfigJson {
         self.check_even()?;
         let default_width = self.intermediate_size.filter(|_| family == "mixtral");
         let width = self.moe_intermediate_size.or(default_width);
-        let width = self.need(width, "moe_intermediate_size")?;
+        let width = self.require(width, "moe_intermediate_size")?;
         let (num_shared_experts, shared_intermediate_size) = match family {
             "qwen2_moe" => (
                 1,
-                self.need(
+                self.require(
                     self.shared_expert_intermediate_size,
                     "shared_expert_intermediate_size",
                 )?,
             ),
             _ => (self.n_shared_experts.unwrap_or(0), width),
         };
-        let num_experts = self.need(self.num_experts, "num_experts")?;
-        let num_experts_per_tok = self.need(self.num_experts_per_tok, "num_experts_per_tok")?;
+        let num_experts = self.require(self.num_experts, "num_experts")?;
+        let num_experts_per_tok = self.require(self.num_experts_per_tok, "num_experts_per_tok")?;
         if num_experts_per_tok > num_experts {
             return Err(ShapeError::Range {
                 key: "num_experts_per_tok",
@@ -245,7 +248,7 @@ impl ConfigJson {
     }
 }
 
-/// Within this limit no size computed from a shape overflows; beyond it, it is a slip.
+/// Within this limit no size computed from a shape overflows; a larger value is a typo.
 const LIMIT: usize = 1 << 24;
 
 fn within(key: &'static str, value: usize) -> Result<usize, ShapeError> {
@@ -259,7 +262,7 @@ fn within(key: &'static str, value: usize) -> Result<usize, ShapeError> {
     }
 }
 
-/// What was not read as a needed key is within limits too, and so are products.
+/// Checks the optional keys and the products of sizes.
 fn check(shape: &Shape) -> Result<(), ShapeError> {
     within("num_key_value_heads", shape.num_key_value_heads)?;
     within("head_dim", shape.head_dim)?;
@@ -282,7 +285,7 @@ fn check(shape: &Shape) -> Result<(), ShapeError> {
         }
         let shared = experts.num_shared_experts;
         within(
-            "shared experts x their width",
+            "num_shared_experts x shared_intermediate_size",
             shared
                 .saturating_mul(experts.shared_intermediate_size)
                 .max(1),
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn published_sizes() {
+    fn parameter_counts_match_published_sizes() {
         let llama = |hidden, mlp, layers, heads| {
             format!(
                 r#"{{"model_type":"llama","vocab_size":128256,"hidden_size":{hidden},
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn published_sizes_of_mixtures() {
+    fn parameter_counts_of_mixtures_match_published_sizes() {
         let mixtral = r#"{"model_type":"mixtral","vocab_size":32000,"hidden_size":4096,
             "intermediate_size":14336,"num_hidden_layers":32,"num_attention_heads":32,
             "num_key_value_heads":8,"num_local_experts":8,"num_experts_per_tok":2}"#;
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_planners_llama_is_the_configs() {
+    fn llama_shapes_match_the_config_crate() {
         use trainyard_config::{Flavor, LlamaConfig};
         for flavor in [
             Flavor::Tiny,
@@ -413,18 +416,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_counted_is_refused() {
-        let refusal = |text: &str| Shape::from_hugging_face(text).unwrap_err().to_string();
-        assert!(refusal("{").contains("config.json"));
-        assert!(refusal(r#"{"model_type":"bert"}"#).contains("bert"));
-        assert!(refusal(r#"{"model_type":"llama"}"#).contains("hidden_size"));
+    fn unsupported_configs_are_rejected() {
+        let rejection = |text: &str| Shape::from_hugging_face(text).unwrap_err().to_string();
+        assert!(rejection("{").contains("config.json"));
+        assert!(rejection(r#"{"model_type":"bert"}"#).contains("bert"));
+        assert!(rejection(r#"{"model_type":"llama"}"#).contains("hidden_size"));
         let huge = r#"{"model_type":"llama","hidden_size":99999999999}"#;
-        assert!(refusal(huge).contains("out of range"));
+        assert!(rejection(huge).contains("out of range"));
         let no_heads = r#"{"model_type":"llama","hidden_size":8,"num_attention_heads":0}"#;
-        assert!(refusal(no_heads).contains("num_attention_heads"));
+        assert!(rejection(no_heads).contains("num_attention_heads"));
         let uneven = r#"{"model_type":"qwen3_moe","vocab_size":8,"hidden_size":8,
             "intermediate_size":8,"num_hidden_layers":8,"num_attention_heads":8,
             "num_experts":8,"decoder_sparse_step":2}"#;
-        assert!(refusal(uneven).contains("decoder_sparse_step"));
+        assert!(rejection(uneven).contains("decoder_sparse_step"));
     }
 }

@@ -1,32 +1,36 @@
-//! Which way to split a model over a cluster, will it fit, how fast will it be, and why.
+//! A planner for distributed training: how to parallelize a model over a cluster, whether it fits in memory, how
+//! fast a step is, and why.
 //!
-//! Everything here is arithmetic: a [`Shape`] of a model, a way to split it ([`Strategy`]) and a [`Cluster`]
-//! give bytes ([`memory()`]) and seconds ([`time()`]). [`search()`] asks for both of every way there is, and
-//! [`explain()`] says why one was chosen. Nothing computes with tensors, so nothing needs libtorch.
+//! Everything here is arithmetic. A model [`Shape`], a parallelization [`Strategy`] and a [`Cluster`] determine the
+//! bytes on every rank ([`memory()`]) and the seconds of a step ([`time()`]). [`search()`] evaluates every feasible
+//! strategy, and [`explain()`] reports why the best one won. The crate creates no tensors and does not link
+//! libtorch.
 //!
-//! No number comes without its source. Figures of hardware say whether they are measured, specified or
-//! assumed ([`Figure`]). What data sheets do not have is in a few [`Constants`], which [`fit()`] finds from
-//! measured runs; a [`Calibration`] says which runs, and how far off it was on runs it had not seen.
+//! Every number carries its source. A hardware figure is measured, specified or assumed ([`SourcedValue`]). Data
+//! sheets leave out how far real kernels and links fall short; a few [`Constants`] express that, and [`fit()`]
+//! estimates them from measured runs. A [`Calibration`] records which runs were used and the mean error on held-out
+//! runs.
 //!
 //! ```
 //! use trainyard_config::{Flavor, LlamaConfig};
-//! use trainyard_plan::{Calibration, Cluster, Held, Overheads, Precision, Question, Shape, Software, search};
+//! use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, Shape};
+//! use trainyard_plan::{Software, search};
 //!
 //! let cluster: Cluster = "64xH100".parse()?;
-//! let question = Question {
+//! let request = PlanRequest {
 //!     shape: Shape::from(&LlamaConfig::of(Flavor::Llama3_8b)),
 //!     calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
 //!     cluster,
 //!     overheads: Overheads::default(),
 //!     global_batch: 256,
 //!     seq_len: 8192,
-//!     held: Held::same(Precision::BF16),
-//!     fewer_machines: false,
+//!     precision: PrecisionByStage::same(Precision::BF16),
+//!     allow_fewer_nodes: false,
 //! };
-//! let found = search(&question);
-//! let best = &found.plans[0];
+//! let result = search(&request);
+//! let best = &result.plans[0];
 //! assert_eq!(best.strategy.degrees.world_size(), 64);
-//! assert!(best.memory.total() <= question.cluster.accelerator.memory.value);
+//! assert!(best.memory.total() <= request.cluster.accelerator.memory.value);
 //! assert!(best.time.low < best.time.likely && best.time.likely < best.time.high);
 //! # Ok::<(), trainyard_plan::ClusterError>(())
 //! ```
@@ -37,27 +41,27 @@ pub mod calibrate;
 mod calibration;
 mod check;
 mod cluster;
-mod collective;
 pub mod compare;
 mod constants;
+pub mod cost_model;
+mod estimate;
 mod explain;
-mod figure;
 mod fit;
 mod flops;
 pub mod framework;
 mod hardware;
 mod hugging_face;
-pub mod machine;
 mod memory;
 mod model_file;
+mod network_model;
 mod operator;
 mod parameters;
 mod pipeline;
-mod price;
 pub mod report;
 mod search;
 mod shape;
 mod software;
+mod sourced_value;
 mod stages;
 mod states;
 mod strategy;
@@ -68,10 +72,8 @@ pub use block::BlockTime;
 pub use calibration::Calibration;
 pub use check::StrategyError;
 pub use cluster::{Cluster, ClusterError};
-pub use collective::{Group, Wires};
 pub use constants::{Constants, NUM_CONSTANTS};
-pub use explain::{Binding, Explanation, Flip, Input, Lost, Miss, explain};
-pub use figure::{Basis, Figure};
+pub use explain::{Bottleneck, Explanation, Input, NearestMiss, PlanDiff, Sensitivity, explain};
 pub use fit::{Run, fit};
 pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
 pub use framework::{Framework, FrameworkError};
@@ -79,13 +81,17 @@ pub use hardware::Accelerator;
 pub use hugging_face::ShapeError;
 pub use memory::{Memory, Overheads, memory, peak};
 pub use model_file::ModelFileError;
-pub use operator::{Operator, Rates, Seconds, block_operators};
+pub use network_model::{Group, NetworkModel};
+pub use operator::{ComputeModel, Operator, Seconds, block_operators};
 pub use parameters::BlockParameters;
 pub use pipeline::{StageTime, bubble, in_flight, zero_bubble_h1};
-pub use search::{Found, Plan, Question, search, search_mesh};
-pub use shape::{Experts, FeedForward, LatentAttention, NoDecoder, Norm, Positions, Shape};
+pub use search::{Plan, PlanRequest, SearchResult, search, search_mesh};
+pub use shape::{Experts, FeedForward, LatentAttention, Norm, NotADecoder, Positions, Shape};
 pub use software::{AttentionKernel, Software};
-pub use stages::{Holding, RankClass, blocks_of_stage};
+pub use sourced_value::{Basis, SourcedValue};
+pub use stages::{RankClass, RankLayers, blocks_of_stage};
 pub use states::{LocalParameters, States};
-pub use strategy::{Degrees, Held, Layers, Offload, Precision, Recompute, Strategy};
-pub use time::{Time, time, time_followed, timeline};
+pub use strategy::{
+    Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute, Strategy,
+};
+pub use time::{Time, time, time_simulated, timeline};

@@ -1,36 +1,38 @@
-//! Will it fit: the bytes of every kind of rank, term by term.
+//! Peak memory of every class of ranks, term by term.
 
 use crate::activations::tokens;
 use crate::pipeline::in_flight;
-use crate::{BlockActivations, Figure, Holding, RankClass, Shape, Software, States, Strategy};
+use crate::{
+    BlockActivations, RankClass, RankLayers, Shape, Software, SourcedValue, States, Strategy,
+};
 
-/// The bytes of one kind of rank.
+/// The peak memory of one class of ranks, in bytes.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Memory {
-    /// Which ranks.
+    /// The class of ranks.
     pub class: RankClass,
-    /// Parameters, gradients, optimiser.
+    /// Parameters, gradients and optimizer states.
     pub states: States,
-    /// What blocks keep for backward, of all micro-batches in flight.
+    /// Activations that blocks save for the backward pass, of all micro-batches in flight.
     pub activations: f64,
-    /// What one block has while it goes backward, where it computes again.
-    pub computed_again: f64,
-    /// What the embedding keeps.
+    /// Recomputed activations of the one block that runs its backward pass.
+    pub recomputed: f64,
+    /// Activations of the embedding.
     pub embedding: f64,
-    /// Logits and the loss.
+    /// Logits, their gradient and the loss.
     pub logits: f64,
-    /// Messages that wait to be sent or used.
+    /// Communication buffers: gradient buckets, and sends and receives between stages.
     pub buffers: f64,
-    /// The driver's, the libraries' and what lies between tensors.
+    /// Driver context, library workspaces and allocator fragmentation.
     pub overhead: f64,
 }
 
 impl Memory {
-    /// All of it.
+    /// The sum of all terms.
     pub const fn total(&self) -> f64 {
         self.states.on_device()
             + self.activations
-            + self.computed_again
+            + self.recomputed
             + self.embedding
             + self.logits
             + self.buffers
@@ -38,32 +40,32 @@ impl Memory {
     }
 }
 
-/// What no tensor accounts for.
+/// Memory that no tensor accounts for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overheads {
-    /// Bytes of the driver's context, of libraries' workspaces and of communicators.
-    pub context: Figure,
-    /// What is lost beside tensors, as a share of them.
-    pub fragmentation: Figure,
+    /// Bytes of the driver's context, library workspaces and communicators.
+    pub context: SourcedValue,
+    /// Allocator fragmentation as a fraction of tensor bytes.
+    pub fragmentation: SourcedValue,
 }
 
 impl Overheads {
-    /// Nothing: to set tensors beside tensors.
+    /// No overhead, to compare tensor bytes only.
     pub fn none() -> Overheads {
-        let nothing = || Figure::assumed(0.0, "tensors alone are counted");
+        let nothing = || SourcedValue::assumed(0.0, "only tensors are counted");
         Overheads {
             context: nothing(),
             fragmentation: nothing(),
         }
     }
 
-    /// What a driver reported of Megatron-DeepSpeed's ranks in 2022, over what their tensors take: caches,
-    /// buckets of half a billion elements and what lies between blocks included.
+    /// The overhead of Megatron-DeepSpeed in 2022: what the driver reported, compared with its tensors. It includes
+    /// allocator caches and buckets of half a billion elements.
     pub fn deepspeed_2022() -> Overheads {
         Overheads {
-            fragmentation: Figure::measured(
+            fragmentation: SourcedValue::measured(
                 0.29,
-                "BLOOM's trial runs in 16 bits with full recomputation, bigscience \
+                "BLOOM's 16-bit trial runs with full recomputation, bigscience \
                  tr11-176B-ml/chronicles-prequel.md",
             ),
             ..Overheads::default()
@@ -74,34 +76,34 @@ impl Overheads {
 impl Default for Overheads {
     fn default() -> Overheads {
         Overheads {
-            context: Figure::assumed(
+            context: SourcedValue::assumed(
                 2.0 * GIB,
                 "a CUDA context, workspaces and a few communicators take one to three GiB",
             ),
-            fragmentation: Figure::assumed(0.05, "what Megatron's own estimate adds"),
+            fragmentation: SourcedValue::assumed(0.05, "the margin of Megatron's memory estimate"),
         }
     }
 }
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
-/// A bucket of gradients, as PyTorch cuts them; two are on their way at once.
-const BUCKET: f64 = 25.0 * 1024.0 * 1024.0;
+/// Size of a gradient bucket, as in PyTorch's DDP; two are in flight at once.
+const BUCKET_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
 
-/// The bytes of every kind of rank.
+/// The peak memory of every class of ranks.
 pub fn memory(
     shape: &Shape,
     strategy: &Strategy,
     software: &Software,
     overheads: &Overheads,
 ) -> Vec<Memory> {
-    let holdings = strategy.holdings(shape);
-    let each = holdings.iter();
-    each.map(|holding| of_rank(shape, strategy, software, overheads, holding))
+    let layers_by_class = strategy.layers_by_class(shape);
+    let each = layers_by_class.iter();
+    each.map(|rank_layers| of_rank(shape, strategy, software, overheads, rank_layers))
         .collect()
 }
 
-/// The rank that needs most.
+/// The class of ranks with the highest peak memory.
 pub fn peak(memories: &[Memory]) -> Option<&Memory> {
     let by_total = |a: &&Memory, b: &&Memory| a.total().total_cmp(&b.total());
     memories.iter().max_by(by_total)
@@ -112,42 +114,48 @@ fn of_rank(
     strategy: &Strategy,
     software: &Software,
     overheads: &Overheads,
-    holding: &Holding,
+    rank_layers: &RankLayers,
 ) -> Memory {
-    let states = States::of(shape, strategy, holding);
+    let states = States::of(shape, strategy, rank_layers);
     let dense = BlockActivations::of(shape, strategy, software, false);
     let sparse = BlockActivations::of(shape, strategy, software, true);
-    let kept = holding.num_dense as f64 * dense.kept(strategy.recompute)
-        + holding.num_sparse as f64 * sparse.kept(strategy.recompute);
-    let flights = flights(strategy, holding.rank);
-    let again = match holding.num_sparse {
-        0 => dense.computed_again(strategy.recompute),
-        _ => sparse.computed_again(strategy.recompute),
+    let saved = rank_layers.num_dense as f64 * dense.saved(strategy.recompute)
+        + rank_layers.num_sparse as f64 * sparse.saved(strategy.recompute);
+    let in_flight_microbatches = in_flight_microbatches(strategy, rank_layers.rank);
+    let recomputed = match rank_layers.num_sparse {
+        0 => dense.recomputed(strategy.recompute),
+        _ => sparse.recomputed(strategy.recompute),
     };
-    let activations = kept * flights;
-    let (embedding, logits) = ends(shape, strategy, software, holding, flights);
+    let activations = saved * in_flight_microbatches;
+    let (embedding, logits) = ends(
+        shape,
+        strategy,
+        software,
+        rank_layers,
+        in_flight_microbatches,
+    );
     let buffers = buffers(strategy, dense.input);
     let mut memory = Memory {
-        class: holding.class,
+        class: rank_layers.class,
         states,
         activations,
-        computed_again: again,
+        recomputed,
         embedding,
         logits,
         buffers,
         overhead: 0.0,
     };
-    let lost = overheads.fragmentation.value * memory.total();
-    memory.overhead = overheads.context.value + lost;
+    let fragmentation = overheads.fragmentation.value * memory.total();
+    memory.overhead = overheads.context.value + fragmentation;
     memory
 }
 
-/// How many micro-batches' worth of a rank's blocks are kept at once.
-fn flights(strategy: &Strategy, rank: usize) -> f64 {
-    let layers = &strategy.layers;
-    let chunks = layers.stages_per_rank;
-    let held = in_flight(
-        layers.schedule,
+/// The number of micro-batches in flight, in units of all of a rank's blocks.
+fn in_flight_microbatches(strategy: &Strategy, rank: usize) -> f64 {
+    let pipeline = &strategy.pipeline;
+    let chunks = pipeline.stages_per_rank;
+    let count = in_flight(
+        pipeline.schedule,
         strategy.degrees.pp,
         strategy.num_microbatches(),
         chunks,
@@ -155,18 +163,18 @@ fn flights(strategy: &Strategy, rank: usize) -> f64 {
     );
     match strategy.degrees.pp {
         1 => 1.0,
-        _ => held as f64 / chunks as f64,
+        _ => count as f64 / chunks as f64,
     }
 }
 
-/// What embedding and head keep. Logits are there in the layers' type, in 32 bits, and once more as their
-/// gradient; the loss is computed for one micro-batch at a time.
+/// Activations of the embedding and of the head. Logits exist in the compute type, in fp32, and as a gradient; the
+/// loss is computed for one micro-batch at a time.
 fn ends(
     shape: &Shape,
     strategy: &Strategy,
     software: &Software,
-    holding: &Holding,
-    flights: f64,
+    rank_layers: &RankLayers,
+    in_flight_microbatches: f64,
 ) -> (f64, f64) {
     let tokens = tokens(strategy);
     let tp = strategy.degrees.tp as f64;
@@ -178,28 +186,32 @@ fn ends(
     } else {
         0.0
     };
-    let embedding = match holding.has_embedding {
-        true => flights * tokens * (8.0 + mask),
-        false => 0.0,
+    let embedding = if rank_layers.has_embedding {
+        in_flight_microbatches * tokens * (8.0 + mask)
+    } else {
+        0.0
     };
-    let logits = match holding.has_head {
-        true => {
-            let vocab = shape.vocab_size as f64 / tp;
-            tokens * (vocab * (bytes + 8.0) + 2.0 * hidden * bytes / between)
-        }
-        false => 0.0,
+    let logits = if rank_layers.has_head {
+        let vocab = shape.vocab_size as f64 / tp;
+        tokens * (vocab * (bytes + 8.0) + 2.0 * hidden * bytes / between)
+    } else {
+        0.0
     };
     (embedding, logits)
 }
 
-/// Buckets of gradients, and what a pipeline sends and receives.
-fn buffers(strategy: &Strategy, message: f64) -> f64 {
+/// Gradient buckets, and the send and receive buffers of a pipeline.
+fn buffers(strategy: &Strategy, activation_bytes: f64) -> f64 {
     let degrees = &strategy.degrees;
     let buckets = if degrees.data_parallel() * degrees.cp > 1 {
-        2.0 * BUCKET
+        2.0 * BUCKET_BYTES
     } else {
         0.0
     };
-    let messages = if degrees.pp > 1 { 4.0 * message } else { 0.0 };
-    buckets + messages
+    let send_recv = if degrees.pp > 1 {
+        4.0 * activation_bytes
+    } else {
+        0.0
+    };
+    buckets + send_recv
 }

@@ -1,4 +1,4 @@
-//! The model that is meant: a config of ours, a `config.json`, or a folder with one.
+//! Loads a model's shape from a Trainyard config, a `config.json`, or a directory with one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,55 +7,57 @@ use trainyard_config::{Config, ConfigError};
 
 use crate::{Shape, ShapeError};
 
-/// Why a path leads to no shape.
+/// Why a shape cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
-    /// A file that cannot be read.
-    #[error("{path}: {reason}; name a config TOML, a config.json or a folder with one")]
+    /// The file cannot be read.
+    #[error("{path}: {reason}; expected a config TOML, a config.json or a directory with one")]
     Unreadable {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Our own config, refused.
+    /// An invalid Trainyard config.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A `config.json`, refused.
+    /// An invalid `config.json`.
     #[error("{path}: {source}")]
     Shape {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: ShapeError,
     },
-    /// A model that is no decoder.
+    /// The model is not a decoder.
     #[error(
-        "{path}: its model is no decoder of equal blocks; use one with model.name = \"llama\" or \"gpt2\""
+        "{path}: the model is not a decoder-only transformer; use one with model.name = \"llama\" or \"gpt2\""
     )]
-    NoDecoder {
-        /// Which.
+    NotADecoder {
+        /// The file's path.
         path: PathBuf,
     },
 }
 
-/// The largest file that is read: configs have kilobytes.
-const MOST_BYTES: u64 = 16 << 20;
+/// Size limit in bytes: configs are a few kilobytes.
+const MAX_BYTES: u64 = 16 << 20;
 
 impl Shape {
-    /// The shape that a path leads to.
+    /// Loads the shape from a file or directory.
     pub fn load(path: &Path) -> Result<Shape, ModelFileError> {
-        let path = match path.is_dir() {
-            true => path.join("config.json"),
-            false => path.to_owned(),
+        let path = if path.is_dir() {
+            path.join("config.json")
+        } else {
+            path.to_owned()
         };
         let text = read(&path)?;
-        let mut shape = match path.extension().is_some_and(|end| end == "toml") {
-            true => of_config(&path, &text)?,
-            false => Shape::from_hugging_face(&text).map_err(|source| ModelFileError::Shape {
+        let mut shape = if path.extension().is_some_and(|end| end == "toml") {
+            of_config(&path, &text)?
+        } else {
+            Shape::from_hugging_face(&text).map_err(|source| ModelFileError::Shape {
                 path: path.clone(),
                 source,
-            })?,
+            })?
         };
         shape.name = name(&path).unwrap_or(shape.name);
         Ok(shape)
@@ -70,20 +72,22 @@ fn read(path: &Path) -> Result<String, ModelFileError> {
     let length = fs::metadata(path)
         .map_err(|error| unreadable(error.to_string()))?
         .len();
-    if length > MOST_BYTES {
-        return Err(unreadable(format!("{length} bytes are no config")));
+    if length > MAX_BYTES {
+        return Err(unreadable(format!(
+            "{length} bytes are too many for a config"
+        )));
     }
     fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))
 }
 
 fn of_config(path: &Path, text: &str) -> Result<Shape, ModelFileError> {
     let spec = Config::parse(text, &[])?.model.resolve()?;
-    Shape::try_from(&spec).map_err(|_| ModelFileError::NoDecoder {
+    Shape::try_from(&spec).map_err(|_| ModelFileError::NotADecoder {
         path: path.to_owned(),
     })
 }
 
-/// What a file is called, or the folder of a `config.json`.
+/// The name of the file, or of the directory of a `config.json`.
 fn name(path: &Path) -> Option<String> {
     let stem = path.file_stem()?.to_str()?;
     let name = match stem {

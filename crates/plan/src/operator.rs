@@ -1,7 +1,7 @@
-//! What one block computes, operator by operator, and how long each takes.
+//! The operators of one block and their times.
 //!
-//! Matrix products are bound by arithmetic and reach less of the peak the smaller they are; everything else
-//! passes over memory and is bound by that.
+//! Matrix products are compute-bound and reach less of the peak the smaller they are. All other operators are bound
+//! by memory bandwidth.
 
 use crate::activations::tokens;
 use crate::{
@@ -9,48 +9,48 @@ use crate::{
     Strategy,
 };
 
-/// One operator of a block's forward, on one rank.
+/// One operator of a block's forward pass, on one rank.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Operator {
-    /// `copies` products of `rows x depth` and `depth x columns`.
+    /// `copies` matrix products of `rows x depth` by `depth x columns`.
     Matmul {
-        /// What it is for.
+        /// The operator's name.
         name: &'static str,
-        /// How many such products there are.
+        /// Number of products of this size.
         copies: f64,
-        /// Tokens.
+        /// Rows of the result: tokens.
         rows: f64,
-        /// Width that comes out.
+        /// Columns of the result: the output dimension.
         columns: f64,
-        /// Width that goes in.
+        /// The inner dimension.
         depth: f64,
     },
-    /// Attention's two products and what is between them.
+    /// Attention's two products and the softmax between them.
     Attention {
-        /// Operations of both products, forward.
+        /// FLOPs of both products, forward.
         flops: f64,
-        /// Bytes of scores that are written down and read again, forward.
+        /// Bytes of scores written to and read from memory, forward.
         bytes: f64,
-        /// How much longer the products take for the width of a head.
-        slowed: f64,
+        /// Slowdown factor for an unfavorable head dimension.
+        slowdown: f64,
     },
-    /// Everything that passes over memory.
+    /// All element-wise operators together, bound by memory bandwidth.
     Stream {
-        /// Bytes, forward.
+        /// Bytes moved, forward.
         forward: f64,
-        /// Bytes, backward.
+        /// Bytes moved, backward.
         backward: f64,
     },
 }
 
-/// Seconds of an operator.
+/// The time of an operator in seconds.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Seconds {
-    /// Forward.
+    /// Forward pass.
     pub forward: f64,
-    /// Backward for what came in.
+    /// Backward pass for the input gradient.
     pub backward_input: f64,
-    /// Backward for weights.
+    /// Backward pass for the weight gradient.
     pub backward_weight: f64,
 }
 
@@ -62,20 +62,20 @@ impl std::ops::AddAssign for Seconds {
     }
 }
 
-/// What prices operators: an accelerator and how far it stays behind its data sheet.
+/// Estimates operator times from an accelerator's figures and the efficiency constants.
 #[derive(Copy, Clone, Debug)]
-pub struct Rates<'a> {
+pub struct ComputeModel<'a> {
     /// The accelerator.
     pub accelerator: &'a Accelerator,
-    /// How far it stays behind.
+    /// Its efficiency.
     pub constants: &'a Constants,
 }
 
-/// Products fill an accelerator the later the more it does at once; the constant is said for this one.
+/// The peak for which `matmul_area` is stated: a faster accelerator needs proportionally larger products.
 pub(crate) const REFERENCE_PEAK: f64 = 312e12;
 
-impl Rates<'_> {
-    /// Seconds of products of one size.
+impl ComputeModel<'_> {
+    /// Seconds of `copies` matrix products of one size.
     pub fn matmul(&self, copies: f64, rows: f64, columns: f64, depth: f64) -> f64 {
         let peak = self.accelerator.peak.value;
         let area = self.constants.matmul_area * peak / REFERENCE_PEAK;
@@ -85,13 +85,13 @@ impl Rates<'_> {
         flops / (peak * self.constants.matmul) * idle * shallow
     }
 
-    /// Seconds to move bytes to or from memory.
+    /// Seconds to move bytes to or from device memory.
     pub fn stream(&self, bytes: f64) -> f64 {
         bytes / (self.accelerator.memory_bandwidth.value * self.constants.memory)
     }
 
-    /// Seconds of an operator, forward and backward.
-    pub fn price(&self, operator: &Operator, kernel: AttentionKernel) -> Seconds {
+    /// The time of an operator, forward and backward.
+    pub fn estimate(&self, operator: &Operator, kernel: AttentionKernel) -> Seconds {
         match *operator {
             Operator::Matmul {
                 copies,
@@ -107,14 +107,14 @@ impl Rates<'_> {
             Operator::Attention {
                 flops,
                 bytes,
-                slowed,
+                slowdown,
             } => {
                 let (share, again) = match kernel {
-                    AttentionKernel::Materialised => (self.constants.attention, 2.0),
-                    // Backward makes the scores once more.
+                    AttentionKernel::Materialized => (self.constants.attention, 2.0),
+                    // The backward pass recomputes the scores.
                     AttentionKernel::Flash => (self.constants.flash, 2.5),
                 };
-                let products = flops / (self.accelerator.peak.value * share) * slowed;
+                let products = flops / (self.accelerator.peak.value * share) * slowdown;
                 let passes = self.stream(bytes * self.constants.softmax);
                 Seconds {
                     forward: products + passes,
@@ -131,10 +131,10 @@ impl Rates<'_> {
     }
 }
 
-/// Bytes that passes over one score move forward: two products, the softmax and dropout around it.
+/// Bytes moved per score in the forward pass: two products, the softmax and dropout.
 const SCORE_BYTES: f64 = 6.0;
 
-/// The operators of a block's forward on one rank.
+/// The operators of a block's forward pass on one rank.
 pub fn block_operators(
     shape: &Shape,
     strategy: &Strategy,
@@ -161,12 +161,12 @@ pub fn block_operators(
     operators
 }
 
-/// What of each operator of a dense block is computed again where every second product is: keys, the output,
-/// one of a feed-forward part's products, and all that passes over memory.
-pub(crate) fn shares_again(shape: &Shape, operators: &[Operator]) -> Vec<f64> {
+/// The fraction of each operator of a dense block that selective-op recomputation repeats: keys, the output
+/// projection, one feed-forward product, and all element-wise operators.
+pub(crate) fn recomputed_shares(shape: &Shape, operators: &[Operator]) -> Vec<f64> {
     let (query, key) = (shape.num_attention_heads, shape.num_key_value_heads);
     let keys = key as f64 / (query + 2 * key) as f64;
-    // Gate and up are one operator here.
+    // Gate and up projection are one operator here.
     let mut inner = match shape.feed_forward {
         FeedForward::Gated => [0.5, 0.0],
         FeedForward::Plain => [0.0, 1.0],
@@ -215,8 +215,8 @@ fn attention_matmuls(shape: &Shape, tokens: f64, tp: f64, operators: &mut Vec<Op
         }
         None => {
             let query = heads * shape.head_dim as f64;
-            let pair = 2.0 * (shape.num_key_value_heads * shape.head_dim) as f64;
-            add("query, key, value", (query + pair) / tp, hidden);
+            let key_value = 2.0 * (shape.num_key_value_heads * shape.head_dim) as f64;
+            add("query, key, value", (query + key_value) / tp, hidden);
             add("output", hidden, query / tp);
         }
     }
@@ -237,22 +237,22 @@ fn attention(shape: &Shape, strategy: &Strategy, software: &Software) -> Operato
     let scores = heads * tokens(strategy) * strategy.seq_len as f64;
     let flops = 2.0 * scores * (key + value) as f64;
     match software.attention {
-        AttentionKernel::Materialised => Operator::Attention {
+        AttentionKernel::Materialized => Operator::Attention {
             flops,
             bytes: scores * SCORE_BYTES * strategy.precision.compute as f64,
-            slowed: alignment(key.max(value)),
+            slowdown: alignment(key.max(value)),
         },
         // Half of the tiles are masked and skipped.
         AttentionKernel::Flash => Operator::Attention {
             flops: flops / 2.0,
             bytes: 0.0,
-            slowed: alignment(key.max(value)),
+            slowdown: alignment(key.max(value)),
         },
     }
 }
 
-/// Matrix units take eight 16-bit numbers at a time; heads of another width take slower kernels. How much
-/// slower is an assumption.
+/// Tensor cores take eight 16-bit numbers at a time; other head dimensions need slower kernels. The factor is an
+/// assumption.
 const fn alignment(head_dim: usize) -> f64 {
     if head_dim.is_multiple_of(8) { 1.0 } else { 4.0 }
 }
@@ -281,16 +281,17 @@ fn feed_forward(
     }
 }
 
-/// Tokens are taken to be spread evenly over experts; `tp` ranks share the tokens, not the experts.
+/// Expert products, with tokens spread evenly over experts. Tensor-parallel ranks shard the tokens, not the
+/// experts.
 fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operator>) {
     let Some(experts) = &shape.experts else {
         return;
     };
     let tp = strategy.degrees.tp as f64;
-    let here = (experts.num_experts as f64 / strategy.degrees.ep as f64).max(1.0);
+    let local = (experts.num_experts as f64 / strategy.degrees.ep as f64).max(1.0);
     let routed = tokens(strategy) / tp * experts.num_experts_per_tok as f64;
     let width = experts.moe_intermediate_size as f64;
-    feed_forward(shape, "experts", here, routed / here, width, operators);
+    feed_forward(shape, "experts", local, routed / local, width, operators);
     let shared = (experts.num_shared_experts * experts.shared_intermediate_size) as f64;
     if shared > 0.0 {
         let rows = tokens(strategy);
@@ -298,7 +299,8 @@ fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operat
     }
 }
 
-/// Norms, residuals and dropout see the stream; activations, biases and rotations see what ranks share.
+/// Norms, residuals and dropout work on the residual stream; activation functions, biases and rotary embeddings on
+/// sharded tensors.
 fn streams(shape: &Shape, strategy: &Strategy, software: &Software, sparse: bool) -> Operator {
     let tokens = tokens(strategy);
     let tp = strategy.degrees.tp as f64;
@@ -309,7 +311,7 @@ fn streams(shape: &Shape, strategy: &Strategy, software: &Software, sparse: bool
         (Some(experts), true) => {
             let routed = experts.num_experts_per_tok * experts.moe_intermediate_size;
             let shared = experts.num_shared_experts * experts.shared_intermediate_size;
-            // Routed tokens are permuted there and back.
+            // Routed tokens are permuted before and after the experts.
             (routed + shared + 4 * experts.num_experts_per_tok * shape.hidden_size) as f64
         }
         _ => shape.intermediate_size as f64,

@@ -1,31 +1,31 @@
-//! How many parameters a shape has, exactly, and where they lie.
+//! Exact parameter counts of a model and how they are sharded.
 //!
-//! Counted by the matrix, because each part is shared by other ranks: tensor-parallel ranks share
-//! matrices but not norms, expert-parallel ranks share experts only, and the first and the last stage
-//! of a pipeline hold what no other stage has.
+//! Counted matrix by matrix, because each kind is sharded differently: tensor parallelism shards matrices but not
+//! norms, expert parallelism shards experts only, and the first and last pipeline stages hold the embedding and the
+//! head.
 
 use crate::{FeedForward, Norm, Positions, Shape};
 
-/// The parameters of a block, by who shares them.
+/// The parameters of a block, by how they are sharded.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct BlockParameters {
-    /// Matrices (and their biases) that tensor-parallel ranks share.
-    pub shared: u64,
-    /// What every tensor-parallel rank holds whole: norms, the router, narrow latents.
-    pub whole: u64,
-    /// All experts of the block.
+    /// Matrices (and their biases) that tensor parallelism shards.
+    pub sharded: u64,
+    /// Parameters replicated on every tensor-parallel rank: norms, the router, latent projections.
+    pub replicated: u64,
+    /// All routed experts of the block.
     pub experts: u64,
 }
 
 impl BlockParameters {
-    /// All of them.
+    /// The sum of all kinds.
     pub const fn total(&self) -> u64 {
-        self.shared + self.whole + self.experts
+        self.sharded + self.replicated + self.experts
     }
 }
 
 impl Shape {
-    /// Every parameter of the model.
+    /// The total number of parameters.
     pub fn num_parameters(&self) -> u64 {
         let (dense, sparse) = (self.dense_block(), self.expert_block());
         let num_sparse = self.num_expert_layers() as u64;
@@ -33,7 +33,7 @@ impl Shape {
         num_dense * dense.total() + num_sparse * sparse.total() + self.outside_blocks()
     }
 
-    /// The parameters that one token is computed with.
+    /// The number of parameters that are active per token.
     pub fn num_active_parameters(&self) -> u64 {
         let Some(experts) = &self.experts else {
             return self.num_parameters();
@@ -43,29 +43,30 @@ impl Shape {
         self.num_parameters() - self.num_expert_layers() as u64 * idle * each
     }
 
-    /// Embedding, positions, last norm and head.
+    /// Parameters outside of blocks: embedding, positions, final norm and output head.
     pub fn outside_blocks(&self) -> u64 {
-        let head = match self.tie_word_embeddings {
-            true => 0,
-            false => self.embedding(),
+        let head = if self.tie_word_embeddings {
+            0
+        } else {
+            self.embedding()
         };
         self.embedding() + self.position_table() + self.norm() + head
     }
 
-    /// The embedding's table; the head's is as large.
+    /// Parameters of the token embedding; the output head has as many.
     pub fn embedding(&self) -> u64 {
         (self.vocab_size * self.hidden_size) as u64
     }
 
-    /// The learnt table of positions, if there is one.
+    /// Parameters of the learned position table, if there is one.
     pub fn position_table(&self) -> u64 {
         match self.positions {
-            Positions::Learnt => (self.max_position_embeddings * self.hidden_size) as u64,
+            Positions::Learned => (self.max_position_embeddings * self.hidden_size) as u64,
             Positions::Rotary => 0,
         }
     }
 
-    /// One norm of the residual stream.
+    /// Parameters of one norm of the residual stream.
     pub fn norm(&self) -> u64 {
         match self.norm {
             Norm::RootMeanSquare => self.hidden_size as u64,
@@ -73,21 +74,21 @@ impl Shape {
         }
     }
 
-    /// A block without experts.
+    /// The parameters of a dense block.
     pub fn dense_block(&self) -> BlockParameters {
         let mut block = self.attention();
         let width = self.intermediate_size as u64;
-        block.shared += self.feed_forward_weights(self.intermediate_size);
+        block.sharded += self.feed_forward_weights(self.intermediate_size);
         if self.has_biases {
             let inner = self.num_inner_matrices() * width;
-            block.shared += inner;
-            block.whole += self.hidden_size as u64;
+            block.sharded += inner;
+            block.replicated += self.hidden_size as u64;
         }
-        block.whole += 2 * self.norm();
+        block.replicated += 2 * self.norm();
         block
     }
 
-    /// A block with experts; without a mixture the same as a dense one.
+    /// The parameters of a block with experts; of a dense block if the model has none.
     pub fn expert_block(&self) -> BlockParameters {
         let Some(experts) = &self.experts else {
             return self.dense_block();
@@ -97,10 +98,10 @@ impl Shape {
         let mut block = self.attention();
         block.experts = num_experts * self.feed_forward_weights(experts.moe_intermediate_size);
         let shared_width = experts.num_shared_experts * experts.shared_intermediate_size;
-        block.shared += self.feed_forward_weights(shared_width);
-        block.whole += 2 * self.norm() + num_experts * hidden;
-        block.whole += if experts.has_shared_gate { hidden } else { 0 };
-        block.whole += if experts.has_router_bias {
+        block.sharded += self.feed_forward_weights(shared_width);
+        block.replicated += 2 * self.norm() + num_experts * hidden;
+        block.replicated += if experts.has_shared_gate { hidden } else { 0 };
+        block.replicated += if experts.has_router_bias {
             num_experts
         } else {
             0
@@ -108,7 +109,7 @@ impl Shape {
         block
     }
 
-    /// Attention with its biases and head norms.
+    /// The parameters of attention with its biases and per-head norms.
     fn attention(&self) -> BlockParameters {
         let hidden = self.hidden_size as u64;
         let heads = self.num_attention_heads as u64;
@@ -125,8 +126,8 @@ impl Shape {
                 None => (0, hidden * heads * head),
             };
             return BlockParameters {
-                shared: query + kv_rank * heads * inner + output,
-                whole: narrow + hidden * (kv_rank + rope) + kv_rank,
+                sharded: query + kv_rank * heads * inner + output,
+                replicated: narrow + hidden * (kv_rank + rope) + kv_rank,
                 experts: 0,
             };
         }
@@ -140,18 +141,18 @@ impl Shape {
             0
         };
         BlockParameters {
-            shared: hidden * (2 * query + 2 * key_value) + input_bias,
-            whole: head_norms + if self.has_biases { hidden } else { 0 },
+            sharded: hidden * (2 * query + 2 * key_value) + input_bias,
+            replicated: head_norms + if self.has_biases { hidden } else { 0 },
             experts: 0,
         }
     }
 
-    /// The matrices of a feed-forward part of the given width.
+    /// Weights of a feed-forward layer of the given intermediate size.
     pub fn feed_forward_weights(&self, width: usize) -> u64 {
         (self.num_inner_matrices() + 1) * (self.hidden_size * width) as u64
     }
 
-    /// Matrices that go from the stream into a feed-forward part.
+    /// Number of input matrices of a feed-forward layer.
     const fn num_inner_matrices(&self) -> u64 {
         match self.feed_forward {
             FeedForward::Gated => 2,

@@ -1,122 +1,124 @@
-//! Every way to split a step that can be meant, the fastest that fit, and what was nearly one of them.
+//! An exhaustive search over strategies: the fastest that fit in memory, and the nearest that do not.
 //!
-//! A way is first asked for its memory, then for a bound below which its time cannot be, and only then
-//! priced. Plans are the fastest of every mesh, so that what comes second is another mesh and not the same
-//! with another knob; the front has those too that are slower and need less.
+//! For each strategy the search first computes memory, then a lower bound on step time, and only then the full
+//! estimate. It reports the fastest strategy of every mesh, so the runner-up is another mesh and not the same one
+//! with a different knob. The Pareto front also contains slower strategies that need less memory or cost less.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
 use crate::flops::matrix_flops;
 use crate::{
-    AttentionKernel, Calibration, Cluster, Degrees, Held, Layers, Memory, Offload, Overheads,
-    Recompute, Shape, Strategy, Time, blocks_of_stage, memory, peak, time, time_followed,
+    AttentionKernel, Calibration, Cluster, Degrees, Memory, Offload, Overheads, PipelineLayout,
+    PrecisionByStage, Recompute, Shape, Strategy, Time, blocks_of_stage, memory, peak, time,
+    time_simulated,
 };
 
-/// What is asked.
+/// What to plan: a model, a cluster, a batch, and how the program runs.
 #[derive(Clone, Debug)]
-pub struct Question {
-    /// The model.
+pub struct PlanRequest {
+    /// The model's shape.
     pub shape: Shape,
-    /// The machines.
+    /// The nodes and their accelerators.
     pub cluster: Cluster,
-    /// The program and how far it stays behind data sheets.
+    /// How the training program runs, and how far it falls short of data sheets.
     pub calibration: Calibration,
-    /// What no tensor accounts for.
+    /// Memory that no tensor accounts for: driver context, workspaces, fragmentation.
     pub overheads: Overheads,
-    /// Samples in a step.
+    /// Samples in a step, over all ranks (the global batch size).
     pub global_batch: usize,
-    /// Tokens of a sample.
+    /// Tokens of a sample (the sequence length).
     pub seq_len: usize,
-    /// In which types things are held and computed.
-    pub held: Held,
-    /// Whether fewer machines may be used, for the sake of cost.
-    pub fewer_machines: bool,
+    /// Bytes per element of parameters, gradients and optimizer states, by ZeRO stage.
+    pub precision: PrecisionByStage,
+    /// Whether the search may use fewer nodes than the cluster has, to reduce cost.
+    pub allow_fewer_nodes: bool,
 }
 
-/// A strategy and what it costs.
+/// A strategy with its estimated step time and memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The way to split.
+    /// How the model, the optimizer states and the batch are split over the ranks.
     pub strategy: Strategy,
-    /// Seconds of a step.
+    /// The estimated step time, term by term.
     pub time: Time,
-    /// Bytes of the rank that needs most.
+    /// Memory of the rank that needs the most.
     pub memory: Memory,
 }
 
 impl Plan {
-    /// Seconds times accelerators: what a step is paid for.
+    /// GPU-seconds of a step: step time times the number of accelerators.
     pub fn cost(&self) -> f64 {
         self.time.likely * self.strategy.degrees.world_size() as f64
     }
 
-    fn is_beaten_by(&self, other: &Plan) -> bool {
-        let pair = |plan: &Plan| [plan.time.likely, plan.memory.total(), plan.cost()];
-        let (own, theirs) = (pair(self), pair(other));
+    fn is_dominated_by(&self, other: &Plan) -> bool {
+        let objectives = |plan: &Plan| [plan.time.likely, plan.memory.total(), plan.cost()];
+        let (own, theirs) = (objectives(self), objectives(other));
         let never_worse = theirs.iter().zip(&own).all(|(a, b)| a <= b);
         never_worse && theirs.iter().zip(&own).any(|(a, b)| a < b)
     }
 }
 
-/// What a search found.
+/// The outcome of a search.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// The fastest of every mesh that fits, fastest first.
+pub struct SearchResult {
+    /// The fastest plan of every mesh that fits, fastest first.
     pub plans: Vec<Plan>,
-    /// Those that no other beats in time, memory and cost at once.
-    pub front: Vec<Plan>,
-    /// The fastest that would be chosen with up to twice the memory, if it is faster than what fits.
+    /// The Pareto front of step time, memory and cost.
+    pub pareto_front: Vec<Plan>,
+    /// The fastest plan that would fit with up to twice the memory, if it beats every plan that fits.
     pub with_more_memory: Option<Plan>,
-    /// Where nothing fits: what is missing least.
+    /// If nothing fits, the plan with the smallest peak memory.
     pub nearest_miss: Option<Plan>,
-    /// Ways looked at.
+    /// Number of strategies considered.
     pub num_considered: usize,
-    /// Ways that do not fit.
-    pub num_too_large: usize,
-    /// Ways that fit and were priced in full.
-    pub num_priced: usize,
+    /// Number of strategies that do not fit in memory.
+    pub num_out_of_memory: usize,
+    /// Number of strategies whose step time was estimated in full.
+    pub num_estimated: usize,
 }
 
-/// Meshes whose fastest plans are followed action by action.
+/// Number of finalists whose pipeline schedule is simulated action by action.
 const FINALISTS: usize = 8;
 
-/// Looks at every way there is.
-pub fn search(question: &Question) -> Found {
-    let mut hunt = Hunt::new(question);
-    hunt.all(Offload::None);
-    if hunt.best.is_empty() {
-        hunt.all(Offload::Cpu);
+/// Searches all strategies for a request. Offloading to host memory is tried only if nothing fits without it.
+pub fn search(request: &PlanRequest) -> SearchResult {
+    let mut state = SearchState::new(request);
+    state.search_all(Offload::None);
+    if state.best.is_empty() {
+        state.search_all(Offload::Cpu);
     }
-    hunt.finish()
+    state.finish()
 }
 
-/// The fastest way with these sizes of axes; where none fits, the one that lacks least.
-pub fn search_mesh(question: &Question, degrees: Degrees) -> Option<Plan> {
-    let shares = degrees.dp_shard * degrees.cp > 1;
+/// The fastest strategy of one mesh; if none fits, the one with the smallest shortfall. Returns `None` if the mesh
+/// cannot divide the batch, heads, sequence, layers or experts.
+pub fn search_mesh(request: &PlanRequest, degrees: Degrees) -> Option<Plan> {
+    let can_shard = degrees.dp_shard * degrees.cp > 1;
     let replicas = degrees.data_parallel();
-    let is_even = replicas > 0 && question.global_batch.is_multiple_of(replicas);
-    let is_whole = degrees.pp <= question.shape.num_hidden_layers
+    let is_even = replicas > 0 && request.global_batch.is_multiple_of(replicas);
+    let divides = degrees.pp <= request.shape.num_hidden_layers
         && degrees.tp > 0
-        && shares_heads(&question.shape, degrees.tp)
-        && question.seq_len.is_multiple_of(degrees.cp)
-        && experts_fit(question, &degrees);
-    if !is_even || !is_whole {
+        && divides_heads(&request.shape, degrees.tp)
+        && request.seq_len.is_multiple_of(degrees.cp)
+        && experts_fit(request, &degrees);
+    if !is_even || !divides {
         return None;
     }
     for offload in [Offload::None, Offload::Cpu] {
-        let mut hunt = Hunt::new(question);
+        let mut state = SearchState::new(request);
         let stages = match offload {
-            Offload::None if shares => 0..=3,
+            Offload::None if can_shard => 0..=3,
             Offload::None => 0..=0,
             _ => 3..=3,
         };
         for zero_stage in stages {
-            hunt.mesh(degrees, zero_stage, offload);
+            state.search_mesh(degrees, zero_stage, offload);
         }
-        let found = hunt.finish();
+        let found = state.finish();
         let is_last = offload == Offload::Cpu;
         let miss = found.nearest_miss.filter(|_| is_last);
         if let Some(plan) = found.plans.into_iter().next().or(miss) {
@@ -126,67 +128,67 @@ pub fn search_mesh(question: &Question, degrees: Degrees) -> Option<Plan> {
     None
 }
 
-struct Hunt<'a> {
-    question: &'a Question,
-    /// Operations of a step's matrix products.
+struct SearchState<'a> {
+    request: &'a PlanRequest,
+    /// Floating-point operations of a step's matrix products.
     matrix_flops: f64,
-    /// The fastest that fits of every mesh, stage of sharding and recomputation, which trade time for bytes.
+    /// The fastest plan that fits, for every mesh, ZeRO stage and recomputation mode: these trade time for memory.
     best: HashMap<(Degrees, usize, Recompute), Plan>,
-    /// The fastest so far that fits, in seconds.
+    /// Step time of the fastest plan so far that fits, in seconds.
     fastest: f64,
     with_more_memory: Option<Plan>,
     nearest_miss: Option<Plan>,
-    found: Found,
+    result: SearchResult,
 }
 
-impl<'a> Hunt<'a> {
-    fn new(question: &'a Question) -> Hunt<'a> {
-        Hunt {
-            question,
-            matrix_flops: matrix_flops(&question.shape, question.global_batch * question.seq_len),
+impl<'a> SearchState<'a> {
+    fn new(request: &'a PlanRequest) -> SearchState<'a> {
+        SearchState {
+            request,
+            matrix_flops: matrix_flops(&request.shape, request.global_batch * request.seq_len),
             best: HashMap::new(),
             fastest: f64::INFINITY,
             with_more_memory: None,
             nearest_miss: None,
-            found: Found::default(),
+            result: SearchResult::default(),
         }
     }
 
-    fn all(&mut self, offload: Offload) {
-        let question = self.question;
-        for degrees in meshes(question) {
-            for (zero_stage, dp_replicate) in sharings(question, &degrees, offload) {
+    fn search_all(&mut self, offload: Offload) {
+        let request = self.request;
+        for degrees in meshes(request) {
+            for (zero_stage, dp_replicate) in zero_layouts(request, &degrees, offload) {
                 let degrees = Degrees {
                     dp_replicate,
                     dp_shard: degrees.dp_shard / dp_replicate,
                     ..degrees
                 };
-                if !experts_fit(question, &degrees) {
+                if !experts_fit(request, &degrees) {
                     continue;
                 }
-                self.mesh(degrees, zero_stage, offload);
+                self.search_mesh(degrees, zero_stage, offload);
             }
         }
     }
 
-    fn mesh(&mut self, degrees: Degrees, zero_stage: usize, offload: Offload) {
-        let question = self.question;
-        let each = question.global_batch / degrees.data_parallel();
+    fn search_mesh(&mut self, degrees: Degrees, zero_stage: usize, offload: Offload) {
+        let request = self.request;
+        let each = request.global_batch / degrees.data_parallel();
         for micro_batch in powers(each).filter(|size| each.is_multiple_of(*size)) {
             let num_microbatches = each / micro_batch;
-            for layers in layouts(&question.shape, degrees.pp, num_microbatches) {
-                for &recompute in recomputations(question) {
+            for pipeline in layouts(&request.shape, degrees.pp, num_microbatches) {
+                for &recompute in recomputations(request) {
                     self.consider(Strategy {
                         degrees,
                         zero_stage,
                         sequence_parallel: degrees.tp > 1,
-                        layers,
-                        global_batch: question.global_batch,
+                        pipeline,
+                        global_batch: request.global_batch,
                         micro_batch,
-                        seq_len: question.seq_len,
+                        seq_len: request.seq_len,
                         recompute,
                         offload,
-                        precision: question.held.at(zero_stage),
+                        precision: request.precision.at(zero_stage),
                     });
                 }
             }
@@ -194,28 +196,28 @@ impl<'a> Hunt<'a> {
     }
 
     fn consider(&mut self, strategy: Strategy) {
-        let Question {
+        let PlanRequest {
             shape,
             cluster,
             calibration,
             overheads,
             ..
-        } = self.question;
-        self.found.num_considered += 1;
+        } = self.request;
+        self.result.num_considered += 1;
         let all = memory(shape, &strategy, &calibration.software, overheads);
         let Some(&memory) = peak(&all) else { return };
-        let room = cluster.accelerator.memory.value;
-        let fits = memory.total() <= room;
+        let capacity = cluster.accelerator.memory.value;
+        let fits = memory.total() <= capacity;
         if !fits {
-            self.found.num_too_large += 1;
-            self.remember_miss(&strategy, memory);
+            self.result.num_out_of_memory += 1;
+            self.record_miss(&strategy, memory);
         }
         let to_beat = self.to_beat(&strategy, fits);
-        let bound = lower_bound(self.question, self.matrix_flops, &strategy);
-        if memory.total() > 2.0 * room || bound >= to_beat {
+        let bound = lower_bound(self.request, self.matrix_flops, &strategy);
+        if memory.total() > 2.0 * capacity || bound >= to_beat {
             return;
         }
-        self.found.num_priced += 1;
+        self.result.num_estimated += 1;
         let time = time(shape, &strategy, cluster, calibration);
         if time.likely < to_beat {
             self.keep(
@@ -229,12 +231,13 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// Seconds that a way must stay below to be remembered.
+    /// The step time, in seconds, that a strategy must beat to be recorded.
     fn to_beat(&self, strategy: &Strategy, fits: bool) -> f64 {
         let seconds = |plan: Option<&Plan>| plan.map_or(f64::INFINITY, |plan| plan.time.likely);
-        match fits {
-            true => seconds(self.best.get(&key(strategy))),
-            false => seconds(self.with_more_memory.as_ref()).min(self.fastest),
+        if fits {
+            seconds(self.best.get(&key(strategy)))
+        } else {
+            seconds(self.with_more_memory.as_ref()).min(self.fastest)
         }
     }
 
@@ -247,47 +250,47 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    fn remember_miss(&mut self, strategy: &Strategy, most: Memory) {
+    fn record_miss(&mut self, strategy: &Strategy, peak: Memory) {
         let known = self.nearest_miss.as_ref();
-        if known.is_some_and(|plan| plan.memory.total() <= most.total()) {
+        if known.is_some_and(|plan| plan.memory.total() <= peak.total()) {
             return;
         }
         self.nearest_miss = Some(Plan {
             strategy: strategy.clone(),
             time: Time::default(),
-            memory: most,
+            memory: peak,
         });
     }
 
-    fn finish(mut self) -> Found {
-        let question = self.question;
+    fn finish(mut self) -> SearchResult {
+        let request = self.request;
         let mut all: Vec<Plan> = self.best.into_values().collect();
         all.sort_by(by_time);
-        let mut unbeaten = front(&all);
+        let mut front = pareto_front(&all);
         let mut seen = HashSet::new();
         all.retain(|plan| seen.insert(plan.strategy.degrees));
         for plan in all.iter_mut().take(FINALISTS) {
-            plan.time = followed(question, plan);
+            plan.time = simulated(request, plan);
         }
         all.sort_by(by_time);
-        for plan in &mut unbeaten {
-            plan.time = followed(question, plan);
+        for plan in &mut front {
+            plan.time = simulated(request, plan);
         }
-        // Followed, some of them are beaten after all.
-        unbeaten.extend(all.iter().take(FINALISTS).cloned());
-        unbeaten.sort_by(by_time);
-        unbeaten.dedup_by(|a, b| a.strategy == b.strategy);
-        self.found.front = front(&unbeaten);
+        // The simulated times may dominate plans that the closed form kept.
+        front.extend(all.iter().take(FINALISTS).cloned());
+        front.sort_by(by_time);
+        front.dedup_by(|a, b| a.strategy == b.strategy);
+        self.result.pareto_front = pareto_front(&front);
         let fastest = all.first().map_or(f64::INFINITY, |plan| plan.time.likely);
         let more = self.with_more_memory;
-        self.found.with_more_memory = more.filter(|plan| plan.time.likely < fastest);
+        self.result.with_more_memory = more.filter(|plan| plan.time.likely < fastest);
         let miss = self.nearest_miss.filter(|_| all.is_empty());
-        self.found.nearest_miss = miss.map(|plan| Plan {
-            time: followed(question, &plan),
+        self.result.nearest_miss = miss.map(|plan| Plan {
+            time: simulated(request, &plan),
             ..plan
         });
-        self.found.plans = all;
-        self.found
+        self.result.plans = all;
+        self.result
     }
 }
 
@@ -295,7 +298,7 @@ const fn key(strategy: &Strategy) -> (Degrees, usize, Recompute) {
     (strategy.degrees, strategy.zero_stage, strategy.recompute)
 }
 
-/// The faster first; of equally fast ones always the same.
+/// Sorts by step time, then by memory and mesh, so the order is deterministic.
 fn by_time(a: &Plan, b: &Plan) -> Ordering {
     let seconds = a.time.likely.total_cmp(&b.time.likely);
     let bytes = a.memory.total().total_cmp(&b.memory.total());
@@ -303,49 +306,49 @@ fn by_time(a: &Plan, b: &Plan) -> Ordering {
     seconds.then(bytes).then(degrees)
 }
 
-/// Its time with every action followed; the closed form where a schedule cannot be built.
-pub(crate) fn followed(question: &Question, plan: &Plan) -> Time {
-    let Question {
+/// The plan's step time with its schedule simulated; the closed form if the schedule cannot be built.
+pub(crate) fn simulated(request: &PlanRequest, plan: &Plan) -> Time {
+    let PlanRequest {
         shape,
         cluster,
         calibration,
         ..
-    } = question;
-    time_followed(shape, &plan.strategy, cluster, calibration)
+    } = request;
+    time_simulated(shape, &plan.strategy, cluster, calibration)
         .unwrap_or_else(|_| time(shape, &plan.strategy, cluster, calibration))
 }
 
-/// Those that no other beats, fastest first.
-fn front(plans: &[Plan]) -> Vec<Plan> {
-    let unbeaten = |plan: &&Plan| !plans.iter().any(|other| plan.is_beaten_by(other));
-    plans.iter().filter(unbeaten).cloned().collect()
+/// The plans that no other plan dominates, fastest first.
+fn pareto_front(plans: &[Plan]) -> Vec<Plan> {
+    let front = |plan: &&Plan| !plans.iter().any(|other| plan.is_dominated_by(other));
+    plans.iter().filter(front).cloned().collect()
 }
 
-/// Sizes of all axes, with all data-parallel ranks in `dp_shard`. `tp` stays inside a machine.
-fn meshes(question: &Question) -> Vec<Degrees> {
-    let (shape, cluster) = (&question.shape, &question.cluster);
+/// All meshes, with every data-parallel rank in `dp_shard`. Tensor parallelism stays within a node.
+fn meshes(request: &PlanRequest) -> Vec<Degrees> {
+    let (shape, cluster) = (&request.shape, &request.cluster);
     let mut found = Vec::new();
-    if question.seq_len == 0 {
+    if request.seq_len == 0 {
         return found;
     }
     let mut worlds = vec![cluster.world_size()];
-    if question.fewer_machines {
-        let machines = powers(cluster.num_machines / 2);
-        worlds.extend(machines.map(|count| count * cluster.per_machine));
+    if request.allow_fewer_nodes {
+        let node_counts = powers(cluster.num_nodes / 2);
+        worlds.extend(node_counts.map(|count| count * cluster.gpus_per_node));
     }
     for world in worlds {
-        for tp in divisors(cluster.per_machine.min(world)) {
-            if !shares_heads(shape, tp) || !world.is_multiple_of(tp) {
+        for tp in divisors(cluster.gpus_per_node.min(world)) {
+            if !divides_heads(shape, tp) || !world.is_multiple_of(tp) {
                 continue;
             }
-            // Fewer than 2,048 positions on a rank leave it too little to do.
-            let most = (question.seq_len / 2048).max(1);
+            // Fewer than 2,048 positions per rank leave too little work to hide communication.
+            let most = (request.seq_len / 2048).max(1);
             for cp in powers(most).filter(|cp| (world / tp).is_multiple_of(*cp)) {
                 let left = world / tp / cp;
                 let depths = 1..=left.min(shape.num_hidden_layers);
                 for pp in depths.filter(|pp| left.is_multiple_of(*pp)) {
                     let dp_shard = left / pp;
-                    if !question.global_batch.is_multiple_of(dp_shard) {
+                    if !request.global_batch.is_multiple_of(dp_shard) {
                         continue;
                     }
                     let degrees = Degrees {
@@ -365,10 +368,11 @@ fn meshes(question: &Question) -> Vec<Degrees> {
     found
 }
 
-/// Every rank has whole heads; latents are nobody's own.
-fn shares_heads(shape: &Shape, tp: usize) -> bool {
-    let has_pairs = shape.latent.is_some() || shape.num_key_value_heads.is_multiple_of(tp);
-    shape.num_attention_heads.is_multiple_of(tp) && has_pairs
+/// Whether every tensor-parallel rank gets whole attention heads. Latent attention replicates the key/value
+/// latents, so only query heads must divide.
+fn divides_heads(shape: &Shape, tp: usize) -> bool {
+    let divides_kv = shape.latent.is_some() || shape.num_key_value_heads.is_multiple_of(tp);
+    shape.num_attention_heads.is_multiple_of(tp) && divides_kv
 }
 
 fn expert_degrees(shape: &Shape, degrees: &Degrees) -> Vec<usize> {
@@ -380,13 +384,13 @@ fn expert_degrees(shape: &Shape, degrees: &Degrees) -> Vec<usize> {
     all.filter(|ep| over.is_multiple_of(*ep)).collect()
 }
 
-fn experts_fit(question: &Question, degrees: &Degrees) -> bool {
+fn experts_fit(request: &PlanRequest, degrees: &Degrees) -> bool {
     let over = degrees.dp_shard * degrees.cp * degrees.tp;
-    question.shape.experts.is_none() || over.is_multiple_of(degrees.ep)
+    request.shape.experts.is_none() || over.is_multiple_of(degrees.ep)
 }
 
-/// Stages of sharding, and how many copies share nothing: one, or one per machine's worth of ranks.
-fn sharings(question: &Question, degrees: &Degrees, offload: Offload) -> Vec<(usize, usize)> {
+/// ZeRO stages, each with the number of data-parallel replicas: one, or one per node (HSDP).
+fn zero_layouts(request: &PlanRequest, degrees: &Degrees, offload: Offload) -> Vec<(usize, usize)> {
     let ranks = degrees.dp_shard;
     if ranks == 1 && degrees.cp == 1 {
         let stage = if offload == Offload::None { 0 } else { 3 };
@@ -396,7 +400,7 @@ fn sharings(question: &Question, degrees: &Degrees, offload: Offload) -> Vec<(us
         Offload::None => &[0, 1, 2, 3],
         _ => &[3],
     };
-    let inside = (question.cluster.per_machine / (degrees.tp * degrees.cp)).max(1);
+    let inside = (request.cluster.gpus_per_node / (degrees.tp * degrees.cp)).max(1);
     let mut found: Vec<(usize, usize)> = stages.iter().map(|stage| (*stage, 1)).collect();
     if inside > 1 && ranks > inside && ranks.is_multiple_of(inside) {
         let copies = ranks / inside;
@@ -406,66 +410,66 @@ fn sharings(question: &Question, degrees: &Degrees, offload: Offload) -> Vec<(us
     found
 }
 
-/// Schedules that suit the blocks and micro-batches.
-fn layouts(shape: &Shape, pp: usize, num_microbatches: usize) -> Vec<Layers> {
-    let layout = |schedule, stages_per_rank| Layers {
+/// Pipeline schedules that suit the numbers of blocks and micro-batches.
+fn layouts(shape: &Shape, pp: usize, num_microbatches: usize) -> Vec<PipelineLayout> {
+    let layout = |schedule, stages_per_rank| PipelineLayout {
         schedule,
         stages_per_rank,
     };
     if pp == 1 {
-        return vec![layout(Kind::OneForwardOneBackward, 1)];
+        return vec![layout(ScheduleKind::OneForwardOneBackward, 1)];
     }
     let num_blocks = shape.num_hidden_layers;
     let most = num_blocks.div_ceil(pp);
     let mut found = vec![
-        layout(Kind::OneForwardOneBackward, 1),
-        layout(Kind::ZeroBubbleH1, 1),
+        layout(ScheduleKind::OneForwardOneBackward, 1),
+        layout(ScheduleKind::ZeroBubbleH1, 1),
     ];
     if num_microbatches.is_multiple_of(pp) {
         let even = |chunks: &usize| {
             let num_stages = pp * chunks;
-            // No stage has a block more than another, ends aside.
+            // Stages are equal, except that the first and the last may have one block fewer.
             let largest = (0..2.min(num_stages))
                 .map(|stage| blocks_of_stage(num_blocks, num_stages, stage))
                 .max();
             largest.is_some_and(|largest| largest * num_stages <= num_blocks + 2)
         };
         let chunks = (2..=most).filter(even);
-        found.extend(chunks.map(|chunks| layout(Kind::Interleaved, chunks)));
+        found.extend(chunks.map(|chunks| layout(ScheduleKind::Interleaved, chunks)));
     }
     if most >= 2 && num_microbatches >= 2 * pp {
-        found.push(layout(Kind::ZeroBubbleV, 2));
+        found.push(layout(ScheduleKind::ZeroBubbleV, 2));
     }
     found
 }
 
-/// With flash attention there is nothing to gain from computing attention alone again.
-fn recomputations(question: &Question) -> &'static [Recompute] {
-    match question.calibration.software.attention {
+/// Recomputation modes to try. Flash attention stores no scores, so selective recomputation gains nothing there.
+fn recomputations(request: &PlanRequest) -> &'static [Recompute] {
+    match request.calibration.software.attention {
         AttentionKernel::Flash => &[Recompute::None, Recompute::Full],
-        AttentionKernel::Materialised => &[Recompute::None, Recompute::Selective, Recompute::Full],
+        AttentionKernel::Materialized => &[Recompute::None, Recompute::Selective, Recompute::Full],
     }
 }
 
-/// Seconds that a step cannot be faster than: its matrix products at the rate of very large ones, spread
-/// evenly, and the bubble that so much work leaves.
-fn lower_bound(question: &Question, matrix_flops: f64, strategy: &Strategy) -> f64 {
-    let accelerator = &question.cluster.accelerator;
-    let rate = accelerator.peak.value * question.calibration.constants.matmul;
+/// A lower bound on the step time: the matrix products at the rate of very large ones, spread evenly over all
+/// ranks, plus the pipeline bubble.
+fn lower_bound(request: &PlanRequest, matrix_flops: f64, strategy: &Strategy) -> f64 {
+    let accelerator = &request.cluster.accelerator;
+    let rate = accelerator.peak.value * request.calibration.constants.matmul;
     let Strategy {
-        degrees, layers, ..
+        degrees, pipeline, ..
     } = strategy;
-    let waits = match layers.schedule {
-        Kind::OneForwardOneBackward | Kind::Interleaved => {
-            let slots = (strategy.num_microbatches() * layers.stages_per_rank) as f64;
+    let bubble = match pipeline.schedule {
+        ScheduleKind::OneForwardOneBackward | ScheduleKind::Interleaved => {
+            let slots = (strategy.num_microbatches() * pipeline.stages_per_rank) as f64;
             (degrees.pp - 1) as f64 / slots
         }
         _ => 0.0,
     };
-    matrix_flops / (degrees.world_size() as f64 * rate) * (1.0 + waits)
+    matrix_flops / (degrees.world_size() as f64 * rate) * (1.0 + bubble)
 }
 
-/// 1, 2, 4 and so on, up to a number.
+/// The powers of two up to `most`.
 fn powers(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1usize), |power| power.checked_mul(2))
         .take_while(move |power| *power <= most)
@@ -483,28 +487,33 @@ mod tests {
     use crate::Software;
 
     #[test]
-    fn nothing_is_faster_than_its_bound() {
+    fn no_plan_beats_its_lower_bound() {
         let cluster: Cluster = "64xH100".parse().unwrap();
-        let question = Question {
+        let request = PlanRequest {
             shape: Shape::from(&LlamaConfig::of(Flavor::Llama3_8b)),
             calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
             cluster,
             overheads: Overheads::default(),
             global_batch: 256,
             seq_len: 8192,
-            held: Held::same(crate::Precision::BF16),
-            fewer_machines: true,
+            precision: PrecisionByStage::same(crate::Precision::BF16),
+            allow_fewer_nodes: true,
         };
-        let found = search(&question);
-        assert!(found.plans.len() > 20 && !found.front.is_empty());
-        let flops = matrix_flops(&question.shape, 256 * 8192);
+        let found = search(&request);
+        assert!(found.plans.len() > 20 && !found.pareto_front.is_empty());
+        let flops = matrix_flops(&request.shape, 256 * 8192);
         for plan in &found.plans {
-            let bound = lower_bound(&question, flops, &plan.strategy);
+            let bound = lower_bound(&request, flops, &plan.strategy);
             assert!(bound > 0.0 && bound <= plan.time.likely);
         }
-        let first = &found.front[0];
-        let mut rest = found.front.iter();
+        let first = &found.pareto_front[0];
+        let mut rest = found.pareto_front.iter();
         assert!(rest.all(|plan| plan.time.likely >= first.time.likely));
-        assert!(found.front.iter().any(|plan| plan.cost() < first.cost()));
+        assert!(
+            found
+                .pareto_front
+                .iter()
+                .any(|plan| plan.cost() < first.cost())
+        );
     }
 }

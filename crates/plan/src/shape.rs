@@ -1,17 +1,17 @@
-//! The shape of a decoder, whichever family it is of.
+//! The shape of a decoder-only transformer of any supported family.
 
 use serde::{Deserialize, Serialize};
 
-/// The shape of a decoder of equal blocks; where it has experts, of two kinds of blocks.
+/// The shape of a decoder of equal blocks; with experts, of leading dense blocks and equal expert blocks.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Shape {
-    /// What people call it.
+    /// The model's name in reports.
     pub name: String,
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// Hidden size: the dimension of the residual stream.
     pub hidden_size: usize,
-    /// Width inside a dense feed-forward part.
+    /// Intermediate size of a dense feed-forward layer.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
@@ -19,98 +19,98 @@ pub struct Shape {
     pub num_attention_heads: usize,
     /// Number of key/value heads.
     pub num_key_value_heads: usize,
-    /// Width of one head.
+    /// Dimension of one head.
     pub head_dim: usize,
-    /// How the feed-forward part is made.
+    /// The kind of feed-forward layer.
     pub feed_forward: FeedForward,
-    /// How rows are normed.
+    /// The kind of normalization.
     pub norm: Norm,
-    /// Where positions come from.
+    /// The kind of position embedding.
     pub positions: Positions,
-    /// Whether matrices have biases.
+    /// Whether linear layers have biases.
     pub has_biases: bool,
-    /// Whether the head uses the embedding's table.
+    /// Whether the output head shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Longest sequence the model accepts.
+    /// The longest sequence the model accepts.
     pub max_position_embeddings: usize,
-    /// The experts, in a mixture of them.
+    /// The experts of a mixture of experts.
     pub experts: Option<Experts>,
-    /// Whether queries, keys and values have biases where other matrices have none, as in Qwen 2.
+    /// Whether the query, key and value projections have biases, as in Qwen 2.
     pub attention_bias: bool,
-    /// Whether every head of queries and keys is normed, as in Qwen 3.
+    /// Whether queries and keys are normalized per head, as in Qwen 3.
     pub qk_norm: bool,
-    /// Queries, keys and values through narrow latents, as in DeepSeek.
+    /// Multi-head latent attention, as in DeepSeek.
     pub latent: Option<LatentAttention>,
 }
 
-/// Attention whose queries, keys and values come through narrow latents.
+/// Multi-head latent attention (MLA): queries, keys and values are projected through low-rank latents.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct LatentAttention {
-    /// Width of the queries' latent; none where queries come straight from the stream.
+    /// Rank of the query latent; `None` if queries are projected directly.
     pub q_lora_rank: Option<usize>,
-    /// Width of the latent of keys and values.
+    /// Rank of the key/value latent.
     pub kv_lora_rank: usize,
-    /// The part of a head's query and key that is not rotated.
+    /// Dimensions of a query and key head without rotary embedding.
     pub qk_nope_head_dim: usize,
-    /// The part that is rotated; keys share it between heads.
+    /// Dimensions with rotary embedding; heads share these in keys.
     pub qk_rope_head_dim: usize,
-    /// Width of a head's value.
+    /// Dimension of a value head.
     pub v_head_dim: usize,
 }
 
-/// How a feed-forward part is made.
+/// The kind of feed-forward layer.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeedForward {
-    /// Three matrices: gate and up, multiplied, then down.
+    /// Three matrices: gate and up projection, multiplied, then down projection (SwiGLU).
     Gated,
-    /// Two matrices with an activation between them.
+    /// Two matrices with an activation function between them.
     Plain,
 }
 
-/// How rows are normed.
+/// The kind of normalization.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Norm {
-    /// By their root mean square, with a scale.
+    /// RMSNorm, with a scale.
     RootMeanSquare,
-    /// By mean and deviation, with a scale and a bias.
+    /// LayerNorm, with a scale and a bias.
     Layer,
 }
 
-/// Where positions come from.
+/// The kind of position embedding.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Positions {
-    /// Queries and keys are rotated.
+    /// Rotary embedding of queries and keys.
     Rotary,
-    /// A learnt table is added to the embedding.
-    Learnt,
+    /// A learned table that is added to the token embedding.
+    Learned,
 }
 
-/// The experts of a mixture.
+/// The experts of a mixture of experts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Experts {
-    /// How many a layer has.
+    /// Number of routed experts per layer.
     pub num_experts: usize,
-    /// How many each token goes to.
+    /// Number of routed experts per token (top-k).
     pub num_experts_per_tok: usize,
-    /// Width inside an expert.
+    /// Intermediate size of a routed expert.
     pub moe_intermediate_size: usize,
-    /// Experts that every token goes to.
+    /// Number of shared experts, which process every token.
     pub num_shared_experts: usize,
-    /// Width inside a shared expert.
+    /// Intermediate size of a shared expert.
     pub shared_intermediate_size: usize,
-    /// Blocks at the beginning that have no experts.
+    /// Number of leading blocks without experts.
     pub num_dense_layers: usize,
-    /// Whether a learnt gate weighs what the shared experts give.
+    /// Whether a learned gate scales the output of the shared experts.
     pub has_shared_gate: bool,
-    /// Whether the router keeps one number per expert that balances their load.
+    /// Whether the router has a bias per expert for load balancing.
     pub has_router_bias: bool,
 }
 
 impl Experts {
-    /// The same count of experts everywhere, no shared ones.
+    /// Experts in every layer, without shared ones.
     pub fn plain(num_experts: usize, num_experts_per_tok: usize, width: usize) -> Experts {
         Experts {
             num_experts,
@@ -145,8 +145,8 @@ impl From<&trainyard_config::MoeConfig> for Experts {
 }
 
 impl Shape {
-    /// A plain GPT as Megatron trains it: layer norms, biases, a width of four, a table of positions and
-    /// a head that is the embedding.
+    /// A plain GPT as Megatron trains it: LayerNorm, biases, an intermediate size of four times the hidden size,
+    /// learned positions and tied embeddings.
     pub fn gpt(
         num_hidden_layers: usize,
         hidden_size: usize,
@@ -165,7 +165,7 @@ impl Shape {
             head_dim: hidden_size / num_attention_heads.max(1),
             feed_forward: FeedForward::Plain,
             norm: Norm::Layer,
-            positions: Positions::Learnt,
+            positions: Positions::Learned,
             has_biases: true,
             tie_word_embeddings: true,
             max_position_embeddings,
@@ -176,7 +176,7 @@ impl Shape {
         }
     }
 
-    /// How many blocks have experts.
+    /// The number of blocks with experts.
     pub fn num_expert_layers(&self) -> usize {
         match &self.experts {
             Some(experts) => self
@@ -229,20 +229,20 @@ impl From<&trainyard_config::Gpt2Config> for Shape {
     }
 }
 
-/// Models that are no decoders have no shape.
+/// Fails for models that are not decoders.
 impl TryFrom<&trainyard_config::ModelSpec> for Shape {
-    type Error = NoDecoder;
+    type Error = NotADecoder;
 
-    fn try_from(spec: &trainyard_config::ModelSpec) -> Result<Shape, NoDecoder> {
+    fn try_from(spec: &trainyard_config::ModelSpec) -> Result<Shape, NotADecoder> {
         match spec {
             trainyard_config::ModelSpec::Llama(llama) => Ok(Shape::from(llama)),
             trainyard_config::ModelSpec::Gpt2(gpt2) => Ok(Shape::from(gpt2)),
-            trainyard_config::ModelSpec::Cnn => Err(NoDecoder),
+            trainyard_config::ModelSpec::Cnn => Err(NotADecoder),
         }
     }
 }
 
-/// A model that is no decoder of equal blocks.
+/// The model is not a decoder of equal blocks.
 #[derive(Copy, Clone, Debug, PartialEq, thiserror::Error)]
-#[error("the model is no decoder of equal blocks")]
-pub struct NoDecoder;
+#[error("the model is not a decoder-only transformer")]
+pub struct NotADecoder;

@@ -1,45 +1,45 @@
-//! What the program that runs a strategy does, where programs differ.
+//! Properties of the training program that affect time and memory.
 //!
-//! The same split takes other bytes and seconds with attention that writes its scores down than with
-//! attention that does not. Such things are no choice of a plan; they are how a framework is written.
+//! The same strategy takes other bytes and seconds with materialized attention than with flash attention. Such
+//! properties are not choices of a plan; they depend on how a framework is implemented.
 
 use std::fmt;
 
-/// How the program computes and communicates.
+/// How the training program computes and communicates.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Software {
-    /// How attention is computed.
+    /// The attention kernel.
     pub attention: AttentionKernel,
-    /// Whether blocks leave parts out at random while training, and keep which.
+    /// Whether blocks apply dropout and save its masks.
     pub dropout: bool,
-    /// Whether gradients, sharded parameters and what goes from stage to stage travel while ranks compute.
+    /// Whether data-parallel and pipeline-parallel communication overlaps with compute.
     pub overlaps_data: bool,
-    /// Whether the messages of tensor-parallel layers travel while they compute.
+    /// Whether tensor-parallel communication overlaps with compute.
     pub overlaps_tensor: bool,
-    /// Bytes of a gradient on the wire.
+    /// Bytes per gradient element in the reduction.
     pub gradient_on_wire: usize,
 }
 
-/// How attention is computed.
+/// The attention kernel.
 #[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
 pub enum AttentionKernel {
-    /// Every score is written to memory; half of them are masked, but all are computed.
-    Materialised,
-    /// In tiles that never leave the chip; masked tiles are skipped.
+    /// All scores are written to memory; the masked half is computed as well.
+    Materialized,
+    /// Flash attention: scores stay on chip, and masked tiles are skipped.
     Flash,
 }
 
 impl Software {
-    /// Megatron as it was in 2021.
+    /// Megatron-LM of 2021.
     pub const MEGATRON_2021: Software = Software {
-        attention: AttentionKernel::Materialised,
+        attention: AttentionKernel::Materialized,
         dropout: true,
         overlaps_data: false,
         overlaps_tensor: false,
         gradient_on_wire: 2,
     };
 
-    /// What frameworks do today, ours among them.
+    /// Current frameworks, including Trainyard.
     pub const MODERN: Software = Software {
         attention: AttentionKernel::Flash,
         dropout: false,
@@ -48,7 +48,7 @@ impl Software {
         gradient_on_wire: 4,
     };
 
-    /// Megatron today, with every overlap it has.
+    /// Current Megatron-Core with every overlap enabled.
     pub const MEGATRON_CORE: Software = Software {
         overlaps_tensor: true,
         gradient_on_wire: 2,
@@ -56,26 +56,22 @@ impl Software {
     };
 }
 
-/// In words, as a report says it.
+/// Describes the program for reports.
 impl fmt::Display for Software {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let attention = match self.attention {
-            AttentionKernel::Flash => "attention in tiles",
-            AttentionKernel::Materialised => "attention that writes its scores down",
+            AttentionKernel::Flash => "flash attention",
+            AttentionKernel::Materialized => "materialized attention scores",
         };
         let dropout = if self.dropout { ", dropout" } else { "" };
-        let beside = |is: bool| {
-            if is {
-                "beside computing"
-            } else {
-                "by themselves"
-            }
+        let overlap = |is: bool| {
+            if is { "overlapped" } else { "exposed" }
         };
-        let (data, tensor) = (beside(self.overlaps_data), beside(self.overlaps_tensor));
+        let (data, tensor) = (overlap(self.overlaps_data), overlap(self.overlaps_tensor));
         let bytes = self.gradient_on_wire;
         write!(
             f,
-            "{attention}{dropout}; gradients of {bytes} bytes travel {data}, messages of shared matrices {tensor}"
+            "{attention}{dropout}; {bytes}-byte gradients, {data}; tensor-parallel communication {tensor}"
         )
     }
 }

@@ -1,24 +1,24 @@
-//! Which blocks lie on which rank of a pipeline.
+//! How transformer blocks are divided into pipeline stages.
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
 use crate::{Shape, Strategy};
 
-/// Ranks of a pipeline that hold alike things.
+/// Classes of pipeline ranks with the same contents.
 #[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
 pub enum RankClass {
-    /// All there is, without a pipeline.
+    /// Every rank, without pipeline parallelism.
     Only,
-    /// The first: with the embedding and the most micro-batches in flight.
+    /// The first rank, with the embedding and the most micro-batches in flight.
     First,
-    /// Any other; of those the one with the most in flight.
+    /// An inner rank: the one with the most micro-batches in flight.
     Middle,
-    /// The last: with the head and the loss.
+    /// The last rank, with the output head and the loss.
     Last,
 }
 
 impl RankClass {
-    /// What reports call it.
+    /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             RankClass::Only => "every rank",
@@ -29,34 +29,34 @@ impl RankClass {
     }
 }
 
-/// What a rank of a pipeline holds.
+/// The layers that one pipeline rank holds.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub struct Holding {
-    /// Which ranks these are.
+pub struct RankLayers {
+    /// The class of the rank.
     pub class: RankClass,
-    /// The place of the one that is looked at.
+    /// The rank's position in the pipeline.
     pub rank: usize,
-    /// Blocks without experts.
+    /// Number of dense blocks.
     pub num_dense: usize,
-    /// Blocks with experts.
+    /// Number of blocks with experts.
     pub num_sparse: usize,
-    /// Blocks of its largest stage.
+    /// Number of blocks in its largest stage.
     pub largest_stage: usize,
-    /// Whether it has the embedding.
+    /// Whether the rank holds the embedding.
     pub has_embedding: bool,
-    /// Whether it has the head.
+    /// Whether the rank holds the output head.
     pub has_head: bool,
 }
 
-impl Holding {
-    /// Blocks of both kinds.
+impl RankLayers {
+    /// Number of blocks of both kinds.
     pub const fn num_blocks(&self) -> usize {
         self.num_dense + self.num_sparse
     }
 }
 
-/// How many blocks stage `stage` has. What does not divide evenly leaves one fewer at both ends, where
-/// embedding and head are, or one more at the front.
+/// The number of blocks of stage `stage`. If the blocks do not divide evenly, the first and last stages, which also
+/// hold the embedding and the head, get one block fewer, or else the first stages get one more.
 pub fn blocks_of_stage(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
     let is_end = stage == 0 || stage + 1 == num_stages;
     if num_stages > 2 && (num_blocks + 2).is_multiple_of(num_stages) {
@@ -66,7 +66,7 @@ pub fn blocks_of_stage(num_blocks: usize, num_stages: usize, stage: usize) -> us
     num_blocks / num_stages + usize::from(stage < num_blocks % num_stages)
 }
 
-/// The blocks before that stage.
+/// The number of blocks before a stage.
 pub(crate) fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
     if num_stages > 2 && (num_blocks + 2).is_multiple_of(num_stages) {
         let each = (num_blocks + 2) / num_stages;
@@ -78,20 +78,20 @@ pub(crate) fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) 
 impl Strategy {
     /// Stages of the whole pipeline.
     pub const fn num_stages(&self) -> usize {
-        self.degrees.pp * self.layers.stages_per_rank
+        self.degrees.pp * self.pipeline.stages_per_rank
     }
 
-    /// The stage that is the `chunk`-th of a rank.
+    /// The stage that a rank holds as its `chunk`-th.
     pub const fn stage_at(&self, rank: usize, chunk: usize) -> usize {
         let pp = self.degrees.pp;
-        match self.layers.schedule {
-            Kind::ZeroBubbleV | Kind::DualPipeV if chunk == 1 => 2 * pp - 1 - rank,
+        match self.pipeline.schedule {
+            ScheduleKind::ZeroBubbleV | ScheduleKind::DualPipeV if chunk == 1 => 2 * pp - 1 - rank,
             _ => chunk * pp + rank,
         }
     }
 
-    /// One rank of every class there is.
-    pub fn holdings(&self, shape: &Shape) -> Vec<Holding> {
+    /// The layers of one representative rank of every class.
+    pub fn layers_by_class(&self, shape: &Shape) -> Vec<RankLayers> {
         let pp = self.degrees.pp;
         let classes: &[(RankClass, usize)] = match pp {
             1 => &[(RankClass::Only, 0)],
@@ -104,15 +104,15 @@ impl Strategy {
         };
         let classes = classes.iter();
         classes
-            .map(|&(class, rank)| self.holding(shape, class, rank))
+            .map(|&(class, rank)| self.layers_of_rank(shape, class, rank))
             .collect()
     }
 
-    fn holding(&self, shape: &Shape, class: RankClass, rank: usize) -> Holding {
+    fn layers_of_rank(&self, shape: &Shape, class: RankClass, rank: usize) -> RankLayers {
         let num_stages = self.num_stages();
         let num_blocks = shape.num_hidden_layers;
         let first_sparse = num_blocks - shape.num_expert_layers();
-        let mut holding = Holding {
+        let mut rank_layers = RankLayers {
             class,
             rank,
             num_dense: 0,
@@ -121,18 +121,18 @@ impl Strategy {
             has_embedding: false,
             has_head: false,
         };
-        for chunk in 0..self.layers.stages_per_rank {
+        for chunk in 0..self.pipeline.stages_per_rank {
             let stage = self.stage_at(rank, chunk);
             let begin = blocks_before(num_blocks, num_stages, stage);
             let count = blocks_of_stage(num_blocks, num_stages, stage);
             let dense = first_sparse.clamp(begin, begin + count) - begin;
-            holding.num_dense += dense;
-            holding.num_sparse += count - dense;
-            holding.largest_stage = holding.largest_stage.max(count);
-            holding.has_embedding |= stage == 0;
-            holding.has_head |= stage + 1 == num_stages;
+            rank_layers.num_dense += dense;
+            rank_layers.num_sparse += count - dense;
+            rank_layers.largest_stage = rank_layers.largest_stage.max(count);
+            rank_layers.has_embedding |= stage == 0;
+            rank_layers.has_head |= stage + 1 == num_stages;
         }
-        holding
+        rank_layers
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_block_lies_in_one_stage(num_blocks in 1usize..200, num_stages in 1usize..64) {
+        fn every_block_is_in_exactly_one_stage(num_blocks in 1usize..200, num_stages in 1usize..64) {
             prop_assume!(num_blocks >= num_stages);
             let mut before = 0;
             for stage in 0..num_stages {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn llama_3_leaves_one_block_fewer_at_both_ends() {
+    fn llama_3_has_one_block_fewer_on_the_first_and_last_stage() {
         let counts: Vec<usize> = (0..128).map(|s| blocks_of_stage(126, 128, s)).collect();
         assert_eq!((counts[0], counts[1], counts[127]), (0, 1, 0));
     }

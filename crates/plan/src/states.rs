@@ -1,21 +1,21 @@
-//! What parameters, gradients and the optimiser take on a rank.
+//! Memory of parameters, gradients and optimizer states on a rank.
 
-use crate::{BlockParameters, Holding, Offload, Shape, Strategy};
+use crate::{BlockParameters, Offload, RankLayers, Shape, Strategy};
 
-/// The parameters a rank computes with, before data-parallel ranks share them.
+/// The parameters of a rank, before data-parallel sharding.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct LocalParameters {
-    /// Of everything but experts.
+    /// Number of non-expert parameters.
     pub dense: f64,
-    /// Of experts.
+    /// Number of expert parameters.
     pub experts: f64,
 }
 
 impl LocalParameters {
-    /// Of a rank that holds these blocks.
-    pub fn of(shape: &Shape, strategy: &Strategy, holding: &Holding) -> LocalParameters {
+    /// The parameters of a rank with these layers.
+    pub fn of(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> LocalParameters {
         let mut sum = LocalParameters::default();
-        for (count, unit) in units(shape, strategy, holding) {
+        for (count, unit) in units(shape, strategy, rank_layers) {
             sum.dense += count * unit.dense;
             sum.experts += count * unit.experts;
         }
@@ -23,64 +23,67 @@ impl LocalParameters {
     }
 }
 
-/// What a rank holds, by what is gathered and sharded together: blocks, the embedding and the head, each with
-/// how many there are.
-fn units(shape: &Shape, strategy: &Strategy, holding: &Holding) -> [(f64, LocalParameters); 4] {
+/// The units that are gathered and sharded together (blocks, embedding and head), each with its count.
+fn units(
+    shape: &Shape,
+    strategy: &Strategy,
+    rank_layers: &RankLayers,
+) -> [(f64, LocalParameters); 4] {
     let tp = strategy.degrees.tp as f64;
     let ep = strategy.degrees.ep as f64;
-    let words = shape.embedding() as f64 / tp;
+    let vocab = shape.embedding() as f64 / tp;
     let block = |parameters: BlockParameters| LocalParameters {
-        dense: parameters.shared as f64 / tp + parameters.whole as f64,
+        dense: parameters.sharded as f64 / tp + parameters.replicated as f64,
         experts: parameters.experts as f64 / ep,
     };
     let end = |dense| LocalParameters {
         dense,
         experts: 0.0,
     };
-    // A tied head lies with the embedding, unless the pipeline parts them.
-    let has_no_words = shape.tie_word_embeddings && holding.has_embedding;
-    let head_words = if has_no_words { 0.0 } else { words };
+    // A tied head shares the embedding's table unless the pipeline separates them.
+    let is_tied = shape.tie_word_embeddings && rank_layers.has_embedding;
+    let head_vocab = if is_tied { 0.0 } else { vocab };
     let one_if = |has| if has { 1.0 } else { 0.0 };
     [
-        (holding.num_dense as f64, block(shape.dense_block())),
-        (holding.num_sparse as f64, block(shape.expert_block())),
+        (rank_layers.num_dense as f64, block(shape.dense_block())),
+        (rank_layers.num_sparse as f64, block(shape.expert_block())),
         (
-            one_if(holding.has_embedding),
-            end(words + shape.position_table() as f64),
+            one_if(rank_layers.has_embedding),
+            end(vocab + shape.position_table() as f64),
         ),
         (
-            one_if(holding.has_head),
-            end(shape.norm() as f64 + head_words),
+            one_if(rank_layers.has_head),
+            end(shape.norm() as f64 + head_vocab),
         ),
     ]
 }
 
-/// Bytes of the states on a rank.
+/// Bytes of the model states on a rank.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct States {
     /// Parameters.
     pub parameters: f64,
     /// Gradients.
     pub gradients: f64,
-    /// The optimiser's, with master copies.
+    /// Optimizer states, including master weights.
     pub optimizer: f64,
-    /// Whole for a moment, where they are sharded: parameters that layers use, and a gradient.
+    /// Temporarily gathered parameters and a full gradient, if they are sharded.
     pub gathered: f64,
-    /// What lies in the machine's main memory or on its disks instead.
+    /// Bytes that are offloaded to host memory or disk instead.
     pub offloaded: f64,
 }
 
 impl States {
-    /// What lies in the accelerator's memory.
+    /// Bytes in device memory.
     pub const fn on_device(&self) -> f64 {
         self.parameters + self.gradients + self.optimizer + self.gathered
     }
 
-    /// Of a rank that holds these blocks.
-    pub fn of(shape: &Shape, strategy: &Strategy, holding: &Holding) -> States {
+    /// The model states of a rank with these layers.
+    pub fn of(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> States {
         let degrees = &strategy.degrees;
         let mut sum = States::default();
-        for (count, local) in units(shape, strategy, holding) {
+        for (count, local) in units(shape, strategy, rank_layers) {
             let dense = states(strategy, local.dense, degrees.dp_shard * degrees.cp);
             let experts = states(strategy, local.experts, degrees.expert_shard());
             sum.parameters += count * (dense.parameters + experts.parameters);
@@ -93,50 +96,50 @@ impl States {
             (sum.parameters, sum.optimizer) = (0.0, 0.0);
         }
         if strategy.zero_stage == 3 || is_offloaded {
-            sum.gathered = gathered(shape, strategy, holding);
+            sum.gathered = gathered(shape, strategy, rank_layers);
         }
         sum
     }
 }
 
-/// Of that many parameters, shared by that many ranks as far as the stage says. Shares are equal: what does
-/// not divide is padded.
+/// The states of `parameters` parameters, sharded over `ranks` ranks according to the ZeRO stage. Shards have equal
+/// sizes, padded if necessary.
 fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> States {
     let precision = &strategy.precision;
     let ranks = ranks.max(1) as f64;
-    let share = (parameters / ranks).ceil();
-    let (whole, share) = match strategy.zero_stage {
+    let shard = (parameters / ranks).ceil();
+    let (full, shard) = match strategy.zero_stage {
         0 => (parameters, parameters),
-        _ => (share * ranks, share),
+        _ => (shard * ranks, shard),
     };
     let each = |bytes: usize, elements: f64| bytes as f64 * elements;
     let gradients = match strategy.zero_stage {
-        0 => each(precision.gradient, whole),
-        // What is reduced is a part of the whole, unless it has a type of its own.
-        1 if precision.reduced == precision.gradient => each(precision.gradient, whole),
-        1 => each(precision.gradient, whole) + each(precision.reduced, share),
-        _ => each(precision.reduced, share),
+        0 => each(precision.gradient, full),
+        // The reduced shard is a view of the full gradient unless its type differs.
+        1 if precision.reduced == precision.gradient => each(precision.gradient, full),
+        1 => each(precision.gradient, full) + each(precision.reduced, shard),
+        _ => each(precision.reduced, shard),
     };
-    let held = if strategy.zero_stage == 3 {
-        share
+    let local = if strategy.zero_stage == 3 {
+        shard
     } else {
-        whole
+        full
     };
     States {
-        parameters: each(precision.parameter, held),
+        parameters: each(precision.parameter, local),
         gradients,
-        optimizer: each(precision.optimizer, share),
+        optimizer: each(precision.optimizer, shard),
         gathered: 0.0,
         offloaded: 0.0,
     }
 }
 
-/// One unit in use, one on its way and one's gradient: what PyTorch's planner of recomputation
-/// budgets too.
-fn gathered(shape: &Shape, strategy: &Strategy, holding: &Holding) -> f64 {
-    let units = units(shape, strategy, holding).into_iter();
-    let held = units.filter(|(count, _)| *count > 0.0);
-    let largest = held
+/// One unit in use, one being prefetched, and the gradient of one: the budget of PyTorch's activation checkpointing
+/// planner.
+fn gathered(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> f64 {
+    let units = units(shape, strategy, rank_layers).into_iter();
+    let local = units.filter(|(count, _)| *count > 0.0);
+    let largest = local
         .map(|(_, unit)| unit.dense + unit.experts)
         .fold(0.0, f64::max);
     3.0 * largest * strategy.precision.compute as f64

@@ -1,55 +1,55 @@
-//! One way to split a step over ranks.
+//! A parallelization strategy: how one training step is split over ranks.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use trainyard_mesh::{Axis, Mesh, MeshError};
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
-/// One way to split a step over ranks: the choices that a planner makes and a framework's config states.
+/// How one training step is split over ranks: the choices that a planner makes and a framework's config states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strategy {
-    /// How many ranks share what.
+    /// The size of every mesh axis.
     pub degrees: Degrees,
-    /// What `dp_shard` ranks shard: 0 nothing, 1 optimiser states, 2 gradients too, 3 parameters too.
+    /// The ZeRO stage over `dp_shard`: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
     pub zero_stage: usize,
-    /// Whether tensor-parallel ranks share the positions between matrices.
+    /// Whether tensor-parallel ranks shard activations along the sequence between matrix products.
     pub sequence_parallel: bool,
-    /// How the layers lie on a pipeline's ranks; none without a pipeline.
-    pub layers: Layers,
+    /// The pipeline schedule and stages per rank; ignored without pipeline parallelism.
+    pub pipeline: PipelineLayout,
     /// Samples in a step, over all ranks.
     pub global_batch: usize,
-    /// Samples a rank computes with at a time.
+    /// Samples in a micro-batch of one rank.
     pub micro_batch: usize,
     /// Tokens of a sample.
     pub seq_len: usize,
-    /// What backward computes again.
+    /// Which activations the backward pass recomputes.
     pub recompute: Recompute,
-    /// Where states lie while nobody computes with them.
+    /// Where parameters and optimizer states are kept while they are not in use.
     pub offload: Offload,
-    /// In which types things are held and computed.
+    /// Bytes per element of everything that is stored or communicated.
     pub precision: Precision,
 }
 
-/// The sizes of the mesh's axes, outermost first; `ep` is laid over `dp_shard x cp x tp`.
+/// The sizes of the mesh's axes, outermost first; `ep` spans `dp_shard x cp x tp`.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Degrees {
-    /// Ranks that share the layers.
+    /// Pipeline parallel: ranks that hold different layers.
     pub pp: usize,
-    /// Copies of the model that see different data.
+    /// Data-parallel replicas, each with a full copy of the (possibly sharded) model.
     pub dp_replicate: usize,
-    /// Ranks that see different data and share one copy's states.
+    /// Data-parallel ranks that shard the states of one replica.
     pub dp_shard: usize,
-    /// Ranks that share a sequence.
+    /// Context parallel: ranks that shard each sequence.
     pub cp: usize,
-    /// Ranks that share every matrix.
+    /// Tensor parallel: ranks that shard every matrix.
     pub tp: usize,
-    /// Ranks that share the experts.
+    /// Expert parallel: ranks that hold different experts.
     pub ep: usize,
 }
 
 impl Degrees {
-    /// One rank.
+    /// A single rank.
     pub const ONE: Degrees = Degrees {
         pp: 1,
         dp_replicate: 1,
@@ -71,7 +71,7 @@ impl Degrees {
         ]
     }
 
-    /// The mesh of these sizes.
+    /// The device mesh of these sizes.
     pub fn mesh(&self) -> Result<Mesh, MeshError> {
         let sizes = [
             (Axis::Pp, self.pp),
@@ -83,75 +83,75 @@ impl Degrees {
         Mesh::new(&sizes)?.with_ep(self.ep)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub const fn world_size(&self) -> usize {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
-    /// How many batches are computed side by side.
+    /// The data-parallel degree: how many ranks compute different samples.
     pub const fn data_parallel(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// How many ranks share what is left of an expert's states after `ep`.
+    /// The number of ranks that shard an expert's states after expert parallelism.
     pub const fn expert_shard(&self) -> usize {
         self.dp_shard * self.cp * self.tp / self.ep
     }
 }
 
-/// How the layers lie on a pipeline's ranks.
+/// The pipeline schedule and how many stages each rank holds.
 #[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Layers {
-    /// The order of the ranks' work.
-    pub schedule: Kind,
-    /// Stages each rank has.
+pub struct PipelineLayout {
+    /// The order of forward and backward passes.
+    pub schedule: ScheduleKind,
+    /// Pipeline stages per rank (virtual stages).
     pub stages_per_rank: usize,
 }
 
-/// What backward computes again instead of keeping it.
+/// Which activations the backward pass recomputes instead of saving them.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Nothing.
+    /// None: all activations are saved.
     None,
-    /// The attention of every block.
+    /// The core attention of every block (Megatron's selective recomputation).
     Selective,
-    /// Every second matrix product of a block, and what passes over memory, but not attention: what
-    /// torchtitan calls selective. No search tries it.
-    Products,
-    /// Every block.
+    /// Every second matrix product of a block and all element-wise operators, but not attention (torchtitan's
+    /// `selective` with option `op`). The search does not try it.
+    SelectiveOp,
+    /// Whole transformer blocks; only their inputs are saved.
     Full,
 }
 
-/// Where parameters and optimiser states lie while nobody computes with them.
+/// Where parameters and optimizer states are kept while they are not in use.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
-    /// With the layers.
+    /// In device memory.
     None,
-    /// In the machine's main memory.
+    /// In the node's host memory.
     Cpu,
-    /// On its disks.
+    /// On the node's NVMe disks.
     Nvme,
 }
 
-/// The bytes of an element of each thing there is.
+/// Bytes per element of everything that is stored or communicated.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub struct Precision {
-    /// What layers compute with.
+    /// Activations and matrix products.
     pub compute: usize,
-    /// A parameter, as layers find it: cast when needed, or a copy beside the optimiser's.
+    /// A parameter as layers read it: cast on use, or a copy beside the optimizer's master weight.
     pub parameter: usize,
-    /// A gradient, as backward leaves it.
+    /// A gradient as the backward pass produces it.
     pub gradient: usize,
-    /// A gradient, as ranks that shard it add it up.
+    /// A gradient shard after the reduce-scatter.
     pub reduced: usize,
-    /// The optimiser's states of a parameter together: with its master copy, if it has one.
+    /// All optimizer states of one parameter, including a master weight if there is one.
     pub optimizer: usize,
 }
 
 impl Precision {
-    /// Weights in bfloat16 beside the optimiser's in single precision, as most frameworks hold them.
+    /// Parameters in bfloat16 with fp32 master weights, as most frameworks keep them.
     pub const BF16: Precision = Precision {
         compute: 2,
         parameter: 2,
@@ -160,73 +160,74 @@ impl Precision {
         optimizer: 12,
     };
 
-    /// Weights in single precision, cast to bfloat16 where layers compute; one copy of everything.
+    /// Parameters in fp32, cast to bfloat16 for compute; no separate master weights.
     pub const MIXED: Precision = Precision {
         parameter: 4,
         optimizer: 8,
         ..Precision::BF16
     };
 
-    /// Single precision throughout.
+    /// fp32 throughout.
     pub const FP32: Precision = Precision {
         compute: 4,
         ..Precision::MIXED
     };
 }
 
-/// How numbers are held, by what is sharded: frameworks keep other copies beside shards than beside wholes.
+/// The precision by ZeRO stage: frameworks keep other copies beside shards than beside full parameters.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Held([Precision; 4]);
+pub struct PrecisionByStage([Precision; 4]);
 
-impl Held {
-    /// The same whatever is sharded.
-    pub const fn same(precision: Precision) -> Held {
-        Held([precision; 4])
+impl PrecisionByStage {
+    /// The same precision at every stage.
+    pub const fn same(precision: Precision) -> PrecisionByStage {
+        PrecisionByStage([precision; 4])
     }
 
-    /// As our own code holds them, where layers compute with `compute` bytes and weights have `held`: one
-    /// copy of all, until states are sharded. Then layers find a copy in their own type, gradients come in it,
-    /// and every rank holds its share of the weights and of the reduced gradients beside the optimiser's.
-    pub const fn ours(compute: usize, held: usize) -> Held {
-        let whole = Precision {
+    /// Trainyard's precision for `compute` bytes in layers and `parameter` bytes per weight. There is one copy of
+    /// everything until states are sharded. Then layers and gradients use the compute type, and every rank keeps
+    /// its shard of the weights and of the reduced gradients in the parameter type beside the optimizer states.
+    pub const fn trainyard(compute: usize, parameter: usize) -> PrecisionByStage {
+        let replicated = Precision {
             compute,
-            parameter: held,
-            gradient: held,
-            reduced: held,
-            optimizer: 2 * held,
+            parameter,
+            gradient: parameter,
+            reduced: parameter,
+            optimizer: 2 * parameter,
         };
-        let master = if compute == held { 0 } else { held };
+        let master = if compute == parameter { 0 } else { parameter };
         let sharded = Precision {
             parameter: compute,
             gradient: compute,
-            optimizer: 2 * held + master,
-            ..whole
+            optimizer: 2 * parameter + master,
+            ..replicated
         };
-        Held([whole, sharded, sharded, sharded])
+        PrecisionByStage([replicated, sharded, sharded, sharded])
     }
 
-    /// Where this stage of ZeRO shards.
+    /// The precision at this ZeRO stage.
     pub const fn at(&self, zero_stage: usize) -> Precision {
         self.0[if zero_stage < 4 { zero_stage } else { 3 }]
     }
 }
 
 impl Strategy {
-    /// Micro-batches a rank computes in a step.
+    /// Micro-batches that a rank computes in a step.
     pub const fn num_microbatches(&self) -> usize {
         self.global_batch / (self.degrees.data_parallel() * self.micro_batch)
     }
 }
 
-/// The axes that more than one rank shares, as in `pp16 dp_shard128 tp8`.
+/// Formats the axes larger than one, as in `pp16 dp_shard128 tp8`.
 impl fmt::Display for Degrees {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shared = self.axes().into_iter().filter(|(_, size)| *size > 1);
-        let words: Vec<String> = shared.map(|(axis, size)| format!("{axis}{size}")).collect();
-        match words.is_empty() {
-            true => f.pad("one rank"),
-            false => f.pad(&words.join(" ")),
+        let axes: Vec<String> = shared.map(|(axis, size)| format!("{axis}{size}")).collect();
+        if axes.is_empty() {
+            f.pad("one rank")
+        } else {
+            f.pad(&axes.join(" "))
         }
     }
 }
@@ -236,13 +237,13 @@ impl fmt::Display for Recompute {
         f.pad(match self {
             Recompute::None => "none",
             Recompute::Selective => "selective",
-            Recompute::Products => "products",
+            Recompute::SelectiveOp => "selective_op",
             Recompute::Full => "full",
         })
     }
 }
 
-impl fmt::Display for Layers {
+impl fmt::Display for PipelineLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stages_per_rank {
             1 => f.pad(self.schedule.name()),

@@ -1,53 +1,55 @@
-//! How long a step takes, term by term.
+//! The step time, term by term.
 //!
-//! Blocks are priced by their operators, laid on a pipeline in closed form, and what data-parallel ranks
-//! send is hidden behind backward as far as it goes. The same terms in the same order are what a report
-//! shows, and they sum to the step.
+//! Operators give the time of a block, a closed form gives the pipeline, and data-parallel communication is
+//! overlapped with the backward pass as far as it fits. Reports show the same terms in the same order, and the
+//! terms sum to the step.
 
-use trainyard_schedule::{Costs, Kind, ScheduleError, Timeline, simulate};
+use trainyard_schedule::{Costs, ScheduleError, ScheduleKind, Timeline, simulate};
 
 use crate::activations::tokens;
 use crate::block::BlockTime;
-use crate::collective::{Group, Wires};
-use crate::operator::Rates;
+use crate::network_model::{Group, NetworkModel};
+use crate::operator::ComputeModel;
 use crate::pipeline::{bubble, zero_bubble_h1};
-use crate::{Calibration, Cluster, Holding, LocalParameters, Offload, Shape, StageTime, Strategy};
+use crate::{
+    Calibration, Cluster, LocalParameters, Offload, RankLayers, Shape, StageTime, Strategy,
+};
 
-/// Seconds of a step, by what they are spent on. The terms sum to `likely`.
+/// The seconds of a step by what they are spent on. The terms sum to `likely`.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Time {
-    /// Forward and backward of the slowest rank.
+    /// Forward and backward compute of the slowest rank.
     pub compute: f64,
-    /// Computing again what was not kept.
+    /// Activation recomputation.
     pub recomputation: f64,
-    /// Waiting for the program to launch kernels.
+    /// Kernel launch overhead: the device waits for the host.
     pub launch: f64,
-    /// Waiting for messages of shared matrices.
+    /// Exposed tensor-parallel communication.
     pub tensor: f64,
-    /// Waiting for keys and values of other positions.
+    /// Exposed context-parallel communication (keys and values).
     pub context: f64,
-    /// Waiting for routed tokens.
+    /// Exposed expert-parallel communication (token dispatch and combine).
     pub expert: f64,
-    /// Waiting for messages between stages.
+    /// Exposed pipeline-parallel communication (sends between stages).
     pub pipeline: f64,
-    /// Waiting for gradients and sharded parameters.
+    /// Exposed data-parallel communication (gradients and sharded parameters).
     pub data: f64,
-    /// Waiting for other stages to have something to do.
+    /// The pipeline bubble.
     pub bubble: f64,
-    /// The optimiser's step.
+    /// The optimizer step.
     pub optimizer: f64,
-    /// Moving states to and from main memory.
+    /// Transfers of offloaded states to and from host memory or disk.
     pub offload: f64,
-    /// Where all that can travel beside computation does.
+    /// The step time if all communication that can overlap with compute does.
     pub low: f64,
-    /// The sum of the terms.
+    /// The expected step time: the sum of the terms.
     pub likely: f64,
-    /// Where nothing does.
+    /// The step time if no communication overlaps with compute.
     pub high: f64,
 }
 
 impl Time {
-    /// The terms with their names, in the order they are shown.
+    /// The terms with their names, in the order reports show them.
     pub const fn terms(&self) -> [(&'static str, f64); 11] {
         [
             ("compute", self.compute),
@@ -64,19 +66,19 @@ impl Time {
         ]
     }
 
-    fn closed(mut self, hidden: f64, spread: f64) -> Time {
+    fn with_range(mut self, overlapped: f64, mean_error: f64) -> Time {
         self.likely = self.terms().iter().map(|(_, seconds)| seconds).sum();
-        self.low = (self.likely - self.data - self.pipeline) / (1.0 + spread);
-        self.high = (self.likely + hidden) * (1.0 + spread);
+        self.low = (self.likely - self.data - self.pipeline) / (1.0 + mean_error);
+        self.high = (self.likely + overlapped) * (1.0 + mean_error);
         self
     }
 }
 
-/// What the ranks of one class do for one micro-batch.
+/// The time of one micro-batch on the ranks of one class.
 #[derive(Copy, Clone, Debug, Default)]
 struct RankTime {
     wall: StageTime,
-    parts: BlockTime,
+    terms: BlockTime,
 }
 
 impl RankTime {
@@ -84,63 +86,63 @@ impl RankTime {
         self.wall.forward += count * block.wall.forward;
         self.wall.backward_input += count * block.wall.backward_input;
         self.wall.backward_weight += count * block.wall.backward_weight;
-        let parts = &mut self.parts;
-        parts.compute += count * block.compute;
-        parts.recomputation += count * block.recomputation;
-        parts.launch += count * block.launch;
-        parts.tensor += count * block.tensor;
-        parts.context += count * block.context;
-        parts.expert += count * block.expert;
-        parts.hidden += count * block.hidden;
+        let terms = &mut self.terms;
+        terms.compute += count * block.compute;
+        terms.recomputation += count * block.recomputation;
+        terms.launch += count * block.launch;
+        terms.tensor += count * block.tensor;
+        terms.context += count * block.context;
+        terms.expert += count * block.expert;
+        terms.overlapped += count * block.overlapped;
     }
 }
 
-/// Everything that prices one strategy.
-struct Pricing<'a> {
+/// The inputs of the estimate of one strategy.
+struct StepModel<'a> {
     shape: &'a Shape,
     strategy: &'a Strategy,
     cluster: &'a Cluster,
     calibration: &'a Calibration,
-    rates: Rates<'a>,
-    wires: Wires<'a>,
-    /// Every class of ranks and its time.
-    ranks: Vec<(Holding, RankTime)>,
+    compute_model: ComputeModel<'a>,
+    network: NetworkModel<'a>,
+    /// Every class of ranks and its time per micro-batch.
+    ranks: Vec<(RankLayers, RankTime)>,
 }
 
-/// How long a step takes, in closed form: microseconds to ask.
+/// The step time in closed form. It takes microseconds to evaluate.
 pub fn time(
     shape: &Shape,
     strategy: &Strategy,
     cluster: &Cluster,
     calibration: &Calibration,
 ) -> Time {
-    let pricing = Pricing::new(shape, strategy, cluster, calibration);
-    let slowest = pricing.slowest();
+    let model = StepModel::new(shape, strategy, cluster, calibration);
+    let slowest = model.slowest();
     let m = strategy.num_microbatches() as f64;
-    let waits = pricing.bubble(&slowest);
-    let (data, hidden_data) = pricing.data(&slowest);
-    let (pipeline, hidden_pipeline) = pricing.between_stages();
-    let parts = &slowest.parts;
-    let hidden = m * parts.hidden + hidden_data + hidden_pipeline;
+    let bubble = model.bubble(&slowest);
+    let (data, overlapped_data) = model.data(&slowest);
+    let (pipeline, overlapped_pipeline) = model.between_stages();
+    let terms = &slowest.terms;
+    let overlapped = m * terms.overlapped + overlapped_data + overlapped_pipeline;
     Time {
-        compute: m * parts.compute,
-        recomputation: m * parts.recomputation,
-        launch: m * parts.launch,
-        tensor: m * parts.tensor,
-        context: m * parts.context,
-        expert: m * parts.expert,
+        compute: m * terms.compute,
+        recomputation: m * terms.recomputation,
+        launch: m * terms.launch,
+        tensor: m * terms.tensor,
+        context: m * terms.context,
+        expert: m * terms.expert,
         pipeline,
         data,
-        bubble: waits,
-        optimizer: pricing.optimizer(),
-        offload: pricing.offload(),
+        bubble,
+        optimizer: model.optimizer(),
+        offload: model.offload(),
         ..Time::default()
     }
-    .closed(hidden, calibration.spread)
+    .with_range(overlapped, calibration.mean_error)
 }
 
-/// The same with every action of the pipeline followed, for the few strategies that are shown.
-pub fn time_followed(
+/// The step time with the pipeline schedule simulated action by action, for the few strategies that are shown.
+pub fn time_simulated(
     shape: &Shape,
     strategy: &Strategy,
     cluster: &Cluster,
@@ -151,67 +153,67 @@ pub fn time_followed(
         return Ok(closed);
     }
     let timeline = timeline(shape, strategy, cluster, calibration)?;
-    let pricing = Pricing::new(shape, strategy, cluster, calibration);
+    let model = StepModel::new(shape, strategy, cluster, calibration);
     let m = strategy.num_microbatches();
-    let busiest = m as f64 * pricing.slowest().wall.whole();
+    let busiest = m as f64 * model.slowest().wall.total();
     let bubble = (timeline.end() - busiest).max(0.0);
-    let moved = bubble - closed.bubble;
+    let change = bubble - closed.bubble;
     Ok(Time {
         bubble,
-        likely: closed.likely + moved,
-        low: closed.low + moved / (1.0 + calibration.spread),
-        high: closed.high + moved * (1.0 + calibration.spread),
+        likely: closed.likely + change,
+        low: closed.low + change / (1.0 + calibration.mean_error),
+        high: closed.high + change * (1.0 + calibration.mean_error),
         ..closed
     })
 }
 
-/// When every rank of a pipeline does what, in seconds.
+/// The simulated timeline of every rank of the pipeline, in seconds.
 pub fn timeline(
     shape: &Shape,
     strategy: &Strategy,
     cluster: &Cluster,
     calibration: &Calibration,
 ) -> Result<Timeline, ScheduleError> {
-    let pricing = Pricing::new(shape, strategy, cluster, calibration);
-    let (layers, m) = (&strategy.layers, strategy.num_microbatches());
-    let schedule = layers
+    let model = StepModel::new(shape, strategy, cluster, calibration);
+    let (pipeline, m) = (&strategy.pipeline, strategy.num_microbatches());
+    let schedule = pipeline
         .schedule
-        .build(strategy.degrees.pp, m, layers.stages_per_rank)?;
-    let each = (0..schedule.num_stages()).map(|stage| pricing.stage(stage));
-    simulate(&schedule, &Costs::of_stages(&each.collect::<Vec<_>>()))
+        .build(strategy.degrees.pp, m, pipeline.stages_per_rank)?;
+    let each = (0..schedule.num_stages()).map(|stage| model.stage(stage));
+    simulate(&schedule, &Costs::per_stage(&each.collect::<Vec<_>>()))
 }
 
-impl<'a> Pricing<'a> {
+impl<'a> StepModel<'a> {
     fn new(
         shape: &'a Shape,
         strategy: &'a Strategy,
         cluster: &'a Cluster,
         calibration: &'a Calibration,
-    ) -> Pricing<'a> {
+    ) -> StepModel<'a> {
         let constants = &calibration.constants;
-        let mut pricing = Pricing {
+        let mut model = StepModel {
             shape,
             strategy,
             cluster,
             calibration,
-            rates: Rates {
+            compute_model: ComputeModel {
                 accelerator: &cluster.accelerator,
                 constants,
             },
-            wires: Wires { cluster, constants },
+            network: NetworkModel { cluster, constants },
             ranks: Vec::new(),
         };
-        let dense = pricing.block(false);
+        let dense = model.block(false);
         let sparse = if shape.experts.is_some() {
-            pricing.block(true)
+            model.block(true)
         } else {
             dense
         };
-        let holdings = strategy.holdings(shape).into_iter();
-        pricing.ranks = holdings
-            .map(|holding| (holding, pricing.rank(&holding, &dense, &sparse)))
+        let layers_by_class = strategy.layers_by_class(shape).into_iter();
+        model.ranks = layers_by_class
+            .map(|rank_layers| (rank_layers, model.rank(&rank_layers, &dense, &sparse)))
             .collect();
-        pricing
+        model
     }
 
     fn block(&self, sparse: bool) -> BlockTime {
@@ -224,22 +226,22 @@ impl<'a> Pricing<'a> {
         )
     }
 
-    fn rank(&self, holding: &Holding, dense: &BlockTime, sparse: &BlockTime) -> RankTime {
+    fn rank(&self, rank_layers: &RankLayers, dense: &BlockTime, sparse: &BlockTime) -> RankTime {
         let mut rank = RankTime::default();
-        rank.add(dense, holding.num_dense as f64);
-        rank.add(sparse, holding.num_sparse as f64);
-        let chunks = self.strategy.layers.stages_per_rank as f64;
+        rank.add(dense, rank_layers.num_dense as f64);
+        rank.add(sparse, rank_layers.num_sparse as f64);
+        let chunks = self.strategy.pipeline.stages_per_rank as f64;
         rank.add(&self.host(chunks), 1.0);
-        if holding.has_embedding {
+        if rank_layers.has_embedding {
             rank.add(&self.embedding(), 1.0);
         }
-        if holding.has_head {
+        if rank_layers.has_head {
             rank.add(&self.head(), 1.0);
         }
         rank
     }
 
-    /// What the program does around each stage.
+    /// Host time around each stage.
     fn host(&self, chunks: f64) -> BlockTime {
         let seconds = self.calibration.constants.host_microbatch * chunks;
         BlockTime {
@@ -255,9 +257,9 @@ impl<'a> Pricing<'a> {
 
     fn embedding(&self) -> BlockTime {
         let bytes = tokens(self.strategy) * self.shape.hidden_size as f64;
-        computing(
-            self.rates.stream(10.0 * bytes),
-            self.rates.stream(20.0 * bytes),
+        compute_only(
+            self.compute_model.stream(10.0 * bytes),
+            self.compute_model.stream(20.0 * bytes),
             0.0,
         )
     }
@@ -273,35 +275,35 @@ impl<'a> Pricing<'a> {
         } else {
             constants.loss
         };
-        let loss = self.rates.stream(tokens * vocab * per_logit);
-        computing(
-            self.rates.matmul(1.0, tokens, vocab, hidden) + loss / 2.0,
-            self.rates.matmul(1.0, tokens, hidden, vocab) + loss / 2.0,
-            self.rates.matmul(1.0, hidden, vocab, tokens),
+        let loss = self.compute_model.stream(tokens * vocab * per_logit);
+        compute_only(
+            self.compute_model.matmul(1.0, tokens, vocab, hidden) + loss / 2.0,
+            self.compute_model.matmul(1.0, tokens, hidden, vocab) + loss / 2.0,
+            self.compute_model.matmul(1.0, hidden, vocab, tokens),
         )
     }
 
     fn slowest(&self) -> RankTime {
-        let by_wall = |a: &&(Holding, RankTime), b: &&(Holding, RankTime)| {
-            a.1.wall.whole().total_cmp(&b.1.wall.whole())
+        let by_wall = |a: &&(RankLayers, RankTime), b: &&(RankLayers, RankTime)| {
+            a.1.wall.total().total_cmp(&b.1.wall.total())
         };
         let slowest = self.ranks.iter().max_by(by_wall);
         slowest.map_or_else(RankTime::default, |(_, rank)| *rank)
     }
 
-    /// What other ranks' work adds to the slowest one's.
+    /// The pipeline bubble: idle time of the slowest rank.
     fn bubble(&self, slowest: &RankTime) -> f64 {
         let pp = self.strategy.degrees.pp;
         if pp == 1 {
             return 0.0;
         }
         let m = self.strategy.num_microbatches();
-        if self.strategy.layers.schedule == Kind::ZeroBubbleH1 && m >= 2 * pp {
-            // Who keeps gradients of weights for the end, and so fills whose gaps, depends on the place.
-            let wall = |place: usize| self.ranks[place.min(self.ranks.len() - 1)].1.wall;
+        if self.strategy.pipeline.schedule == ScheduleKind::ZeroBubbleH1 && m >= 2 * pp {
+            // How many weight gradients a rank defers, and so which gaps they fill, depends on its position.
+            let wall = |position: usize| self.ranks[position.min(self.ranks.len() - 1)].1.wall;
             let ends = [wall(0), wall(1), wall(self.ranks.len() - 1)];
             let step = zero_bubble_h1(ends, pp, m);
-            return (step - m as f64 * slowest.wall.whole()).max(0.0);
+            return (step - m as f64 * slowest.wall.total()).max(0.0);
         }
         let mut sum = StageTime::default();
         let mut add = |wall: &StageTime, count: f64| {
@@ -309,9 +311,9 @@ impl<'a> Pricing<'a> {
             sum.backward_input += count * wall.backward_input;
             sum.backward_weight += count * wall.backward_weight;
         };
-        for (place, (_, rank)) in self.ranks.iter().enumerate() {
-            let alike = if place == 1 && pp > 2 { pp - 2 } else { 1 };
-            add(&rank.wall, alike as f64);
+        for (position, (_, rank)) in self.ranks.iter().enumerate() {
+            let count = if position == 1 && pp > 2 { pp - 2 } else { 1 };
+            add(&rank.wall, count as f64);
         }
         add(&slowest.wall, -1.0);
         let others = (pp - 1) as f64;
@@ -320,8 +322,8 @@ impl<'a> Pricing<'a> {
             backward_input: sum.backward_input / others,
             backward_weight: sum.backward_weight / others,
         };
-        let layers = &self.strategy.layers;
-        bubble(layers.schedule, pp, m, layers.stages_per_rank, other)
+        let pipeline = &self.strategy.pipeline;
+        bubble(pipeline.schedule, pp, m, pipeline.stages_per_rank, other)
     }
 
     /// One stage's costs, as the simulation takes them.
@@ -329,7 +331,7 @@ impl<'a> Pricing<'a> {
         let num_stages = self.strategy.num_stages();
         let num_blocks = self.shape.num_hidden_layers;
         let count = crate::blocks_of_stage(num_blocks, num_stages, stage) as f64;
-        // Blocks of both kinds in the proportion the model has them.
+        // Dense and expert blocks in the model's proportion.
         let sparse_share = self.shape.num_expert_layers() as f64 / num_blocks as f64;
         let mut rank = RankTime::default();
         rank.add(&self.block(false), count * (1.0 - sparse_share));
@@ -345,7 +347,7 @@ impl<'a> Pricing<'a> {
         (wall.forward, wall.backward_input, wall.backward_weight)
     }
 
-    /// Messages between stages: what is waited for, and what travels beside computation.
+    /// Sends between stages: exposed and overlapped seconds.
     fn between_stages(&self) -> (f64, f64) {
         let degrees = &self.strategy.degrees;
         if degrees.pp == 1 {
@@ -354,34 +356,38 @@ impl<'a> Pricing<'a> {
         let bytes = tokens(self.strategy)
             * self.shape.hidden_size as f64
             * self.strategy.precision.compute as f64;
-        let crosses = degrees.world_size() > self.cluster.per_machine;
-        let (bytes, tp) = match self.strategy.sequence_parallel {
-            true => (bytes / degrees.tp as f64, 1),
-            false => (bytes, degrees.tp),
+        let crosses = degrees.world_size() > self.cluster.gpus_per_node;
+        let (bytes, tp) = if self.strategy.sequence_parallel {
+            (bytes / degrees.tp as f64, 1)
+        } else {
+            (bytes, degrees.tp)
         };
-        let message = 2.0 * self.wires.send(crosses, bytes, tp);
-        let through = (degrees.pp - 1) as f64 * message;
-        let chunks = self.strategy.layers.stages_per_rank as f64;
+        let message = 2.0 * self.network.send(crosses, bytes, tp);
+        let fill = (degrees.pp - 1) as f64 * message;
+        let chunks = self.strategy.pipeline.stages_per_rank as f64;
         let steady = (self.strategy.num_microbatches() as f64 - 1.0) * chunks * message;
-        match self.calibration.software.overlaps_data {
-            true => (through, steady),
-            false => (through + steady, 0.0),
+        if self.calibration.software.overlaps_data {
+            (fill, steady)
+        } else {
+            (fill + steady, 0.0)
         }
     }
 
-    /// The parameters of the rank that has most.
+    /// The parameters of the rank that has the most.
     fn local(&self) -> LocalParameters {
         let each = self.ranks.iter();
-        let each = each.map(|(holding, _)| LocalParameters::of(self.shape, self.strategy, holding));
+        let each = each
+            .map(|(rank_layers, _)| LocalParameters::of(self.shape, self.strategy, rank_layers));
         each.fold(LocalParameters::default(), |most, one| {
-            match one.dense + one.experts > most.dense + most.experts {
-                true => one,
-                false => most,
+            if one.dense + one.experts > most.dense + most.experts {
+                one
+            } else {
+                most
             }
         })
     }
 
-    /// Gradients and sharded parameters: what is waited for, and what travels beside computation.
+    /// Gradient reduction and parameter gathering: exposed and overlapped seconds.
     fn data(&self, slowest: &RankTime) -> (f64, f64) {
         let degrees = &self.strategy.degrees;
         let local = self.local();
@@ -394,66 +400,68 @@ impl<'a> Pricing<'a> {
         if once + steady == 0.0 {
             return (tied, 0.0);
         }
-        let begin = self.calibration.constants.data_latency + tied;
+        let latency = self.calibration.constants.data_latency + tied;
         if !self.calibration.software.overlaps_data {
-            return (once + steady + begin, 0.0);
+            return (once + steady + latency, 0.0);
         }
-        // What travels once a step hides behind the last micro-batch's backward; the rest behind all.
+        // Once-per-step communication overlaps only with the last micro-batch's backward; the rest overlaps with
+        // all compute.
         let wall = &slowest.wall;
         let m = self.strategy.num_microbatches() as f64;
         let last = wall.backward_input + wall.backward_weight;
-        let waited = beside(once, last) + beside(steady, m * wall.whole());
-        (waited + begin, once + steady - waited)
+        let exposed = exposed(once, last) + exposed(steady, m * wall.total());
+        (exposed + latency, once + steady - exposed)
     }
 
-    /// Seconds of what is sent once a step, and of what is sent for every micro-batch.
+    /// Seconds of communication once per step, and summed over all micro-batches.
     fn traffic(&self, parameters: f64, shard: Group, ranks: usize) -> (f64, f64) {
         let degrees = &self.strategy.degrees;
         let wire = self.calibration.software.gradient_on_wire as f64;
-        let copies = Group::new(
+        let replicas = Group::new(
             self.cluster,
             degrees.dp_replicate,
             degrees.dp_shard * degrees.cp * degrees.tp,
         );
         let gradients = parameters * wire;
         let values = parameters * self.strategy.precision.compute as f64;
-        let wires = &self.wires;
+        let network = &self.network;
         let share = 1.0 / ranks.max(1) as f64;
-        let between_copies = wires.all_reduce(copies, gradients * share);
+        let across_replicas = network.all_reduce(replicas, gradients * share);
         let m = self.strategy.num_microbatches() as f64;
         match self.strategy.zero_stage {
             0 => (
-                wires.all_reduce(shard, gradients) + wires.all_reduce(copies, gradients),
+                network.all_reduce(shard, gradients) + network.all_reduce(replicas, gradients),
                 0.0,
             ),
             1 => {
-                let there_and_back = wires.gather(shard, gradients) + wires.gather(shard, values);
-                (there_and_back + between_copies, 0.0)
+                let scatter_and_gather =
+                    network.gather(shard, gradients) + network.gather(shard, values);
+                (scatter_and_gather + across_replicas, 0.0)
             }
             2 => (
-                wires.gather(shard, values) + between_copies,
-                m * wires.gather(shard, gradients),
+                network.gather(shard, values) + across_replicas,
+                m * network.gather(shard, gradients),
             ),
             _ => {
-                let each = 2.0 * wires.gather(shard, values) + wires.gather(shard, gradients);
-                (between_copies, m * each)
+                let each = 2.0 * network.gather(shard, values) + network.gather(shard, gradients);
+                (across_replicas, m * each)
             }
         }
     }
 
-    /// A tied table lies at both ends of a pipeline, whose gradients are summed.
+    /// A tied embedding lives on the first and the last stage, which all-reduce its gradient.
     fn tied(&self) -> f64 {
         if self.strategy.degrees.pp == 1 || !self.shape.tie_word_embeddings {
             return 0.0;
         }
-        let crosses = self.strategy.degrees.world_size() > self.cluster.per_machine;
+        let crosses = self.strategy.degrees.world_size() > self.cluster.gpus_per_node;
         let group = Group {
             size: 2,
-            in_machine: if crosses { 1 } else { 2 },
+            in_node: if crosses { 1 } else { 2 },
         };
         let table = self.shape.embedding() as f64 / self.strategy.degrees.tp as f64;
         let wire = self.calibration.software.gradient_on_wire as f64;
-        self.wires.all_reduce(group, table * wire)
+        self.network.all_reduce(group, table * wire)
     }
 
     fn optimizer(&self) -> f64 {
@@ -471,16 +479,18 @@ impl<'a> Pricing<'a> {
             + local.experts * share(degrees.expert_shard());
         let each = (precision.parameter + precision.gradient + precision.optimizer) as f64;
         let constants = &self.calibration.constants;
-        let passes = self.rates.stream(parameters * each * constants.optimizer);
+        let passes = self
+            .compute_model
+            .stream(parameters * each * constants.optimizer);
         passes + constants.optimizer_host
     }
 
-    /// States that lie in main memory come and go over the machine's bus, or at a disk's pace.
+    /// Offloaded states cross the host link, or move at the disk's bandwidth.
     fn offload(&self) -> f64 {
-        let pace = match self.strategy.offload {
+        let bandwidth = match self.strategy.offload {
             Offload::None => return 0.0,
             Offload::Cpu => self.cluster.accelerator.host.value,
-            Offload::Nvme => DISK.min(self.cluster.accelerator.host.value),
+            Offload::Nvme => DISK_BANDWIDTH.min(self.cluster.accelerator.host.value),
         };
         let (precision, degrees) = (&self.strategy.precision, &self.strategy.degrees);
         let local = self.local();
@@ -489,21 +499,21 @@ impl<'a> Pricing<'a> {
         let states = 2.0 * parameters * precision.optimizer as f64;
         let m = self.strategy.num_microbatches() as f64;
         let values = 2.0 * m * parameters * precision.compute as f64;
-        (states + values) / pace
+        (states + values) / bandwidth
     }
 }
 
-/// Bytes per second of one rank's share of a machine's disks: an assumption, a quarter of one fast disk.
-const DISK: f64 = 1.5e9;
+/// Disk bandwidth per rank in bytes per second. An assumption: a quarter of one fast disk.
+const DISK_BANDWIDTH: f64 = 1.5e9;
 
-/// What is waited for of messages that travel beside computation: what is longer than it, and a tenth of
-/// what is hidden, because both use the same memory and processors.
-fn beside(messages: f64, computation: f64) -> f64 {
-    let hidden = messages.min(computation);
-    messages - hidden + 0.1 * hidden
+/// The exposed part of communication that overlaps with compute: what exceeds the compute time, plus a tenth of the
+/// overlapped part, because both compete for memory bandwidth and compute units.
+fn exposed(communication: f64, compute: f64) -> f64 {
+    let overlapped = communication.min(compute);
+    communication - overlapped + 0.1 * overlapped
 }
 
-fn computing(forward: f64, backward_input: f64, backward_weight: f64) -> BlockTime {
+fn compute_only(forward: f64, backward_input: f64, backward_weight: f64) -> BlockTime {
     let wall = StageTime {
         forward,
         backward_input,
@@ -511,7 +521,7 @@ fn computing(forward: f64, backward_input: f64, backward_weight: f64) -> BlockTi
     };
     BlockTime {
         wall,
-        compute: wall.whole(),
+        compute: wall.total(),
         ..BlockTime::default()
     }
 }

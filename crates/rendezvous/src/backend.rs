@@ -1,92 +1,113 @@
-//! What an agent needs of a rendezvous, whoever decides and however it is reached.
+//! The interface between an agent and a rendezvous, whichever backend it uses.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::{Decision, Epoch, Join, Refusal, Report};
+use crate::{Decision, Epoch, Join, Rejection, Report};
 
-/// A way to a run.
+/// A rendezvous for one run.
 #[async_trait]
 pub trait Backend: Send + Sync {
-    /// Joins. Returns when the agent is known and holds a lease, which [`Seat::heartbeat`] keeps.
+    /// Joins the run. Returns when the agent holds a lease, which [`Membership::heartbeat`] renews.
     ///
-    /// Tries again for as long as [`Policy::join_timeout`](crate::Policy::join_timeout) when nobody answers or the
-    /// refusal may pass, as that of a name whose last holder has just died.
-    async fn join(&self, join: Join) -> Result<Arc<dyn Seat>, RendezvousError>;
+    /// Retries for up to [`Policy::join_timeout`](crate::Policy::join_timeout) while the rendezvous does not respond
+    /// or its rejection is temporary, for example while the lease of a crashed agent of the same name still lasts.
+    async fn join(&self, join: Join) -> Result<Arc<dyn Membership>, RendezvousError>;
 }
 
-/// An agent's seat in a run. It finds its way back by itself when a connection breaks.
+/// An agent's membership in a run. It reconnects by itself.
 #[async_trait]
-pub trait Seat: Send + Sync {
-    /// What to do now. It may change at any time, so whoever is about to commit something looks once more.
+pub trait Membership: Send + Sync {
+    /// The current decision. It can change at any time, so check it again right before committing anything.
     fn decision(&self) -> Decision;
 
-    /// Waits until there is something else to do than this method last said, and says what. Only the newest counts:
-    /// what was true only in between is left out.
+    /// Waits until the decision differs from the one that this method returned last. Skips decisions that were
+    /// replaced in the meantime.
     async fn next(&self) -> Result<Decision, RendezvousError>;
 
-    /// Keeps the lease. To be called every [`Policy::heartbeat`](crate::Policy::heartbeat), from the loop that looks
-    /// after the workers, so that an agent that hangs is taken for lost. Does not wait for the answer.
+    /// Renews the lease, without waiting for the response. Call it every
+    /// [`Policy::heartbeat`](crate::Policy::heartbeat) from the loop that watches the workers, so that a stalled
+    /// agent loses its lease.
     async fn heartbeat(&self);
 
-    /// Says how the workers of an epoch are. Repeated until it is heard.
+    /// Reports the state of the workers of an epoch. The report is repeated until it is acknowledged.
     async fn report(&self, epoch: Epoch, report: Report);
 
-    /// Gives up the place. To be called when no workers are left.
+    /// Leaves the run. Call it only when no workers are left.
     async fn leave(&self);
 }
 
-/// Why there is no way to a run, or none any more.
+/// Why an agent cannot join a run or stay in it, or why a server cannot serve one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// The run does not want this agent.
+    /// The run rejected this agent.
     #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// Nobody answered in time.
+    Rejected(#[from] Rejection),
+    /// The rendezvous did not respond in time.
     #[error("cannot reach the rendezvous at {endpoint}: {cause}")]
     Unreachable {
-        /// Where.
+        /// The address, or the addresses, that the agent tried.
         endpoint: String,
-        /// What happened the last time.
+        /// The last error.
         cause: String,
     },
-    /// The seat was given up.
+    /// This agent left the run.
     #[error("this agent has left the run")]
     Left,
-    /// What is stored is not what this program writes.
-    #[error("{what} of run `{run}` cannot be read: {cause}")]
+    /// The stored state of the run is damaged or belongs to another run.
+    #[error("cannot read {what} of run `{run}`: {cause}")]
     Unreadable {
-        /// What.
+        /// The file or the key.
         what: String,
         /// The run.
         run: String,
-        /// Why not.
+        /// What is wrong with it.
         cause: String,
     },
-    /// The secret cannot be used.
-    #[error("the run's secret {path}: {cause}")]
-    Secret {
-        /// The file.
-        path: String,
-        /// Why not.
-        cause: String,
+    /// Another version of Trainyard wrote the stored state of the run.
+    #[error(
+        "{what} of run `{run}` has format version {found}, but this build reads and writes version {supported}: \
+         finish the run with the build that wrote it, or delete {what} to start the run over"
+    )]
+    FormatVersion {
+        /// The file or the key.
+        what: String,
+        /// The run.
+        run: String,
+        /// The version in the file or under the key; 1 for builds that wrote none.
+        found: u32,
+        /// The version of this build.
+        supported: u32,
     },
-    /// A server cannot serve.
-    #[error("cannot serve at {address}: {cause}")]
+    /// The server speaks another version of the protocol.
+    #[error(
+        "the rendezvous server at {endpoint} does not speak protocol version {supported} of this build ({found}): \
+         run the same build of trainyard on the server and on every node"
+    )]
+    ProtocolVersion {
+        /// The server.
+        endpoint: String,
+        /// What the server reported about its own version.
+        found: String,
+        /// The version of this build.
+        supported: u32,
+    },
+    /// A server cannot start or go on.
+    #[error("cannot serve the rendezvous at {address}: {cause}")]
     Serve {
-        /// Where.
+        /// The address to listen on.
         address: String,
-        /// Why not.
+        /// The error.
         cause: String,
     },
-    /// The record cannot be kept, so nothing may be decided.
-    #[error("cannot keep the record of the run in {path}: {cause}")]
-    Disk {
+    /// The server cannot write the run's record, so it may not decide anything.
+    #[error("cannot write the record of the run to {path}: {cause}")]
+    RecordWrite {
         /// The file.
         path: String,
-        /// Why not.
+        /// The error.
         cause: String,
     },
 }

@@ -1,74 +1,74 @@
-//! What can happen to a run, as whoever decides hears of it.
+//! The events on which the decision depends.
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Epoch, Join, Refusal};
+use crate::{Epoch, Join, Rejection};
 
-/// Something that happened.
+/// Something that happened to a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// An agent joins, or says again that it is there after its connection broke.
+    /// An agent joins, or joins again after its connection broke.
     Join(Box<Join>),
-    /// An agent is there.
+    /// An agent renews its lease.
     Heartbeat {
-        /// Its node.
+        /// The agent's node.
         node: String,
-        /// Its instance.
+        /// The agent's instance.
         instance: u64,
     },
-    /// An agent says how its workers of an epoch are.
+    /// An agent reports the state of its workers.
     Report {
-        /// Its node.
+        /// The agent's node.
         node: String,
-        /// Its instance.
+        /// The agent's instance.
         instance: u64,
-        /// Of which world it speaks.
+        /// The epoch of the workers.
         epoch: Epoch,
-        /// What it says.
+        /// Their state.
         report: Report,
     },
-    /// An agent goes.
+    /// An agent leaves the run.
     Leave {
-        /// Its node.
+        /// The agent's node.
         node: String,
-        /// Its instance.
+        /// The agent's instance.
         instance: u64,
     },
-    /// An agent's lease is over, says whoever keeps the leases.
+    /// The lease of an agent expired on the clock of an external lease service, such as etcd.
     Lost {
-        /// Its node.
+        /// The agent's node.
         node: String,
     },
-    /// Nothing but time passed.
+    /// Only time passed.
     Tick,
 }
 
-/// What an agent says of its workers.
+/// What an agent reports about its workers.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// They have ended well, all of them.
+    /// All workers exited successfully.
     Succeeded,
-    /// One failed.
+    /// A worker failed.
     Failed {
-        /// Which and how, for people.
+        /// Which worker and how, for people to read.
         message: String,
     },
-    /// None is left: it was told to wait, or lost its lease.
+    /// No workers are left: the agent stopped them because it had to wait, or because its lease expired.
     Stopped,
 }
 
 impl Report {
-    /// The longest words about a failure that are listened to, in bytes.
-    pub const LONGEST_MESSAGE: usize = 2048;
+    /// The maximum length of the message about a failure, in bytes.
+    pub const MAX_MESSAGE_BYTES: usize = 2048;
 
-    /// Whether it is of a size that can be kept.
-    pub(crate) fn check(&self) -> Result<(), Refusal> {
-        let most = Report::LONGEST_MESSAGE;
+    /// Rejects a report that is too large to store.
+    pub(crate) fn check(&self) -> Result<(), Rejection> {
         match self {
-            Report::Failed { message } if message.len() > most => {
-                let length = message.len();
-                Err(Refusal::malformed(format!(
-                    "a message of {length} bytes, and {most} are the most"
+            Report::Failed { message } if message.len() > Report::MAX_MESSAGE_BYTES => {
+                Err(Rejection::malformed(format!(
+                    "a failure message of {} bytes; the maximum is {}",
+                    message.len(),
+                    Report::MAX_MESSAGE_BYTES
                 )))
             }
             _ => Ok(()),

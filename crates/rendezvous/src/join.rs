@@ -1,26 +1,26 @@
-//! An agent's wish to be part of a run, and whether it can be.
+//! What an agent joins a run with, and the checks that it must pass.
 
 use serde::{Deserialize, Serialize};
 
-use crate::advert::check_name;
-use crate::{Advert, Epoch, Policy, Record, Refusal, Report};
+use crate::node_info::check_name;
+use crate::{Epoch, NodeInfo, Policy, Rejection, Report, RunState};
 
-/// So that nobody can make epochs or versions run out.
-const LAST: u64 = 1 << 48;
+/// The maximum epoch and version in a join, so that no agent can exhaust either.
+const MAX_WATERMARK: u64 = 1 << 48;
 
-/// The newest that an agent knows of, so that even a decider that forgot everything uses nothing twice.
+/// The newest epoch and version that an agent knows, so that even a decider that lost its state reuses neither.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Seen {
-    /// No epoch up to this one may be used.
+pub struct Watermark {
+    /// The next epoch must be greater.
     pub epoch: Epoch,
-    /// Whoever knows a record of this version believes no older one.
+    /// The version of the next run state must be greater, or agents that know this one would ignore it.
     pub version: u64,
 }
 
-impl Seen {
-    pub(crate) fn max(self, other: Seen) -> Seen {
-        Seen {
+impl Watermark {
+    pub(crate) fn max(self, other: Watermark) -> Watermark {
+        Watermark {
             epoch: self.epoch.max(other.epoch),
             version: self.version.max(other.version),
         }
@@ -31,58 +31,68 @@ impl Seen {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {
-    /// The run it wants to be part of.
+    /// The run to join.
     pub run: String,
-    /// What it asks of its worlds.
+    /// The agent's policy, which must equal that of the other agents.
     pub policy: Policy,
-    /// Who it is.
-    pub advert: Advert,
-    /// What it knows of earlier worlds.
-    pub seen: Seen,
-    /// What it last said of its workers; it is said again, in case nobody heard it.
-    pub said: Option<(Epoch, Report)>,
+    /// The agent's node.
+    pub node_info: NodeInfo,
+    /// What the agent knows of earlier worlds.
+    pub watermark: Watermark,
+    /// The agent's last report, in case it was lost.
+    pub last_report: Option<(Epoch, Report)>,
 }
 
 impl Join {
-    /// Whether an agent may be part of the run of this record, as far as that does not depend on the others.
-    pub fn check(&self, record: &Record) -> Result<(), Refusal> {
-        let Join {
-            run,
-            policy,
-            advert,
-            ..
-        } = self;
-        check_name("run", run)?;
-        if *run != record.run {
-            return Err(Refusal::OtherRun {
-                expected: record.run.clone(),
-                given: run.clone(),
-            });
-        }
-        policy.check()?;
-        advert.check()?;
-        if let Some((_, report)) = &self.said {
+    /// Checks everything that does not depend on the other members of the run.
+    pub fn check(&self, run_state: &RunState) -> Result<(), Rejection> {
+        self.check_run(run_state)?;
+        self.policy.check()?;
+        self.node_info.check()?;
+        if let Some((_, report)) = &self.last_report {
             report.check()?;
         }
-        let Seen { epoch, version } = self.seen;
-        if epoch > Epoch(LAST) || version > LAST {
-            let message = format!("{epoch} or version {version} is out of reason");
-            return Err(Refusal::malformed(message));
+        let Watermark { epoch, version } = self.watermark;
+        if epoch > Epoch(MAX_WATERMARK) || version > MAX_WATERMARK {
+            let message = format!("{epoch} or version {version} is out of range");
+            return Err(Rejection::malformed(message));
         }
-        if let Some(first) = record.policy.as_ref().filter(|first| *first != policy) {
-            return Err(Refusal::OtherPolicy {
-                node: advert.node.clone(),
-                differs: difference(first, policy),
+        self.check_policy(run_state)
+    }
+
+    fn check_run(&self, run_state: &RunState) -> Result<(), Rejection> {
+        check_name("run", &self.run)?;
+        if self.run == run_state.run {
+            return Ok(());
+        }
+        Err(Rejection::WrongRun {
+            expected: run_state.run.clone(),
+            given: self.run.clone(),
+        })
+    }
+
+    fn check_policy(&self, run_state: &RunState) -> Result<(), Rejection> {
+        let Join {
+            policy, node_info, ..
+        } = self;
+        let first = run_state.policy.as_ref();
+        if let Some(first) = first.filter(|first| *first != policy) {
+            return Err(Rejection::PolicyMismatch {
+                node: node_info.node.clone(),
+                difference: difference(first, policy),
             });
         }
-        if let Some(lacking) = policy.requires.difference(&advert.capabilities).next() {
-            return Err(Refusal::Lacks {
-                node: advert.node.clone(),
-                capability: lacking.clone(),
+        let mut missing = policy
+            .required_capabilities
+            .difference(&node_info.capabilities);
+        if let Some(missing) = missing.next() {
+            return Err(Rejection::MissingCapability {
+                node: node_info.node.clone(),
+                capability: missing.clone(),
             });
         }
-        match advert.node_rank {
-            Some(rank) if rank >= policy.max_nodes => Err(Refusal::RankTooHigh {
+        match node_info.node_rank {
+            Some(rank) if rank >= policy.max_nodes => Err(Rejection::RankOutOfRange {
                 rank,
                 max_nodes: policy.max_nodes,
             }),
@@ -91,7 +101,7 @@ impl Join {
     }
 }
 
-/// The first difference between two policies, for people.
+/// The first difference between two policies, for people to read.
 fn difference(first: &Policy, other: &Policy) -> String {
     if (first.min_nodes, first.max_nodes) != (other.min_nodes, other.max_nodes) {
         return format!(
@@ -105,8 +115,8 @@ fn difference(first: &Policy, other: &Policy) -> String {
             other.max_restarts, first.max_restarts
         );
     }
-    if first.requires != other.requires {
-        return "other capabilities are required".into();
+    if first.required_capabilities != other.required_capabilities {
+        return "different required capabilities".into();
     }
-    "another wait".into()
+    "a different timeout".into()
 }

@@ -1,101 +1,94 @@
-//! What a run asks of its worlds. All agents of a run must ask for the same.
+//! The policy of a run: its size and its timeouts. All agents of a run must have the same.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Refusal;
-use crate::advert::check_name;
+use crate::Rejection;
+use crate::node_info::check_capabilities;
 
-const MOST_NODES: u32 = 16_384;
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+const MAX_NODES: u32 = 16_384;
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
+const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// What a run asks of its worlds: how many nodes, and how long to wait for what.
+/// How many nodes a run needs, how often it may restart, and how long it waits for what.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// No world is smaller.
+    /// The minimum number of nodes in a world.
     pub min_nodes: u32,
-    /// No world is larger; who comes in surplus is parked.
+    /// The maximum number of nodes in a world. Further nodes are on standby.
     pub max_nodes: u32,
-    /// How often workers may fail before the run does. Lost nodes are not counted.
+    /// How often workers may fail before the run fails. A lost node does not count.
     pub max_restarts: u32,
-    /// What every node must have.
-    pub requires: BTreeSet<String>,
-    /// How long an agent is believed to be there after it was last heard of.
+    /// The capabilities that every node must have.
+    pub required_capabilities: BTreeSet<String>,
+    /// How long an agent stays a member after its last heartbeat.
     #[serde(with = "millis")]
     pub lease: Duration,
-    /// How long others may still join when there are enough nodes but not the most.
+    /// How long more nodes may join the first world, or a running one, once there are at least `min_nodes`.
     #[serde(with = "millis")]
-    pub last_call: Duration,
-    /// The same after a world was broken: the time in which a lost node may come back or be replaced
-    /// before the others go on without it.
+    pub last_call_timeout: Duration,
+    /// How long a lost node may rejoin or be replaced before the others go on without it.
     #[serde(with = "millis")]
-    pub regather: Duration,
+    pub rejoin_timeout: Duration,
     /// How long a node may take to stop its workers before the others go on without it.
     #[serde(with = "millis")]
-    pub stop_within: Duration,
-    /// How long to wait for enough nodes before the run is given up.
+    pub stop_timeout: Duration,
+    /// How long the run waits for `min_nodes` before it fails.
     #[serde(with = "millis")]
     pub join_timeout: Duration,
 }
 
 impl Policy {
-    /// Between `min_nodes` and `max_nodes`, with torchrun's times where it has them and a lease of 3 s.
+    /// A policy with torchrun's default timeouts where torchrun has them, and a lease of 3 s.
     pub fn new(min_nodes: u32, max_nodes: u32) -> Policy {
         Policy {
             min_nodes,
             max_nodes,
             max_restarts: 0,
-            requires: BTreeSet::new(),
+            required_capabilities: BTreeSet::new(),
             lease: Duration::from_secs(3),
-            last_call: Duration::from_secs(30),
-            regather: Duration::from_secs(1),
-            stop_within: Duration::from_secs(30),
+            last_call_timeout: Duration::from_secs(30),
+            rejoin_timeout: Duration::from_secs(1),
+            stop_timeout: Duration::from_secs(30),
             join_timeout: Duration::from_secs(600),
         }
     }
 
-    /// How often an agent lets itself be heard: two messages may be lost.
+    /// The interval between heartbeats. Two in a row may be lost.
     pub fn heartbeat(&self) -> Duration {
         self.lease / 3
     }
 
-    /// Refuses a policy that no world could meet.
-    pub fn check(&self) -> Result<(), Refusal> {
+    /// Rejects a policy that no world could satisfy.
+    pub fn check(&self) -> Result<(), Rejection> {
         let (min, max) = (self.min_nodes, self.max_nodes);
-        if min < 1 || max < min || max > MOST_NODES {
-            return Err(Refusal::malformed(format!(
-                "nnodes {min}:{max}: 1 <= MIN <= MAX <= {MOST_NODES} is needed"
+        if min < 1 || max < min || max > MAX_NODES {
+            return Err(Rejection::malformed(format!(
+                "nnodes {min}:{max} is not a valid range: 1 <= MIN <= MAX <= {MAX_NODES}"
             )));
         }
-        if self.lease < SHORTEST_LEASE {
-            return Err(Refusal::malformed(format!(
-                "a lease of {:?}: at least {SHORTEST_LEASE:?} is needed",
+        if self.lease < MIN_LEASE {
+            return Err(Rejection::malformed(format!(
+                "a lease of {:?} is too short: the minimum is {MIN_LEASE:?}",
                 self.lease
             )));
         }
-        let times = [
+        let timeouts = [
             self.lease,
-            self.last_call,
-            self.regather,
-            self.stop_within,
+            self.last_call_timeout,
+            self.rejoin_timeout,
+            self.stop_timeout,
             self.join_timeout,
         ];
-        if times.iter().any(|&time| time > LONGEST) {
-            return Err(Refusal::malformed(format!(
-                "no wait may exceed {LONGEST:?}"
+        if timeouts.iter().any(|&timeout| timeout > MAX_TIMEOUT) {
+            return Err(Rejection::malformed(format!(
+                "a timeout is too long: the maximum is {MAX_TIMEOUT:?}"
             )));
         }
-        if self.requires.len() > 32 {
-            return Err(Refusal::malformed(
-                "more than 32 capabilities are required".into(),
-            ));
-        }
-        let mut names = self.requires.iter();
-        names.try_for_each(|name| check_name("capability", name))
+        check_capabilities(&self.required_capabilities)
     }
 }
 

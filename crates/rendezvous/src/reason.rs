@@ -1,53 +1,58 @@
-//! Why a run is as it is, for people.
+//! Why a run is in its current phase, for people to read.
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Cause, Close, Epoch, Refusal};
+use crate::{Cause, Epoch, Rejection, RunOutcome};
 
-/// Why things are as they are after a step.
+/// Why the run is in its current phase after a step.
 #[derive(Clone, Debug, Eq, PartialEq)]
-#[allow(missing_docs)] // the fields are what the words say
+#[allow(missing_docs)] // the message of each variant explains its fields
 pub enum Reason {
-    /// Too few nodes.
-    TooFew { have: usize, need: u32 },
-    /// Enough nodes; others may still come.
+    /// Too few nodes have joined.
+    TooFewNodes { have: usize, need: u32 },
+    /// Enough nodes have joined, and more may still join.
     LastCall {
         have: usize,
         most: u32,
         ends: Duration,
     },
-    /// Some members of the broken world have not stopped their workers yet.
+    /// Some members of the invalidated world have not stopped their workers yet.
     Stopping { left: usize },
-    /// The world works.
-    Running { epoch: Epoch, parked: usize },
+    /// The workers run.
+    Running { epoch: Epoch, standby: usize },
     /// A world was formed.
     Formed { epoch: Epoch, nodes: usize },
-    /// The world was broken.
-    Broke { epoch: Epoch, cause: Cause },
-    /// The run is over.
-    Closed(Close),
-    /// The event was refused.
-    Refused(Refusal),
+    /// The world was invalidated.
+    Invalidated { epoch: Epoch, cause: Cause },
+    /// The run has ended.
+    Closed(RunOutcome),
+    /// The event was rejected.
+    Rejected(Rejection),
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::TooFew { have, need } => write!(f, "{have} of at least {need} nodes are there"),
+            Reason::TooFewNodes { have, need } => {
+                write!(f, "{have} of at least {need} nodes have joined")
+            }
             Reason::LastCall { have, most, .. } => {
-                write!(f, "{have} nodes are there; last call for up to {most}")
+                write!(
+                    f,
+                    "{have} nodes have joined; waiting for more, up to {most}"
+                )
             }
             Reason::Stopping { left } => {
-                write!(f, "{left} nodes still have workers of the last world")
+                write!(f, "{left} nodes have not stopped their workers yet")
             }
-            Reason::Running { epoch, parked } => {
-                write!(f, "{epoch} runs; {parked} nodes are parked")
+            Reason::Running { epoch, standby } => {
+                write!(f, "{epoch} is running; {standby} nodes are on standby")
             }
-            Reason::Formed { epoch, nodes } => write!(f, "{epoch} formed of {nodes} nodes"),
-            Reason::Broke { epoch, cause } => write!(f, "{epoch} broken: {cause}"),
-            Reason::Closed(how) => write!(f, "the run is over: {how}"),
-            Reason::Refused(refusal) => write!(f, "refused: {refusal}"),
+            Reason::Formed { epoch, nodes } => write!(f, "{epoch} formed with {nodes} nodes"),
+            Reason::Invalidated { epoch, cause } => write!(f, "{epoch} invalidated: {cause}"),
+            Reason::Closed(outcome) => write!(f, "the run has ended: {outcome}"),
+            Reason::Rejected(rejection) => write!(f, "rejected: {rejection}"),
         }
     }
 }

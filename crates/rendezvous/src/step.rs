@@ -1,103 +1,107 @@
-//! The decision: state, event and time in; state, what to do, and why out.
+//! The decision function: state, event and time in; state, actions and reason out.
 //!
-//! Nothing here waits, sends or looks at a clock. `now` is the time since some fixed moment on the clock of
-//! whoever decides, and only that clock; it never goes back.
+//! Nothing here waits, sends or reads a clock. `now` is the time since a fixed moment on the decider's own monotonic
+//! clock.
 
-mod settle;
+mod advance;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::{Advert, Cause, Decision, Epoch, Event, Join, Phase, Reason, Record, Refusal, Report};
+use crate::{
+    Cause, Decision, Epoch, Event, Join, NodeInfo, Phase, Reason, Rejection, Report, RunState,
+};
 
-const MOST_AGENTS: usize = 16_384;
+const MAX_AGENTS: usize = 16_384;
 
-/// Something to do.
+/// What the decider must do after a step.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Action {
-    /// Make the record durable, then tell every agent what it means for it.
+    /// Make the run state durable, then send every member its decision.
     Publish,
-    /// Tell the agent whose event this was that it was heard.
+    /// Acknowledge the event to the agent that caused it.
     Accept,
-    /// Tell it that it was not listened to.
-    Refuse(Refusal),
+    /// Reject the event of the agent that caused it.
+    Reject(Rejection),
 }
 
-/// Who says when a lease is over.
+/// Whose clock expires leases.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Leases {
-    /// This state, by the time given to [`step`].
-    Counted,
-    /// Somebody else, by [`Event::Lost`].
-    Watched,
+pub enum LeaseClock {
+    /// The decider's own: leases expire by the time given to [`step`].
+    Local,
+    /// That of a lease service, such as etcd: leases expire by [`Event::Lost`].
+    External,
 }
 
-/// All that a decision depends on: the record, and what is known of the agents.
+/// Everything that a decision depends on: the durable run state, and what the decider knows of the agents.
 #[derive(Clone, Debug)]
 pub struct State {
-    record: Record,
-    leases: Leases,
+    run_state: RunState,
+    lease_clock: LeaseClock,
+    /// The agents that hold a lease, by node.
     agents: BTreeMap<String, Agent>,
-    /// Numbers arrivals, because who came first is served first.
+    /// The number of agents admitted so far. It orders them, because earlier agents take precedence.
     arrivals: u64,
-    /// No epoch up to this one may be used.
-    floor: Epoch,
-    /// When the last event was.
-    at: Duration,
-    /// When this phase began.
-    since: Duration,
-    last_call: Option<Duration>,
-    /// Members of the running world whose workers have succeeded.
-    done: BTreeSet<String>,
+    /// The next epoch must be greater than this one.
+    min_epoch: Epoch,
+    /// The time of the last event.
+    now: Duration,
+    /// When the current phase began.
+    phase_since: Duration,
+    /// When the wait for more nodes ends, if there is one.
+    last_call_ends: Option<Duration>,
+    /// The members of the running world whose workers have succeeded.
+    succeeded: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Agent {
-    advert: Advert,
+    node_info: NodeInfo,
     expires: Duration,
     arrived: u64,
-    /// It is believed to be there because a record says so, and has not said so itself. Until it does, what
-    /// it said before is not known here.
-    is_presumed: bool,
-    /// Whether it is in the newest world.
-    is_member: bool,
-    /// The newest epoch of which it has no workers any more.
+    /// The agent is known only from the run state. Until it joins again its last report is unknown.
+    is_unconfirmed: bool,
+    /// Whether the agent has a rank in the newest world.
+    is_in_world: bool,
+    /// The newest epoch whose workers the agent has stopped.
     stopped: Option<Epoch>,
 }
 
-/// What came of an event.
+/// The result of an event.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// The new state.
     pub state: State,
-    /// What is to be done, in this order.
+    /// What the decider must do, in this order.
     pub actions: Vec<Action>,
-    /// Why things are as they are.
+    /// Why the run is in its current phase.
     pub reason: Reason,
 }
 
 /// Decides what follows from an event at a time.
 ///
-/// Leases that are over by `now` end first, so whoever comes too late is refused even if nobody looked in
-/// between. Then the event counts, then the world is formed or closed if it is time.
+/// Leases that have expired by `now` end first, so a late request is rejected even if the decider did not run in
+/// between. Then the event is applied, and then the run advances: a world is formed, invalidated or closed if it is
+/// time.
 pub fn step(mut state: State, event: Event, now: Duration) -> Step {
-    let before = state.record.version;
-    let now = now.max(state.at);
-    state.at = now;
-    state.expire(now);
-    let heard = !matches!(event, Event::Tick | Event::Lost { .. });
-    let answer = state.take(event, now);
-    let mut reason = state.settle(now);
+    let version = state.run_state.version;
+    let now = now.max(state.now);
+    state.now = now;
+    state.expire_leases(now);
+    let needs_response = !matches!(event, Event::Tick | Event::Lost { .. });
+    let applied = state.apply(event, now);
+    let mut reason = state.advance(now);
     let mut actions = Vec::new();
-    if state.record.version != before {
+    if state.run_state.version != version {
         actions.push(Action::Publish);
     }
-    match answer {
-        Ok(()) if heard => actions.push(Action::Accept),
+    match applied {
+        Ok(()) if needs_response => actions.push(Action::Accept),
         Ok(()) => {}
-        Err(refusal) => {
-            actions.push(Action::Refuse(refusal.clone()));
-            reason = Reason::Refused(refusal);
+        Err(rejection) => {
+            actions.push(Action::Reject(rejection.clone()));
+            reason = Reason::Rejected(rejection);
         }
     }
     Step {
@@ -108,91 +112,88 @@ pub fn step(mut state: State, event: Event, now: Duration) -> Step {
 }
 
 impl State {
-    /// The state from which a decider starts, given the newest record. The members of its world are believed
-    /// to be there for one lease, in which they have to join again.
-    pub fn resume(record: Record, leases: Leases, now: Duration) -> State {
-        let world = record.world.clone();
-        let over = matches!(record.phase, Phase::Closed(_));
+    /// The state in which a decider starts, given the newest run state. The members of its world count as present for
+    /// one lease, in which they must join again.
+    pub fn resume(run_state: RunState, lease_clock: LeaseClock, now: Duration) -> State {
+        let world = run_state.world.clone();
+        let is_closed = matches!(run_state.phase, Phase::Closed(_));
         let mut state = State {
-            floor: record.epoch,
-            record,
-            leases,
+            min_epoch: run_state.epoch,
+            run_state,
+            lease_clock,
             agents: BTreeMap::new(),
             arrivals: 0,
-            at: now,
-            since: now,
-            last_call: None,
-            done: BTreeSet::new(),
+            now,
+            phase_since: now,
+            last_call_ends: None,
+            succeeded: BTreeSet::new(),
         };
-        for advert in world.into_iter().filter(|_| !over) {
-            state.admit(advert, now);
+        for member in world.into_iter().filter(|_| !is_closed) {
+            state.admit(member, now);
         }
         for agent in state.agents.values_mut() {
-            agent.is_presumed = true;
+            agent.is_unconfirmed = true;
         }
         state
     }
 
-    /// The record, newest version.
-    pub fn record(&self) -> &Record {
-        &self.record
+    /// The newest run state.
+    pub fn run_state(&self) -> &RunState {
+        &self.run_state
     }
 
-    /// What an agent is to do now.
-    pub fn decision_for(&self, agent: &Advert) -> Decision {
-        self.record.decision_for(agent)
+    /// What an agent must do now.
+    pub fn decision_for(&self, agent: &NodeInfo) -> Decision {
+        self.run_state.decision_for(agent)
     }
 
-    /// Who is there, with or without a place.
-    pub fn attending(&self) -> impl Iterator<Item = &Advert> {
-        self.agents.values().map(|agent| &agent.advert)
+    /// The agents that hold a lease, with or without a rank in the world.
+    pub fn members(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.agents.values().map(|agent| &agent.node_info)
     }
 
-    /// The agent of a node, if it is there.
-    pub fn agent(&self, node: &str) -> Option<&Advert> {
-        self.agents.get(node).map(|agent| &agent.advert)
+    /// The agent of a node, if it holds a lease.
+    pub fn member(&self, node: &str) -> Option<&NodeInfo> {
+        self.agents.get(node).map(|agent| &agent.node_info)
     }
 
-    /// When something may have to be decided though nothing happens.
+    /// When to step next if there is no event before.
     pub fn wake_at(&self) -> Option<Duration> {
-        let policy = self.record.policy.as_ref()?;
-        let gathering = match self.record.phase {
+        let policy = self.run_state.policy.as_ref()?;
+        let is_joining = match self.run_state.phase {
             Phase::Closed(_) => return None,
-            Phase::Gathering(_) => true,
+            Phase::Joining(_) => true,
             Phase::Running => false,
         };
-        let later = |wait: Duration| gathering.then(|| self.since.saturating_add(wait));
+        let join_deadline =
+            is_joining.then(|| self.phase_since.saturating_add(policy.join_timeout));
         let leases = self.agents.values().map(|agent| agent.expires);
-        let timers = [self.last_call, later(policy.join_timeout)];
-        // A timer that has passed has had its effect, or waits for something else.
-        let still = |time: &Duration| *time > self.at && *time < Duration::MAX;
+        let timers = [self.last_call_ends, join_deadline];
+        // A timer in the past has had its effect, or waits for an event.
+        let is_pending = |time: &Duration| *time > self.now && *time < Duration::MAX;
         leases
             .chain(timers.into_iter().flatten())
-            .filter(still)
+            .filter(is_pending)
             .min()
     }
 
-    fn expire(&mut self, now: Duration) {
-        let over = |agent: &&Agent| agent.expires <= now;
-        let lost: Vec<String> = self
+    fn expire_leases(&mut self, now: Duration) {
+        let expired: Vec<String> = self
             .agents
             .values()
-            .filter(over)
-            .map(|agent| agent.advert.node.clone())
+            .filter(|agent| agent.expires <= now)
+            .map(|agent| agent.node_info.node.clone())
             .collect();
-        for node in lost {
-            self.lose(&node, Cause::Lost { node: node.clone() }, now);
+        for node in expired {
+            self.remove_member(&node, Cause::Lost { node: node.clone() }, now);
         }
     }
 
-    fn take(&mut self, event: Event, now: Duration) -> Result<(), Refusal> {
-        if let Phase::Closed(how) = &self.record.phase
-            && !matches!(
-                event,
-                Event::Tick | Event::Lost { .. } | Event::Leave { .. } | Event::Heartbeat { .. }
-            )
+    fn apply(&mut self, event: Event, now: Duration) -> Result<(), Rejection> {
+        if let Phase::Closed(outcome) = &self.run_state.phase
+            && matches!(event, Event::Join(_) | Event::Report { .. })
         {
-            return Err(Refusal::Closed(how.clone()));
+            return Err(Rejection::Closed(outcome.clone()));
         }
         match event {
             Event::Join(join) => self.join(*join, now),
@@ -203,116 +204,119 @@ impl State {
                 epoch,
                 report,
             } => {
-                self.holder(&node, instance)?;
+                self.lease_of(&node, instance)?;
                 self.report(&node, epoch, report, now)?;
                 self.renew(&node, instance, now)
             }
             Event::Leave { node, instance } => {
-                self.holder(&node, instance)?;
-                self.lose(&node, Cause::Left { node: node.clone() }, now);
+                self.lease_of(&node, instance)?;
+                self.remove_member(&node, Cause::Left { node: node.clone() }, now);
                 Ok(())
             }
             Event::Lost { node } => {
-                self.lose(&node, Cause::Lost { node: node.clone() }, now);
+                self.remove_member(&node, Cause::Lost { node: node.clone() }, now);
                 Ok(())
             }
             Event::Tick => Ok(()),
         }
     }
 
-    fn join(&mut self, join: Join, now: Duration) -> Result<(), Refusal> {
+    fn join(&mut self, join: Join, now: Duration) -> Result<(), Rejection> {
         self.check_join(&join)?;
         let Join {
             policy,
-            advert,
-            seen,
-            said,
+            node_info,
+            watermark,
+            last_report,
             ..
         } = join;
-        if self.record.policy.is_none() {
-            self.record.policy = Some(policy);
-            self.since = now;
+        if self.run_state.policy.is_none() {
+            self.run_state.policy = Some(policy);
+            self.phase_since = now;
         }
-        self.floor = self.floor.max(seen.epoch);
-        self.record.version = self.record.version.max(seen.version);
-        let node = advert.node.clone();
+        self.min_epoch = self.min_epoch.max(watermark.epoch);
+        self.run_state.version = self.run_state.version.max(watermark.version);
+        let node = node_info.node.clone();
         let is_new = !self.agents.contains_key(&node);
         if let Some(known) = self.agents.get_mut(&node) {
-            (known.advert, known.is_presumed) = (advert.clone(), false);
+            (known.node_info, known.is_unconfirmed) = (node_info.clone(), false);
         } else {
-            self.admit(advert.clone(), now);
+            self.admit(node_info.clone(), now);
         }
-        if let Some((epoch, report)) = said {
-            // If it is refused its world is long over: then there is nothing to say any more.
+        if let Some((epoch, report)) = last_report {
+            // A rejected report is about an old world, and no longer matters.
             let _ = self.report(&node, epoch, report, now);
         }
-        let renewed = self.renew(&node, advert.instance, now);
+        let renewed = self.renew(&node, node_info.instance, now);
         if renewed.is_err() && is_new {
             self.agents.remove(&node);
         }
         renewed
     }
 
-    fn check_join(&self, join: &Join) -> Result<(), Refusal> {
-        join.check(&self.record)?;
-        let advert = &join.advert;
+    fn check_join(&self, join: &Join) -> Result<(), Rejection> {
+        join.check(&self.run_state)?;
+        let joining = &join.node_info;
         let same_rank =
-            |other: &&Advert| other.node_rank == advert.node_rank && other.node != advert.node;
-        if let Some(rank) = advert.node_rank
-            && let Some(other) = self.attending().find(same_rank)
+            |other: &&NodeInfo| other.node_rank == joining.node_rank && other.node != joining.node;
+        if let Some(rank) = joining.node_rank
+            && let Some(other) = self.members().find(same_rank)
         {
-            return Err(Refusal::RankTaken {
+            return Err(Rejection::RankTaken {
                 rank,
                 by: other.node.clone(),
             });
         }
-        match self.agents.get(&advert.node) {
-            Some(known) if !known.advert.is(advert) => Err(Refusal::NameTaken {
-                node: advert.node.clone(),
+        match self.agents.get(&joining.node) {
+            Some(known) if !known.node_info.is(joining) => Err(Rejection::NameTaken {
+                node: joining.node.clone(),
             }),
-            None if self.agents.len() >= MOST_AGENTS => Err(Refusal::TooMany { most: MOST_AGENTS }),
+            None if self.agents.len() >= MAX_AGENTS => {
+                Err(Rejection::TooManyNodes { max: MAX_AGENTS })
+            }
             _ => Ok(()),
         }
     }
 
-    fn admit(&mut self, advert: Advert, now: Duration) {
+    fn admit(&mut self, node_info: NodeInfo, now: Duration) {
         self.arrivals += 1;
         let agent = Agent {
             expires: self.lease_from(now),
             arrived: self.arrivals,
-            is_presumed: false,
-            is_member: self.record.rank_of(&advert).is_some(),
+            is_unconfirmed: false,
+            is_in_world: self.run_state.rank_of(&node_info).is_some(),
             stopped: None,
-            advert,
+            node_info,
         };
-        self.agents.insert(agent.advert.node.clone(), agent);
+        self.agents.insert(agent.node_info.node.clone(), agent);
     }
 
     fn lease_from(&self, now: Duration) -> Duration {
-        match (self.leases, &self.record.policy) {
-            (Leases::Counted, Some(policy)) => now.saturating_add(policy.lease),
+        match (self.lease_clock, &self.run_state.policy) {
+            (LeaseClock::Local, Some(policy)) => now.saturating_add(policy.lease),
             _ => Duration::MAX,
         }
     }
 
-    /// Only the agent that holds the lease is listened to.
-    fn holder(&mut self, node: &str, instance: u64) -> Result<&mut Agent, Refusal> {
-        let holds = |agent: &&mut Agent| agent.advert.instance == instance && !agent.is_presumed;
-        let agent = self.agents.get_mut(node).filter(holds);
-        agent.ok_or_else(|| Refusal::NoLease {
+    /// The agent that holds the lease of a node. Events of any other instance are rejected.
+    fn lease_of(&mut self, node: &str, instance: u64) -> Result<&mut Agent, Rejection> {
+        let holds_lease =
+            |agent: &&mut Agent| agent.node_info.instance == instance && !agent.is_unconfirmed;
+        let agent = self.agents.get_mut(node).filter(holds_lease);
+        agent.ok_or_else(|| Rejection::NoLease {
             node: node.to_owned(),
         })
     }
 
-    /// Who does not stop its workers in time is not renewed any more. The others wait until its lease is over: by
-    /// then it knows that too, and has killed them.
-    fn renew(&mut self, node: &str, instance: u64, now: Duration) -> Result<(), Refusal> {
+    /// Renews a lease, unless the agent did not stop its workers in time. The others then wait until that lease
+    /// expires: the agent notices this too, and has killed its workers by then.
+    fn renew(&mut self, node: &str, instance: u64, now: Duration) -> Result<(), Rejection> {
         let expires = self.lease_from(now);
-        let epoch = self.record.epoch;
-        let is_late = self.is_late(now);
-        let agent = self.holder(node, instance)?;
-        if is_late && !agent.is_ready(epoch) {
-            return Err(Refusal::NoLease {
+        let epoch = self.run_state.epoch;
+        let is_past_stop_deadline = self.is_past_stop_deadline(now);
+        let agent = self.lease_of(node, instance)?;
+        if is_past_stop_deadline && !agent.is_ready(epoch) {
+            return Err(Rejection::NoLease {
                 node: node.to_owned(),
             });
         }
@@ -320,11 +324,11 @@ impl State {
         Ok(())
     }
 
-    /// Whether all workers of the broken world should have been stopped by now.
-    fn is_late(&self, now: Duration) -> bool {
-        match (&self.record.phase, &self.record.policy) {
-            (Phase::Gathering(_), Some(policy)) => {
-                now >= self.since.saturating_add(policy.stop_within)
+    /// Whether all workers of the invalidated world should have stopped by now.
+    fn is_past_stop_deadline(&self, now: Duration) -> bool {
+        match (&self.run_state.phase, &self.run_state.policy) {
+            (Phase::Joining(_), Some(policy)) => {
+                now >= self.phase_since.saturating_add(policy.stop_timeout)
             }
             _ => false,
         }
@@ -336,94 +340,95 @@ impl State {
         epoch: Epoch,
         report: Report,
         now: Duration,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         report.check()?;
-        let current = self.record.epoch;
+        let current = self.run_state.epoch;
         if epoch != current || epoch == Epoch(0) {
-            return Err(Refusal::StaleEpoch {
+            return Err(Rejection::StaleEpoch {
                 given: epoch,
                 current,
             });
         }
         let Some(agent) = self.agents.get_mut(node) else {
-            return Err(Refusal::NoLease {
+            return Err(Rejection::NoLease {
                 node: node.to_owned(),
             });
         };
-        if !agent.is_member {
-            return Err(Refusal::NotAMember {
+        if !agent.is_in_world {
+            return Err(Rejection::NotInWorld {
                 node: node.to_owned(),
                 epoch,
             });
         }
         let node = node.to_owned();
-        let running = self.record.phase == Phase::Running;
+        let is_running = self.run_state.phase == Phase::Running;
         match report {
-            Report::Succeeded if running => {
-                self.done.insert(node);
+            Report::Succeeded if is_running => {
+                self.succeeded.insert(node);
             }
-            Report::Failed { message } if running => {
-                self.break_up(Cause::Failed { node, message }, now)
+            Report::Failed { message } if is_running => {
+                self.invalidate(Cause::Failed { node, message }, now)
             }
             Report::Stopped => {
                 agent.stopped = Some(epoch);
-                if running {
-                    self.break_up(Cause::Lost { node }, now);
+                if is_running {
+                    self.invalidate(Cause::Lost { node }, now);
                 }
             }
-            // Its world is broken already, for whatever came first.
+            // The world is already invalidated, and its first cause counts.
             Report::Succeeded | Report::Failed { .. } => {}
         }
         Ok(())
     }
 
-    /// Forgets an agent, and breaks the world that cannot do without it.
-    fn lose(&mut self, node: &str, cause: Cause, now: Duration) {
+    /// Removes an agent, and invalidates the world if it needs that agent.
+    fn remove_member(&mut self, node: &str, cause: Cause, now: Duration) {
         let Some(agent) = self.agents.remove(node) else {
             return;
         };
-        let needed = agent.is_member && !self.done.contains(node);
-        if self.record.phase == Phase::Running && needed {
-            self.break_up(cause, now);
+        let is_needed = agent.is_in_world && !self.succeeded.contains(node);
+        if self.run_state.phase == Phase::Running && is_needed {
+            self.invalidate(cause, now);
         }
     }
 
-    fn break_up(&mut self, cause: Cause, now: Duration) {
-        self.enter(Phase::Gathering(cause), now);
+    fn invalidate(&mut self, cause: Cause, now: Duration) {
+        self.enter(Phase::Joining(cause), now);
     }
 
     fn enter(&mut self, phase: Phase, now: Duration) {
-        self.record.phase = phase;
-        self.record.version += 1;
-        self.since = now;
-        self.last_call = None;
-        self.done.clear();
+        self.run_state.phase = phase;
+        self.run_state.version += 1;
+        self.phase_since = now;
+        self.last_call_ends = None;
+        self.succeeded.clear();
     }
 
-    /// How many members of the newest world are there.
-    fn present(&self) -> usize {
-        self.agents.values().filter(|agent| agent.is_member).count()
+    /// The number of members of the newest world that hold a lease.
+    fn num_present(&self) -> usize {
+        let agents = self.agents.values();
+        agents.filter(|agent| agent.is_in_world).count()
     }
 
-    /// Whether all of them are.
-    fn is_whole(&self) -> bool {
-        self.present() == self.record.world.len()
+    /// Whether all members of the newest world hold a lease.
+    fn is_complete(&self) -> bool {
+        self.num_present() == self.run_state.world.len()
     }
 
-    /// How many could be in the next world now, and how many have yet to stop their workers.
+    /// The number of agents that can enter the next world now, and of those that have yet to stop their workers.
     fn readiness(&self) -> (usize, usize) {
         let ready = self
             .agents
             .values()
-            .filter(|agent| agent.is_ready(self.record.epoch))
+            .filter(|agent| agent.is_ready(self.run_state.epoch))
             .count();
         (ready, self.agents.len() - ready)
     }
 }
 
 impl Agent {
-    /// An agent is ready when it has no workers: it said so, or was not in the last world.
+    /// Whether the agent has no workers: it reported so, or was not in the last world.
     fn is_ready(&self, last: Epoch) -> bool {
-        !self.is_member || self.stopped == Some(last)
+        !self.is_in_world || self.stopped == Some(last)
     }
 }

@@ -1,70 +1,70 @@
-//! What a rank does for one micro-batch in one stage.
+//! Actions of a pipeline schedule, in PyTorch's notation.
 
 use std::{fmt, str::FromStr};
 
 use crate::ScheduleError;
 
-/// The kinds of work.
+/// The kind of a computation, as PyTorch's `_ComputationType`.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
-pub enum Work {
-    /// From the input of a stage to its output.
+pub enum ComputeType {
+    /// Forward pass of a stage.
     Forward,
-    /// The gradients of input and weights.
+    /// Backward pass: gradients of the input and of the weights.
     Backward,
-    /// The gradient of the input alone, which the stage before waits for.
+    /// Gradient of the input only, which the previous stage waits for.
     BackwardInput,
-    /// The gradients of the weights, which nobody waits for.
+    /// Gradients of the weights only, which no other rank waits for.
     BackwardWeight,
 }
 
-impl Work {
-    /// Whether the stage before gets its gradient from this.
-    pub const fn gives_gradient(self) -> bool {
-        matches!(self, Work::Backward | Work::BackwardInput)
+impl ComputeType {
+    /// Whether it produces the gradient of the stage's input, which the previous stage needs.
+    pub const fn produces_input_grad(self) -> bool {
+        matches!(self, ComputeType::Backward | ComputeType::BackwardInput)
     }
 
-    /// Whether nothing of the micro-batch is kept in the stage afterwards.
-    pub const fn releases(self) -> bool {
-        matches!(self, Work::Backward | Work::BackwardWeight)
+    /// Whether the stage releases the activations of the micro-batch afterwards.
+    pub const fn releases_activations(self) -> bool {
+        matches!(self, ComputeType::Backward | ComputeType::BackwardWeight)
     }
 
     const fn letter(self) -> char {
         match self {
-            Work::Forward => 'F',
-            Work::Backward => 'B',
-            Work::BackwardInput => 'I',
-            Work::BackwardWeight => 'W',
+            ComputeType::Forward => 'F',
+            ComputeType::Backward => 'B',
+            ComputeType::BackwardInput => 'I',
+            ComputeType::BackwardWeight => 'W',
         }
     }
 
-    const fn of_letter(letter: char) -> Option<Work> {
+    const fn from_letter(letter: char) -> Option<ComputeType> {
         match letter {
-            'F' => Some(Work::Forward),
-            'B' => Some(Work::Backward),
-            'I' => Some(Work::BackwardInput),
-            'W' => Some(Work::BackwardWeight),
+            'F' => Some(ComputeType::Forward),
+            'B' => Some(ComputeType::Backward),
+            'I' => Some(ComputeType::BackwardInput),
+            'W' => Some(ComputeType::BackwardWeight),
             _ => None,
         }
     }
 }
 
-/// Work on one micro-batch in one stage. Written `2F5`: stage 2, forward, micro-batch 5.
+/// A computation on one micro-batch in one stage. Its text form is `2F5`: stage 2, forward, micro-batch 5.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Task {
-    /// The stage, counted along the model.
+    /// Index of the stage in the model.
     pub stage: usize,
-    /// What is done.
-    pub work: Work,
-    /// The micro-batch.
+    /// The kind of computation.
+    pub compute_type: ComputeType,
+    /// Index of the micro-batch.
     pub microbatch: usize,
 }
 
 impl Task {
-    /// Some work.
-    pub const fn new(stage: usize, work: Work, microbatch: usize) -> Task {
+    /// A task of the given stage, kind and micro-batch.
+    pub const fn new(stage: usize, compute_type: ComputeType, microbatch: usize) -> Task {
         Task {
             stage,
-            work,
+            compute_type,
             microbatch,
         }
     }
@@ -72,7 +72,13 @@ impl Task {
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}{}", self.stage, self.work.letter(), self.microbatch)
+        write!(
+            f,
+            "{}{}{}",
+            self.stage,
+            self.compute_type.letter(),
+            self.microbatch
+        )
     }
 }
 
@@ -80,34 +86,34 @@ impl FromStr for Task {
     type Err = ScheduleError;
 
     fn from_str(text: &str) -> Result<Task, ScheduleError> {
-        let parts = || {
+        let parse = || {
             let at = text.find(|c: char| c.is_ascii_uppercase())?;
-            let work = Work::of_letter(text[at..].chars().next()?)?;
+            let compute_type = ComputeType::from_letter(text[at..].chars().next()?)?;
             let (stage, microbatch) = (text[..at].parse(), text[at + 1..].parse());
-            Some(Task::new(stage.ok()?, work, microbatch.ok()?))
+            Some(Task::new(stage.ok()?, compute_type, microbatch.ok()?))
         };
-        parts().ok_or_else(|| ScheduleError::Unreadable {
+        parse().ok_or_else(|| ScheduleError::Parse {
             text: text.to_owned(),
         })
     }
 }
 
-/// One entry of a rank's list.
+/// One step of a rank in a schedule.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Action {
     /// One task.
-    One(Task),
-    /// A forward and a backward of different micro-batches, run beside each other, so that the
-    /// communication of one hides behind the computation of the other.
-    Both(Task, Task),
+    Single(Task),
+    /// A forward and a backward of different micro-batches that run interleaved, so that the communication of
+    /// one overlaps the computation of the other.
+    Overlapped(Task, Task),
 }
 
 impl Action {
-    /// Its tasks.
+    /// The tasks of the action.
     pub fn tasks(&self) -> impl Iterator<Item = Task> + use<> {
         let (first, second) = match *self {
-            Action::One(task) => (task, None),
-            Action::Both(first, second) => (first, Some(second)),
+            Action::Single(task) => (task, None),
+            Action::Overlapped(first, second) => (first, Some(second)),
         };
         std::iter::once(first).chain(second)
     }
@@ -115,15 +121,15 @@ impl Action {
 
 impl From<Task> for Action {
     fn from(task: Task) -> Action {
-        Action::One(task)
+        Action::Single(task)
     }
 }
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::One(task) => task.fmt(f),
-            Action::Both(first, second) => write!(f, "({first};{second})OVERLAP_F_B"),
+            Action::Single(task) => task.fmt(f),
+            Action::Overlapped(first, second) => write!(f, "({first};{second})OVERLAP_F_B"),
         }
     }
 }
@@ -132,13 +138,13 @@ impl FromStr for Action {
     type Err = ScheduleError;
 
     fn from_str(text: &str) -> Result<Action, ScheduleError> {
-        let both = text
+        let pair = text
             .strip_prefix('(')
             .and_then(|rest| rest.strip_suffix(")OVERLAP_F_B"))
-            .and_then(|both| both.split_once(';'));
-        Ok(match both {
-            Some((first, second)) => Action::Both(first.parse()?, second.parse()?),
-            None => Action::One(text.parse()?),
+            .and_then(|pair| pair.split_once(';'));
+        Ok(match pair {
+            Some((first, second)) => Action::Overlapped(first.parse()?, second.parse()?),
+            None => Action::Single(text.parse()?),
         })
     }
 }

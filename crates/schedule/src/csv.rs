@@ -1,10 +1,10 @@
-//! Schedules from and to files: a line per rank, an action per cell, as PyTorch writes them.
+//! Schedules as CSV in PyTorch's format: one line per rank, one action per cell.
 
-use crate::{Action, Schedule, ScheduleError, Task, Work};
+use crate::{Action, ComputeType, Schedule, ScheduleError, Task};
 
 impl Schedule {
-    /// Reads a schedule and checks it. Empty cells are pauses, which follow from the order anyway; a
-    /// stage is the rank's that takes its first micro-batch forward.
+    /// Parses and checks a schedule. Empty cells, which mark idle time, are ignored. A stage belongs to the rank
+    /// that runs its first forward.
     pub fn from_csv(text: &str) -> Result<Schedule, ScheduleError> {
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let ranks = lines
@@ -14,39 +14,40 @@ impl Schedule {
                 actions.map(str::parse).collect()
             })
             .collect::<Result<Vec<Vec<Action>>, _>>()?;
-        Schedule::of_actions(ranks)
+        Schedule::from_actions(ranks)
     }
 
-    /// A schedule of these actions, checked.
-    pub(crate) fn of_actions(ranks: Vec<Vec<Action>>) -> Result<Schedule, ScheduleError> {
+    /// Builds and checks a schedule from the actions of every rank.
+    pub(crate) fn from_actions(ranks: Vec<Vec<Action>>) -> Result<Schedule, ScheduleError> {
         let mut schedule = Schedule {
             num_microbatches: 0,
-            holders: Vec::new(),
+            stage_to_rank: Vec::new(),
             ranks,
         };
         let tasks: Vec<(usize, Task)> = schedule.tasks().collect();
-        // A stage needs tasks of its own, so there cannot be more of either than there are tasks.
-        let outermost = |of: fn(&Task) -> usize| {
+        // Bounded by the number of tasks, so that absurd indices do not allocate memory: every stage and every
+        // micro-batch needs tasks of its own.
+        let count = |of: fn(&Task) -> usize| {
             let largest = tasks.iter().map(|(_, task)| of(task)).max();
             largest
                 .map_or(0, |largest| largest.saturating_add(1))
                 .min(tasks.len())
         };
-        schedule.num_microbatches = outermost(|task| task.microbatch);
-        schedule.holders = vec![0; outermost(|task| task.stage)];
+        schedule.num_microbatches = count(|task| task.microbatch);
+        schedule.stage_to_rank = vec![0; count(|task| task.stage)];
         for (rank, task) in tasks {
-            if task.work == Work::Forward
+            if task.compute_type == ComputeType::Forward
                 && task.microbatch == 0
-                && task.stage < schedule.holders.len()
+                && task.stage < schedule.stage_to_rank.len()
             {
-                schedule.holders[task.stage] = rank;
+                schedule.stage_to_rank[task.stage] = rank;
             }
         }
         schedule.check()?;
         Ok(schedule)
     }
 
-    /// The same, written.
+    /// Writes the schedule in the format that [`Schedule::from_csv`] reads.
     pub fn to_csv(&self) -> String {
         let line = |actions: &Vec<Action>| {
             let cells: Vec<String> = actions.iter().map(Action::to_string).collect();

@@ -1,17 +1,17 @@
-//! A timeline as a picture: a row per rank, a box per task, white where a rank waits.
+//! SVG drawings of timelines: a row per rank, a box per task, white where a rank is idle.
 
 use std::fmt::Write;
 
-use crate::{Action, Span, Task, Timeline, Work};
+use crate::{Action, ComputeType, Span, Task, Timeline};
 
 const ROW: f64 = 26.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 58.0;
 const WIDTH: f64 = 1100.0;
-/// Boxes narrower than this have no room for a number.
+/// Boxes narrower than this are drawn without a number.
 const READABLE: f64 = 14.0;
 
-/// Timelines under each other in one SVG file, each under its title and all on one scale.
+/// Draws timelines below each other in one SVG file, each with its title and all to the same scale.
 pub fn to_svg(panels: &[(&str, &Timeline)]) -> String {
     let heights = panels.iter().map(|(_, timeline)| panel_height(timeline));
     let height: f64 = heights.sum();
@@ -64,10 +64,10 @@ fn draw_panel(svg: &mut String, title: &str, timeline: &Timeline, scale: f64) {
         }
     }
     let share = 100.0 * timeline.bubble() / timeline.end().max(f64::MIN_POSITIVE);
-    let most = timeline.most_in_flight().into_iter().max().unwrap_or(0);
+    let most = timeline.max_in_flight().into_iter().max().unwrap_or(0);
     let summary = format!(
-        "{} from first to last; a rank waits up to {} ({share:.1} %); at most {most} micro-batches in \
-         flight on a rank, counted per stage",
+        "step time {}; pipeline bubble {} ({share:.1} %); at most {most} micro-batches in flight on a rank, \
+         counted per stage",
         short(timeline.end()),
         short(timeline.bubble())
     );
@@ -78,8 +78,8 @@ fn draw_panel(svg: &mut String, title: &str, timeline: &Timeline, scale: f64) {
 fn draw_span(svg: &mut String, span: &Span, y: f64, scale: f64, num_ranks: usize) {
     let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
     match span.action {
-        Action::One(task) => draw_task(svg, task, [x, y, width, ROW - 4.0], num_ranks),
-        Action::Both(first, second) => {
+        Action::Single(task) => draw_task(svg, task, [x, y, width, ROW - 4.0], num_ranks),
+        Action::Overlapped(first, second) => {
             let half = (ROW - 4.0) / 2.0;
             draw_task(svg, first, [x, y, width, half], num_ranks);
             draw_task(svg, second, [x, y + half, width, half], num_ranks);
@@ -88,17 +88,17 @@ fn draw_span(svg: &mut String, span: &Span, y: f64, scale: f64, num_ranks: usize
 }
 
 fn draw_task(svg: &mut String, task: Task, [x, y, width, height]: [f64; 4], num_ranks: usize) {
-    // A rank's later stages are paler.
+    // Later stages of a rank are drawn paler.
     let opacity = match task.stage / num_ranks {
         0 => 1.0,
-        round => (1.0 - 0.22 * round as f64).max(0.34),
+        chunk => (1.0 - 0.22 * chunk as f64).max(0.34),
     };
     let _ = writeln!(
         svg,
         "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{:.2}\" height=\"{height:.2}\" fill=\"{}\" \
          fill-opacity=\"{opacity:.2}\" stroke=\"#fff\" stroke-width=\"0.8\"><title>{task}</title></rect>",
         width.max(0.2),
-        colour(task.work)
+        color(task.compute_type)
     );
     if width >= READABLE && height > 14.0 {
         let number = task.microbatch.to_string();
@@ -109,17 +109,17 @@ fn draw_task(svg: &mut String, task: Task, [x, y, width, height]: [f64; 4], num_
 
 fn legend(svg: &mut String) {
     let entries = [
-        (Work::Forward, "forward"),
-        (Work::Backward, "backward"),
-        (Work::BackwardInput, "backward, input"),
-        (Work::BackwardWeight, "backward, weights"),
+        (ComputeType::Forward, "forward"),
+        (ComputeType::Backward, "backward"),
+        (ComputeType::BackwardInput, "backward input"),
+        (ComputeType::BackwardWeight, "backward weight"),
     ];
-    for (number, (work, name)) in entries.into_iter().enumerate() {
-        let x = 16.0 + 150.0 * number as f64;
+    for (index, (compute_type, name)) in entries.into_iter().enumerate() {
+        let x = 16.0 + 150.0 * index as f64;
         let _ = writeln!(
             svg,
             "<rect x=\"{x}\" y=\"36\" width=\"12\" height=\"12\" fill=\"{}\"/>",
-            colour(work)
+            color(compute_type)
         );
         text(svg, x + 18.0, 46.0, 12, "start", "#1f2933", name);
     }
@@ -130,25 +130,25 @@ fn legend(svg: &mut String) {
         12,
         "start",
         "#1f2933",
-        "paler: later stages of a rank",
+        "paler: later stages of the rank",
     );
 }
 
-fn text(svg: &mut String, x: f64, y: f64, size: u8, anchor: &str, fill: &str, words: &str) {
+fn text(svg: &mut String, x: f64, y: f64, size: u8, anchor: &str, fill: &str, content: &str) {
     let _ = writeln!(
         svg,
         "<text x=\"{x:.2}\" y=\"{y:.2}\" font-size=\"{size}\" text-anchor=\"{anchor}\" \
          fill=\"{fill}\">{}</text>",
-        escaped(words)
+        escaped(content)
     );
 }
 
-fn colour(work: Work) -> &'static str {
-    match work {
-        Work::Forward => "#3b6fb6",
-        Work::Backward => "#3d8f63",
-        Work::BackwardInput => "#58a97b",
-        Work::BackwardWeight => "#d08736",
+fn color(compute_type: ComputeType) -> &'static str {
+    match compute_type {
+        ComputeType::Forward => "#3b6fb6",
+        ComputeType::Backward => "#3d8f63",
+        ComputeType::BackwardInput => "#58a97b",
+        ComputeType::BackwardWeight => "#d08736",
     }
 }
 
@@ -159,7 +159,7 @@ fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A number without digits that say nothing.
+/// Formats a number without trailing zeros.
 fn short(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,75 +1,79 @@
-//! What is wrong with a schedule.
+//! Errors of pipeline schedules.
 
 use crate::Task;
 
-/// Why a schedule cannot be made or cannot run.
+/// Why a schedule cannot be built or is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// Numbers a schedule cannot be made for.
+    /// The schedule does not support these numbers of ranks, stages or micro-batches.
     #[error("{kind}: {reason}")]
-    Shape {
-        /// The schedule's name.
+    InvalidShape {
+        /// Name of the schedule.
         kind: &'static str,
-        /// What does not fit, and what would.
+        /// What is not supported, and what is.
         reason: String,
     },
 
-    /// A name of no schedule.
-    #[error("there is no schedule {name:?}: {}", names.join(", "))]
+    /// A name is not that of a schedule.
+    #[error("{name:?} is not a pipeline schedule; the schedules are {}", names.join(", "))]
     UnknownKind {
-        /// The name.
+        /// The unknown name.
         name: String,
-        /// Those there are.
+        /// The names of all schedules.
         names: Vec<&'static str>,
     },
 
-    /// Text that is no action.
-    #[error("{text:?} is no action: write stage, F, B, I or W, and micro-batch, as in 2F5")]
-    Unreadable {
+    /// A text is not an action.
+    #[error(
+        "{text:?} is not a schedule action; write stage, F, B, I or W, and micro-batch, as in 2F5"
+    )]
+    Parse {
         /// The text.
         text: String,
     },
 
-    /// A rank has work of a stage it does not hold.
-    #[error("rank {rank} is to do {task}, but stage {} is rank {holder}'s", task.stage)]
-    Misplaced {
-        /// The rank.
+    /// A rank has a task of a stage that belongs to another rank.
+    #[error("rank {rank} has task {task}, but stage {} belongs to rank {owner}", task.stage)]
+    WrongRank {
+        /// The rank that has the task.
         rank: usize,
-        /// The work.
+        /// The task.
         task: Task,
-        /// Who holds the stage.
-        holder: usize,
+        /// The rank of the stage.
+        owner: usize,
     },
 
-    /// Stages or micro-batches beyond those there are.
-    #[error("{task} is outside of {num_stages} stages and {num_microbatches} micro-batches")]
-    Outside {
-        /// The work.
+    /// A task refers to a stage or micro-batch that does not exist.
+    #[error(
+        "task {task} is out of range for {num_stages} stages and {num_microbatches} micro-batches"
+    )]
+    OutOfRange {
+        /// The task.
         task: Task,
-        /// Stages.
+        /// Number of stages.
         num_stages: usize,
-        /// Micro-batches.
+        /// Number of micro-batches.
         num_microbatches: usize,
     },
 
-    /// Work that is done twice.
-    #[error("{task} is done twice")]
+    /// A task is scheduled twice.
+    #[error("task {task} is scheduled twice")]
     Repeated {
-        /// The work.
+        /// The task.
         task: Task,
     },
 
-    /// Work that is not done.
-    #[error("{task} is never done")]
+    /// A task is not scheduled.
+    #[error("task {task} is missing")]
     Missing {
-        /// The work.
+        /// The task.
         task: Task,
     },
 
-    /// Ranks that wait for each other.
-    #[error("ranks wait for each other: {}", waiting.join("; "))]
+    /// Ranks wait for each other.
+    #[error("the schedule deadlocks: {}", waiting.join("; "))]
     Deadlock {
-        /// What each rank waits for.
+        /// The action at which each rank is blocked.
         waiting: Vec<String>,
     },
 }

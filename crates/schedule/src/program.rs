@@ -1,41 +1,40 @@
-//! A schedule with everything a rank does between its tasks, so that an executor decides nothing.
+//! Schedules lowered to instructions, so that the executor decides nothing.
 //!
-//! A [`Schedule`] says what is computed in which order. A [`Program`] adds the messages between
-//! stages and, for stages whose states other ranks share, when they are gathered, released and their
-//! gradients reduced.
+//! A [`Schedule`] orders the computations. A [`Program`] adds the send/recv between stages and, for sharded
+//! stages, when parameters are unsharded and resharded and when gradients are reduced.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::{Action, Schedule, Task, Work};
+use crate::{Action, ComputeType, Schedule, Task};
 
-/// One entry of a rank's program.
+/// One instruction of a rank's program.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Instruction {
-    /// Work on micro-batches.
+    /// Computes on micro-batches.
     Compute(Action),
-    /// What a later task needs is asked for; the task waits for it.
+    /// Posts a receive; the task that needs the message waits for it.
     Receive(Message),
-    /// What a task made leaves.
+    /// Starts to send the output of a task.
     Send(Message),
-    /// A message that was sent has arrived, as an answer shows: its memory may go.
-    Arrived(Message),
-    /// The stage's parameters are gathered, and stay.
+    /// Waits for a send that is known to be complete, so that its memory is released.
+    WaitSend(Message),
+    /// Gathers the stage's parameters until they are resharded.
     Unshard(usize),
-    /// The stage's parameters go.
+    /// Releases the stage's gathered parameters.
     Reshard(usize),
-    /// The stage's gradients, which were kept whole so far, are reduced.
+    /// Reduces the stage's gradients, which are unsharded until then.
     Reduce(usize),
 }
 
-/// What goes from a stage to its neighbour: activations forward, their gradients back.
+/// A message between neighboring stages: activations forward, their gradients backward.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub struct Message {
-    /// The stage that makes it.
+    /// The sending stage.
     pub from: usize,
-    /// The stage that needs it.
+    /// The receiving stage.
     pub to: usize,
-    /// Of which micro-batch.
+    /// The micro-batch.
     pub microbatch: usize,
 }
 
@@ -45,15 +44,15 @@ impl Message {
     }
 }
 
-/// As PyTorch writes them.
+/// PyTorch's notation, extended by `WAIT_SEND`.
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Instruction::Compute(action) => action.fmt(f),
             Instruction::Receive(m) => write!(f, "{}RECV_{}{}", m.to, m.letter(), m.microbatch),
             Instruction::Send(m) => write!(f, "{}SEND_{}{}", m.from, m.letter(), m.microbatch),
-            Instruction::Arrived(m) => {
-                write!(f, "{}ARRIVED_{}{}", m.from, m.letter(), m.microbatch)
+            Instruction::WaitSend(m) => {
+                write!(f, "{}WAIT_SEND_{}{}", m.from, m.letter(), m.microbatch)
             }
             Instruction::Unshard(stage) => write!(f, "{stage}UNSHARD"),
             Instruction::Reshard(stage) => write!(f, "{stage}RESHARD"),
@@ -62,57 +61,57 @@ impl fmt::Display for Instruction {
     }
 }
 
-/// When a stage's gradients are reduced.
+/// When the gradients of a stage are reduced.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub enum Reductions {
-    /// With its last backward. Until then they are held whole.
+pub enum GradReduction {
+    /// Once per step, with the last backward; until then the stage holds unsharded gradients.
     #[default]
     Once,
-    /// With every backward: as many times the messages, and nothing held whole.
-    Each,
+    /// With every backward: more communication, but no unsharded gradients are held.
+    EveryBackward,
 }
 
-/// How the states of stages are shared, as far as the order of work goes.
+/// When a pipeline unshards the parameters of its stages and reduces their gradients.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub struct Sharing {
+pub struct ShardingPolicy {
     /// When gradients are reduced.
-    pub reductions: Reductions,
-    /// How many of its stages a rank holds gathered at once; none where stages see to it themselves,
-    /// or have nothing to gather.
-    pub most_unsharded: Option<usize>,
+    pub grad_reduction: GradReduction,
+    /// The maximum number of stages that a rank keeps unsharded at a time; none if the stages gather their
+    /// parameters themselves or are not sharded.
+    pub max_unsharded: Option<usize>,
 }
 
-/// What every rank does, in order.
+/// The instructions of all ranks.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Program {
-    /// The instructions of each rank.
+    /// The instructions of each rank, in order.
     pub ranks: Vec<Vec<Instruction>>,
 }
 
 impl Schedule {
-    /// The schedule with its messages and what `sharing` asks for.
-    pub fn program(&self, sharing: Sharing) -> Program {
+    /// Lowers the schedule to instructions under a sharding policy.
+    pub fn program(&self, policy: ShardingPolicy) -> Program {
         let ranks = 0..self.num_ranks();
         let mut program = Program {
-            ranks: ranks.map(|rank| self.instructions(rank, sharing)).collect(),
+            ranks: ranks.map(|rank| self.instructions(rank, policy)).collect(),
         };
-        program.note_arrivals(self);
+        program.insert_wait_sends(self);
         program
     }
 
-    fn instructions(&self, rank: usize, sharing: Sharing) -> Vec<Instruction> {
+    fn instructions(&self, rank: usize, policy: ShardingPolicy) -> Vec<Instruction> {
         let actions = &self.ranks[rank];
-        let last = last_of_stages(actions);
-        let reduces = |task: &Task| match sharing.reductions {
-            Reductions::Each => task.work.releases(),
-            Reductions::Once => last.get(&task.stage) == Some(task),
+        let last = last_grad_tasks(actions);
+        let reduces = |task: &Task| match policy.grad_reduction {
+            GradReduction::EveryBackward => task.compute_type.releases_activations(),
+            GradReduction::Once => last.get(&task.stage) == Some(task),
         };
-        let mut gathered = sharing
-            .most_unsharded
-            .map(|most| Gathered::new(most, actions));
+        let mut gathered = policy
+            .max_unsharded
+            .map(|most| UnshardedStages::new(most, actions));
         let mut list = Vec::new();
         for (number, action) in actions.iter().enumerate() {
-            // What comes next is asked for before this is computed, so that it travels meanwhile.
+            // Receives of the next action are posted before this one computes, so that they overlap.
             let soon = if number == 0 {
                 0..2
             } else {
@@ -121,13 +120,13 @@ impl Schedule {
             let soon = soon.filter_map(|number| actions.get(number));
             let needs = soon
                 .flat_map(Action::tasks)
-                .filter_map(|task| self.needs(task));
+                .filter_map(|task| self.recv_for(task));
             list.extend(needs.map(Instruction::Receive));
             if let Some(gathered) = &mut gathered {
                 gathered.before(number, &mut list);
             }
             list.push(Instruction::Compute(*action));
-            let gives = action.tasks().filter_map(|task| self.gives(task));
+            let gives = action.tasks().filter_map(|task| self.send_for(task));
             list.extend(gives.map(Instruction::Send));
             let complete = action.tasks().filter(reduces);
             list.extend(complete.map(|task| Instruction::Reduce(task.stage)));
@@ -138,35 +137,35 @@ impl Schedule {
         list
     }
 
-    /// What a task needs of another rank.
-    pub fn needs(&self, task: Task) -> Option<Message> {
-        let from = match task.work {
-            Work::Forward => task.stage.checked_sub(1)?,
-            work if work.gives_gradient() => task.stage + 1,
+    /// The message that a task receives from another rank.
+    pub fn recv_for(&self, task: Task) -> Option<Message> {
+        let from = match task.compute_type {
+            ComputeType::Forward => task.stage.checked_sub(1)?,
+            kind if kind.produces_input_grad() => task.stage + 1,
             _ => return None,
         };
         self.between(from, task.stage, task.microbatch)
     }
 
-    /// Whether an action computes with a message.
+    /// Whether an action uses a message.
     fn uses(&self, action: &Action, message: &Message) -> bool {
-        let mut needs = action.tasks().filter_map(|task| self.needs(task));
+        let mut needs = action.tasks().filter_map(|task| self.recv_for(task));
         needs.any(|needed| needed == *message)
     }
 
-    /// What a task gives to another rank.
-    pub fn gives(&self, task: Task) -> Option<Message> {
-        let to = match task.work {
-            Work::Forward => task.stage + 1,
-            work if work.gives_gradient() => task.stage.checked_sub(1)?,
+    /// The message that a task sends to another rank.
+    pub fn send_for(&self, task: Task) -> Option<Message> {
+        let to = match task.compute_type {
+            ComputeType::Forward => task.stage + 1,
+            kind if kind.produces_input_grad() => task.stage.checked_sub(1)?,
             _ => return None,
         };
         self.between(task.stage, to, task.microbatch)
     }
 
-    /// A message, where both stages exist and different ranks hold them.
+    /// The message between two stages, if both exist and are on different ranks.
     fn between(&self, from: usize, to: usize, microbatch: usize) -> Option<Message> {
-        let crosses = self.holders.get(from)? != self.holders.get(to)?;
+        let crosses = self.stage_to_rank.get(from)? != self.stage_to_rank.get(to)?;
         let message = Message {
             from,
             to,
@@ -177,90 +176,97 @@ impl Schedule {
 }
 
 impl Program {
-    /// Where a rank has waited for a message, everything its sender had received by then has arrived.
-    fn note_arrivals(&mut self, schedule: &Schedule) {
-        let answers: Vec<_> = (0..self.ranks.len())
-            .map(|rank| self.answers(rank, schedule))
+    /// Adds a wait for every send that is known to be complete: a rank that has received a message knows that its
+    /// sender had already used what it received before.
+    fn insert_wait_sends(&mut self, schedule: &Schedule) {
+        let acknowledged: Vec<_> = (0..self.ranks.len())
+            .map(|rank| self.acknowledged_sends(rank, schedule))
             .collect();
-        for (list, mut answers) in self.ranks.iter_mut().zip(answers) {
-            let mut noted = Vec::with_capacity(2 * list.len());
-            let mut asked = Vec::new();
+        for (list, mut acknowledged) in self.ranks.iter_mut().zip(acknowledged) {
+            let mut extended = Vec::with_capacity(2 * list.len());
+            let mut posted = Vec::new();
             for instruction in list.drain(..) {
-                noted.push(instruction);
+                extended.push(instruction);
                 match instruction {
-                    Instruction::Receive(message) => asked.push(message),
+                    Instruction::Receive(message) => posted.push(message),
                     Instruction::Compute(action) => {
-                        for message in asked.extract_if(.., |m| schedule.uses(&action, m)) {
-                            let arrived = answers.remove(&message).unwrap_or_default();
-                            noted.extend(arrived.into_iter().map(Instruction::Arrived));
+                        for message in posted.extract_if(.., |m| schedule.uses(&action, m)) {
+                            let sends = acknowledged.remove(&message).unwrap_or_default();
+                            extended.extend(sends.into_iter().map(Instruction::WaitSend));
                         }
                     }
                     _ => {}
                 }
             }
-            *list = noted;
+            *list = extended;
         }
     }
 
-    /// By message that `rank` gets: those it sent that have arrived if this one has.
-    fn answers(&self, rank: usize, schedule: &Schedule) -> HashMap<Message, Vec<Message>> {
-        let holders = &schedule.holders;
-        let mut answers = HashMap::new();
+    /// For each message that `rank` receives: its sends that are complete once that message is there.
+    fn acknowledged_sends(
+        &self,
+        rank: usize,
+        schedule: &Schedule,
+    ) -> HashMap<Message, Vec<Message>> {
+        let stage_to_rank = &schedule.stage_to_rank;
+        let mut acknowledged = HashMap::new();
         for list in &self.ranks {
-            let (mut asked, mut taken) = (Vec::new(), Vec::new());
+            let (mut posted, mut used) = (Vec::new(), Vec::new());
             for instruction in list {
                 match instruction {
-                    Instruction::Receive(sent) if holders[sent.from] == rank => asked.push(*sent),
-                    Instruction::Compute(action) => {
-                        taken.extend(asked.extract_if(.., |sent| schedule.uses(action, sent)));
+                    Instruction::Receive(sent) if stage_to_rank[sent.from] == rank => {
+                        posted.push(*sent)
                     }
-                    Instruction::Send(answer) if holders[answer.to] == rank => {
-                        answers.insert(*answer, std::mem::take(&mut taken));
+                    Instruction::Compute(action) => {
+                        used.extend(posted.extract_if(.., |sent| schedule.uses(action, sent)));
+                    }
+                    Instruction::Send(reply) if stage_to_rank[reply.to] == rank => {
+                        acknowledged.insert(*reply, std::mem::take(&mut used));
                     }
                     _ => {}
                 }
             }
         }
-        answers
+        acknowledged
     }
 }
 
-/// The task with which each stage's gradients are complete.
-fn last_of_stages(actions: &[Action]) -> HashMap<usize, Task> {
+/// The task that completes the gradients of each stage.
+fn last_grad_tasks(actions: &[Action]) -> HashMap<usize, Task> {
     let tasks = actions.iter().flat_map(Action::tasks);
-    let ends = tasks.filter(|task| task.work.releases());
+    let ends = tasks.filter(|task| task.compute_type.releases_activations());
     ends.map(|task| (task.stage, task)).collect()
 }
 
-/// Which stages of a rank are gathered, while its program is written.
-struct Gathered<'a> {
+/// Tracks the unsharded stages of a rank while its program is generated.
+struct UnshardedStages<'a> {
     most: usize,
     actions: &'a [Action],
     stages: Vec<usize>,
 }
 
-impl Gathered<'_> {
-    /// Every action needs its stages at once, and a pair of tasks may have two.
-    fn new(most: usize, actions: &[Action]) -> Gathered<'_> {
+impl UnshardedStages<'_> {
+    /// An overlapped pair may use two stages at once, so the limit is at least two if there are pairs.
+    fn new(most: usize, actions: &[Action]) -> UnshardedStages<'_> {
         let pairs = actions
             .iter()
-            .any(|action| matches!(action, Action::Both(..)));
-        Gathered {
+            .any(|action| matches!(action, Action::Overlapped(..)));
+        UnshardedStages {
             most: most.max(if pairs { 2 } else { 1 }),
             actions,
             stages: Vec::new(),
         }
     }
 
-    /// Gathers what action `number` needs, and what the next does if there is room.
+    /// Unshards the stages of action `number`, and those of the next action within the limit.
     fn before(&mut self, number: usize, list: &mut Vec<Instruction>) {
-        let needed = computing(&self.actions[number]);
+        let needed = stages_read(&self.actions[number]);
         for &stage in &needed {
             if self.stages.contains(&stage) {
                 continue;
             }
             while self.stages.len() >= self.most
-                && let Some(idle) = self.idlest(number, &needed)
+                && let Some(idle) = self.furthest_use(number, &needed)
             {
                 self.stages.retain(|&s| s != idle);
                 list.push(Instruction::Reshard(idle));
@@ -268,7 +274,7 @@ impl Gathered<'_> {
             self.stages.push(stage);
             list.push(Instruction::Unshard(stage));
         }
-        let next = self.actions.get(number + 1).map(computing);
+        let next = self.actions.get(number + 1).map(stages_read);
         for stage in next.unwrap_or_default() {
             if !self.stages.contains(&stage) && self.stages.len() < self.most {
                 self.stages.push(stage);
@@ -277,17 +283,17 @@ impl Gathered<'_> {
         }
     }
 
-    /// Lets go of what is needed no more.
+    /// Reshards the stages that no later action uses.
     fn after(&mut self, number: usize, list: &mut Vec<Instruction>) {
-        let is_over = |stage: &usize| self.next_use(*stage, number + 1).is_none();
-        let (over, rest) = self.stages.iter().partition(|stage| is_over(stage));
-        let over: Vec<usize> = over;
+        let is_unused = |stage: &usize| self.next_use(*stage, number + 1).is_none();
+        let (unused, rest) = self.stages.iter().partition(|stage| is_unused(stage));
+        let unused: Vec<usize> = unused;
         self.stages = rest;
-        list.extend(over.into_iter().map(Instruction::Reshard));
+        list.extend(unused.into_iter().map(Instruction::Reshard));
     }
 
-    /// The gathered stage that is needed last, but for those needed now.
-    fn idlest(&self, number: usize, needed: &[usize]) -> Option<usize> {
+    /// The unsharded stage whose next use is furthest away, except those needed now.
+    fn furthest_use(&self, number: usize, needed: &[usize]) -> Option<usize> {
         let idle = self.stages.iter().filter(|stage| !needed.contains(stage));
         let until = |stage: &&usize| self.next_use(**stage, number).unwrap_or(usize::MAX);
         idle.max_by_key(until).copied()
@@ -295,14 +301,14 @@ impl Gathered<'_> {
 
     fn next_use(&self, stage: usize, from: usize) -> Option<usize> {
         let rest = self.actions.iter().enumerate().skip(from);
-        let mut uses = rest.filter(|(_, action)| computing(action).contains(&stage));
+        let mut uses = rest.filter(|(_, action)| stages_read(action).contains(&stage));
         uses.next().map(|(number, _)| number)
     }
 }
 
-/// Stages whose parameters an action computes with. Gradients of weights need none.
-fn computing(action: &Action) -> Vec<usize> {
+/// The stages whose parameters an action reads. Weight gradients do not read parameters.
+fn stages_read(action: &Action) -> Vec<usize> {
     let tasks = action.tasks();
-    let needing = tasks.filter(|task| task.work != Work::BackwardWeight);
+    let needing = tasks.filter(|task| task.compute_type != ComputeType::BackwardWeight);
     needing.map(|task| task.stage).collect()
 }

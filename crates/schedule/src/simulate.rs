@@ -1,19 +1,19 @@
-//! When everything happens, if work takes as long as it is said to.
+//! Simulation of a schedule under given costs.
 
-use crate::{Action, Schedule, ScheduleError, Task, Work};
+use crate::{Action, ComputeType, Schedule, ScheduleError, Task};
 
-/// How long work takes, in any unit.
+/// The durations of computations and transfers, in any unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// Of each stage; a single entry counts for all.
+    /// One entry per stage; a single entry applies to all stages.
     stages: Vec<StageCost>,
-    /// From a stage to the next where another rank holds it, beside computation.
+    /// Duration of a transfer between stages on different ranks, which overlaps computation.
     pub transfer: f64,
-    /// What a forward and a backward beside each other take, over what they take one after the other.
+    /// Duration of an overlapped forward and backward, relative to running them one after the other.
     pub overlap: f64,
 }
 
-/// Of one stage.
+/// The durations of one stage.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub(crate) struct StageCost {
     pub forward: f64,
@@ -23,7 +23,7 @@ pub(crate) struct StageCost {
 }
 
 impl StageCost {
-    /// A whole backward takes as long as its two parts.
+    /// A full backward takes as long as its two parts.
     const fn new(forward: f64, backward_input: f64, backward_weight: f64) -> StageCost {
         StageCost {
             forward,
@@ -35,7 +35,7 @@ impl StageCost {
 }
 
 impl Costs {
-    /// The same for every stage; a whole backward takes as long as its two parts.
+    /// Equal costs for every stage; a full backward takes as long as its two parts.
     pub fn uniform(forward: f64, backward_input: f64, backward_weight: f64) -> Costs {
         Costs::new(vec![StageCost::new(
             forward,
@@ -45,7 +45,7 @@ impl Costs {
     }
 
     /// `(forward, backward for input, backward for weight)` of each stage.
-    pub fn of_stages(stages: &[(f64, f64, f64)]) -> Costs {
+    pub fn per_stage(stages: &[(f64, f64, f64)]) -> Costs {
         let stages = stages.iter();
         Costs::new(stages.map(|&(f, i, w)| StageCost::new(f, i, w)).collect())
     }
@@ -63,35 +63,35 @@ impl Costs {
         let Some(cost) = self.stages.get(index) else {
             return 0.0;
         };
-        match task.work {
-            Work::Forward => cost.forward,
-            Work::BackwardInput => cost.backward_input,
-            Work::BackwardWeight => cost.backward_weight,
-            Work::Backward => cost.backward,
+        match task.compute_type {
+            ComputeType::Forward => cost.forward,
+            ComputeType::BackwardInput => cost.backward_input,
+            ComputeType::BackwardWeight => cost.backward_weight,
+            ComputeType::Backward => cost.backward,
         }
     }
 
     fn of_action(&self, action: &Action) -> f64 {
         let alone: f64 = action.tasks().map(|task| self.of(task)).sum();
         match action {
-            Action::One(_) => alone,
-            Action::Both(..) => alone * self.overlap,
+            Action::Single(_) => alone,
+            Action::Overlapped(..) => alone * self.overlap,
         }
     }
 }
 
-/// An action and when it takes place.
+/// An action with its start and end time.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Span {
-    /// What.
+    /// The action.
     pub action: Action,
-    /// From.
+    /// Start time.
     pub start: f64,
-    /// To.
+    /// End time.
     pub end: f64,
 }
 
-/// What every rank does when.
+/// The timed actions of every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// The spans of each rank, in order.
@@ -99,57 +99,60 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// When the last rank has ended.
+    /// The time at which the last rank finishes.
     pub fn end(&self) -> f64 {
         let ends = self.ranks.iter().filter_map(|spans| spans.last());
         ends.map(|span| span.end).fold(0.0, f64::max)
     }
 
-    /// How long `rank` works.
-    pub fn busy(&self, rank: usize) -> f64 {
+    /// Total duration of the actions of `rank`.
+    pub fn busy_time(&self, rank: usize) -> f64 {
         self.ranks[rank].iter().map(|s| s.end - s.start).sum()
     }
 
-    /// How long `rank` waits between its first action and its last.
-    pub fn waits(&self, rank: usize) -> f64 {
+    /// Time that `rank` is idle between its first action and its last.
+    pub fn idle_time(&self, rank: usize) -> f64 {
         match &self.ranks[rank][..] {
-            [first, .., last] => last.end - first.start - self.busy(rank),
+            [first, .., last] => last.end - first.start - self.busy_time(rank),
             _ => 0.0,
         }
     }
 
-    /// How long the rank waits that waits most. Before its first action and after its last a rank has
-    /// the step before and the step after to do.
+    /// The pipeline bubble: the idle time of the rank that idles most. Time before a rank's first action and after
+    /// its last is not counted, since the adjacent steps use it.
     pub fn bubble(&self) -> f64 {
         let ranks = 0..self.ranks.len();
-        ranks.map(|rank| self.waits(rank)).fold(0.0, f64::max)
+        ranks.map(|rank| self.idle_time(rank)).fold(0.0, f64::max)
     }
 
-    /// Micro-batches each rank keeps something of at once, at most; counted per stage.
-    pub fn most_in_flight(&self) -> Vec<usize> {
-        self.ranks.iter().map(|spans| peak(spans)).collect()
+    /// The maximum number of in-flight micro-batches of each rank, counted per stage.
+    pub fn max_in_flight(&self) -> Vec<usize> {
+        self.ranks
+            .iter()
+            .map(|spans| peak_in_flight(spans))
+            .collect()
     }
 }
 
-fn peak(spans: &[Span]) -> usize {
-    let (mut held, mut most) = (0usize, 0);
+fn peak_in_flight(spans: &[Span]) -> usize {
+    let (mut in_flight, mut peak) = (0usize, 0);
     for task in spans.iter().flat_map(|span| span.action.tasks()) {
-        match task.work {
-            Work::Forward => {
-                held += 1;
-                most = most.max(held);
+        match task.compute_type {
+            ComputeType::Forward => {
+                in_flight += 1;
+                peak = peak.max(in_flight);
             }
-            work if work.releases() => held = held.saturating_sub(1),
+            kind if kind.releases_activations() => in_flight = in_flight.saturating_sub(1),
             _ => {}
         }
     }
-    most
+    peak
 }
 
-/// Follows every rank through its list. Messages wait for nobody, so a rank waits only for what its
-/// next action needs; where all wait, the schedule can never end.
+/// Runs every rank through its actions. Sends do not block, so a rank waits only for the inputs of its next
+/// action; if all ranks wait, the schedule deadlocks.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, ScheduleError> {
-    let mut run = Run {
+    let mut run = Simulation {
         schedule,
         costs,
         ended: vec![None; 4 * schedule.num_stages() * schedule.num_microbatches],
@@ -170,16 +173,16 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Schedule
     }
 }
 
-struct Run<'a> {
+struct Simulation<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
-    /// When each task ended.
+    /// End time of each finished task.
     ended: Vec<Option<f64>>,
     ranks: Vec<Vec<Span>>,
 }
 
-impl Run<'_> {
-    /// Takes as many actions of a rank as can be taken now. Returns whether there were any.
+impl Simulation<'_> {
+    /// Runs the actions of a rank that can start now. Returns whether there were any.
     fn advance(&mut self, rank: usize) -> Result<bool, ScheduleError> {
         let before = self.ranks[rank].len();
         while let Some(action) = self.schedule.ranks[rank].get(self.ranks[rank].len()) {
@@ -202,44 +205,48 @@ impl Run<'_> {
         Ok(self.ranks[rank].len() > before)
     }
 
-    /// When everything an action needs is there; none while it is not known.
+    /// The time at which all inputs of an action are available; none if one of them is not computed yet.
     fn ready(&self, rank: usize, action: &Action) -> Result<Option<f64>, ScheduleError> {
         let mut ready = 0f64;
         for task in action.tasks() {
-            for need in self.needs(task) {
-                let Some(end) = need.into_iter().find_map(|slot| self.ended[slot.0]) else {
+            for dependency in self.dependencies(task) {
+                let Some(end) = dependency.into_iter().find_map(|slot| self.ended[slot.0]) else {
                     return Ok(None);
                 };
-                let holder = self.schedule.holders[need[0].1];
-                let travels = if holder == rank {
+                let owner = self.schedule.stage_to_rank[dependency[0].1];
+                let transfer = if owner == rank {
                     0.0
                 } else {
                     self.costs.transfer
                 };
-                ready = ready.max(end + travels);
+                ready = ready.max(end + transfer);
             }
             self.slot(task)?;
         }
         Ok(Some(ready))
     }
 
-    /// Slots of which one must have ended, with the stage they are of, for each thing a task needs.
-    fn needs(&self, task: Task) -> Vec<[(usize, usize); 2]> {
-        let at = |stage: usize, work: Work| {
-            let task = Task::new(stage, work, task.microbatch);
+    /// The dependencies of a task: for each, two alternative slots of which one must have ended, and their stage.
+    fn dependencies(&self, task: Task) -> Vec<[(usize, usize); 2]> {
+        let at = |stage: usize, compute_type: ComputeType| {
+            let task = Task::new(stage, compute_type, task.microbatch);
             (self.slot(task).unwrap_or(0), stage)
         };
         let either = |stage, a, b| [at(stage, a), at(stage, b)];
-        let only = |stage, work| [at(stage, work); 2];
+        let only = |stage, compute_type| [at(stage, compute_type); 2];
         let last = self.schedule.num_stages() - 1;
-        match task.work {
-            Work::Forward if task.stage == 0 => Vec::new(),
-            Work::Forward => vec![only(task.stage - 1, Work::Forward)],
-            Work::BackwardWeight => vec![only(task.stage, Work::BackwardInput)],
-            _ if task.stage >= last => vec![only(task.stage, Work::Forward)],
+        match task.compute_type {
+            ComputeType::Forward if task.stage == 0 => Vec::new(),
+            ComputeType::Forward => vec![only(task.stage - 1, ComputeType::Forward)],
+            ComputeType::BackwardWeight => vec![only(task.stage, ComputeType::BackwardInput)],
+            _ if task.stage >= last => vec![only(task.stage, ComputeType::Forward)],
             _ => vec![
-                only(task.stage, Work::Forward),
-                either(task.stage + 1, Work::Backward, Work::BackwardInput),
+                only(task.stage, ComputeType::Forward),
+                either(
+                    task.stage + 1,
+                    ComputeType::Backward,
+                    ComputeType::BackwardInput,
+                ),
             ],
         }
     }
@@ -248,14 +255,14 @@ impl Run<'_> {
         let (num_stages, num_microbatches) =
             (self.schedule.num_stages(), self.schedule.num_microbatches);
         if task.stage >= num_stages || task.microbatch >= num_microbatches {
-            return Err(ScheduleError::Outside {
+            return Err(ScheduleError::OutOfRange {
                 task,
                 num_stages,
                 num_microbatches,
             });
         }
-        let place = task.stage * num_microbatches + task.microbatch;
-        Ok(4 * place + task.work as usize)
+        let index = task.stage * num_microbatches + task.microbatch;
+        Ok(4 * index + task.compute_type as usize)
     }
 
     fn waiting(&self) -> Vec<String> {
@@ -263,7 +270,7 @@ impl Run<'_> {
         ranks
             .filter_map(|(rank, (actions, done))| {
                 let next = actions.get(done.len())?;
-                Some(format!("rank {rank} cannot begin {next}"))
+                Some(format!("rank {rank} waits to start {next}"))
             })
             .collect()
     }

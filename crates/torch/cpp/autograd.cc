@@ -1,4 +1,4 @@
-// Hooks and functions whose bodies are Rust closures.
+// Autograd hooks and functions whose bodies are Rust closures.
 #include <atomic>
 
 #include <torch/csrc/autograd/autograd.h>
@@ -20,7 +20,7 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// std::function must be copyable; a Rust box is not.
+// std::function must be copyable, and a rust::Box is not.
 template <typename T>
 std::shared_ptr<rust::Box<T>> shared(rust::Box<T> box) {
   return std::make_shared<rust::Box<T>>(std::move(box));
@@ -39,8 +39,8 @@ Addresses slice(const std::vector<size_t>& v) {
   return Addresses(v.data(), v.size());
 }
 
-// A node of the graph whose backward is a Rust closure. What it saved goes through SavedVariable,
-// so that version checks and saved-tensor hooks hold for it too.
+// An autograd node whose backward is a Rust closure. Its saved tensors go through SavedVariable, so that version
+// checks and saved-tensor hooks apply to them.
 struct RustNode : Node {
   rust::Box<Backward> backward;
   std::vector<SavedVariable> saved;
@@ -53,8 +53,8 @@ struct RustNode : Node {
 
   variable_list apply(variable_list&& grads) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(!released, "backward through a function whose saved tensors were already freed; ",
-                "keep the graph if you need a second pass");
+    TORCH_CHECK(!released, "backward reached a function whose saved tensors were already freed; ",
+                "keep the graph to run backward a second time");
     std::vector<at::Tensor> unpacked;
     unpacked.reserve(saved.size());
     auto self = getptr();
@@ -64,7 +64,7 @@ struct RustNode : Node {
     TensorList out;
     auto saved_at = addresses(unpacked), grads_at = addresses(grads);
     run_backward(*backward, slice(saved_at), slice(grads_at), out);
-    TORCH_CHECK(out.tensors.size() == num_tensors, "backward gave ", out.tensors.size(), " gradients for ",
+    TORCH_CHECK(out.tensors.size() == num_tensors, "backward returned ", out.tensors.size(), " gradients for ",
                 num_tensors, " inputs");
     return std::move(out.tensors);
   }
@@ -79,19 +79,19 @@ struct RustNode : Node {
   }
 };
 
-// Packs through the innermost pair of Rust hooks of this thread.
+// Saved-tensor hooks that call the innermost Rust hooks of this thread.
 struct RustSavedHooks : torch::autograd::SavedVariableHooks {
   std::shared_ptr<rust::Box<SavedHooks>> hooks;
-  std::optional<uint64_t> ticket; // none when packing failed: there is nothing to forget then
+  std::optional<uint64_t> id; // empty if packing failed: nothing to release
 
   explicit RustSavedHooks(std::shared_ptr<rust::Box<SavedHooks>> h) : hooks(std::move(h)) {}
   ~RustSavedHooks() override {
-    if (ticket) {
-      drop_saved(**hooks, *ticket);
+    if (id) {
+      drop_saved(**hooks, *id);
     }
   }
-  void call_pack_hook(const at::Tensor& tensor) override { ticket = pack_saved(**hooks, tensor.detach()); }
-  at::Tensor call_unpack_hook() override { return *unpack_saved(**hooks, ticket.value()); }
+  void call_pack_hook(const at::Tensor& tensor) override { id = pack_saved(**hooks, tensor.detach()); }
+  at::Tensor call_unpack_hook() override { return *unpack_saved(**hooks, id.value()); }
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
     return std::nullopt;
   }
@@ -99,7 +99,8 @@ struct RustSavedHooks : torch::autograd::SavedVariableHooks {
 
 thread_local std::vector<std::shared_ptr<rust::Box<SavedHooks>>> saved_hooks;
 
-// libtorch asks its engine for the default hooks, and only the Python engine knows any: ours does too.
+// libtorch asks the autograd engine for default saved-tensor hooks, and only the Python engine returns any. This
+// engine returns the Rust hooks.
 struct HookedEngine : torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (saved_hooks.empty()) {
@@ -110,7 +111,7 @@ struct HookedEngine : torch::autograd::Engine {
 };
 
 torch::autograd::Engine& hooked_engine() {
-  // Never destroyed: its threads may outlive static destructors.
+  // Never destroyed: engine threads may outlive static destructors.
   static auto* engine = new HookedEngine();
   return *engine;
 }
@@ -118,11 +119,11 @@ torch::autograd::Engine& hooked_engine() {
 } // namespace
 
 std::unique_ptr<HookHandle> add_leaf_hook(const AtTensor& leaf, rust::Box<LeafHook> hook) {
-  TORCH_CHECK(leaf.is_leaf() && leaf.requires_grad(), "a leaf hook needs a leaf that requires a gradient");
-  // The variable holds its accumulator weakly: the handle keeps it alive.
+  TORCH_CHECK(leaf.is_leaf() && leaf.requires_grad(), "a post-accumulate hook needs a leaf tensor that requires grad");
+  // The leaf holds its gradient accumulator weakly; the handle keeps it alive.
   auto accumulator = torch::autograd::impl::grad_accumulator(leaf);
   auto body = shared(std::move(hook));
-  // Holding the leaf itself would be a cycle: leaf -> accumulator -> hook -> leaf.
+  // A strong reference to the leaf would be a cycle: leaf -> accumulator -> hook -> leaf.
   c10::weak_intrusive_ptr<c10::TensorImpl> weak(leaf.getIntrusivePtr());
   auto key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
       [body, weak](const variable_list& outputs, const variable_list&) {
@@ -135,17 +136,17 @@ std::unique_ptr<HookHandle> add_leaf_hook(const AtTensor& leaf, rust::Box<LeafHo
 }
 
 std::unique_ptr<HookHandle> add_tensor_hook(const AtTensor& tensor, rust::Box<TensorHook> hook) {
-  // The graph may outlive the tensor, and keeps the hook then: removing it takes its body away.
+  // The graph may outlive the tensor and keeps the hook then, so removing the hook also clears its body.
   using Body = std::shared_ptr<rust::Box<TensorHook>>;
-  auto place = std::make_shared<std::atomic<Body>>(shared(std::move(hook)));
-  auto position = tensor.register_hook([place](const at::Tensor& grad) -> at::Tensor {
-    auto body = place->load();
+  auto slot = std::make_shared<std::atomic<Body>>(shared(std::move(hook)));
+  auto position = tensor.register_hook([slot](const at::Tensor& grad) -> at::Tensor {
+    auto body = slot->load();
     auto replacement = body ? run_tensor_hook(**body, grad) : nullptr;
     return replacement ? *replacement : at::Tensor();
   });
   c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-  return std::make_unique<HookHandle>(HookHandle{[place, weak, position] {
-    place->store(nullptr);
+  return std::make_unique<HookHandle>(HookHandle{[slot, weak, position] {
+    slot->store(nullptr);
     if (auto impl = weak.lock()) {
       at::Tensor(std::move(impl)).remove_hook(position);
     }
@@ -171,7 +172,7 @@ std::unique_ptr<TensorList> attach_backward(
   node->set_next_edges(torch::autograd::collect_next_edges(ins));
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> fresh;
   for (auto& out : outs) {
-    // An output must be a variable of its own, even where it shares memory with an input.
+    // Each output must be a separate variable, even if it shares memory with an input.
     at::Tensor variable = out.detach();
     torch::autograd::set_history(variable, node);
     fresh.emplace_back(out.unsafeGetTensorImpl(), variable);

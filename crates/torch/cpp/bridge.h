@@ -1,8 +1,8 @@
-// What the Rust side sees of libtorch.
+// The C++ functions that Rust calls (declared again in src/bridge.rs).
 //
-// Tensors cross the border as references to at::Tensor (which is what tch holds a pointer to) and
-// lists of them as slices of their addresses; 0 stands for "no tensor". Every function may throw:
-// cxx turns exceptions into Rust errors, and Rust callbacks return errors that are thrown here.
+// A tensor crosses the FFI boundary as a reference to at::Tensor, which is what tch holds a pointer to. A list of
+// tensors crosses as a slice of addresses, where 0 means "undefined tensor". Every function may throw: cxx turns
+// exceptions into Rust errors, and an error returned by a Rust callback is thrown here.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 #include "rust/cxx.h"
 
 namespace rust::behavior {
-// libtorch's own message without its C++ backtrace: users act on the former only.
+// Reports libtorch's message without its C++ backtrace, which does not help users.
 template <typename Try, typename Fail>
 static void trycatch(Try&& attempt, Fail&& fail) noexcept try {
   attempt();
@@ -40,7 +40,7 @@ using Addresses = rust::Slice<const size_t>;
 std::vector<at::Tensor> tensors_at(Addresses addresses);
 std::unique_ptr<AtTensor> share(const AtTensor& tensor);
 
-// A list of tensors on its way to Rust.
+// A list of tensors returned to Rust, or filled in by a Rust callback.
 struct TensorList {
   std::vector<at::Tensor> tensors;
   size_t len() const { return tensors.size(); }
@@ -56,7 +56,8 @@ struct StoreHandle {
 struct GroupHandle {
   explicit GroupHandle(c10::intrusive_ptr<c10d::Backend> backend) : backend(std::move(backend)) {}
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Of Gloo's messages, which keep the time they were connected with unless they are waited for with another. 0: that.
+  // Timeout of Gloo's send and recv. Gloo fixes it when the group connects; only a timeout given to wait() overrides
+  // it. 0 means the timeout of the connection.
   mutable std::atomic<uint64_t> message_timeout_ms{0};
 };
 struct WorkHandle {
@@ -118,7 +119,7 @@ void set_version(const AtTensor& tensor, int64_t version);
 void rebind(const AtTensor& tensor, const AtTensor& data);
 void release_storage(const AtTensor& tensor);
 void restore_storage(const AtTensor& tensor);
-void exchange_storages(const AtTensor& a, const AtTensor& b);
+void swap_storages(const AtTensor& a, const AtTensor& b);
 size_t storage_bytes(const AtTensor& tensor);
 size_t storage_address(const AtTensor& tensor);
 bool is_meta(const AtTensor& tensor);

@@ -1,4 +1,4 @@
-// c10d's stores and process groups, one thin function per operation.
+// Thin wrappers around c10d's stores and process groups, one function per operation.
 #include "bridge.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -16,7 +16,7 @@ std::string text(rust::Str s) {
   return std::string(s.data(), s.size());
 }
 
-std::unique_ptr<WorkHandle> hand_out(c10::intrusive_ptr<c10d::Work> work, uint64_t timeout_ms = 0) {
+std::unique_ptr<WorkHandle> make_work(c10::intrusive_ptr<c10d::Work> work, uint64_t timeout_ms = 0) {
   return std::make_unique<WorkHandle>(WorkHandle{std::move(work), timeout_ms});
 }
 
@@ -37,7 +37,7 @@ std::shared_ptr<StoreHandle> tcp_store(rust::Str host, uint16_t port, int32_t li
   options.waitWorkers = false;
   if (listen_fd >= 0) {
     options.isServer = true;
-    // A socket bound by us to the named address: TCPStore itself would bind every interface.
+    // Rust bound this socket to the given address; TCPStore itself would listen on every interface.
     options.masterListenFd = listen_fd;
   }
   return std::make_shared<StoreHandle>(StoreHandle{c10::make_intrusive<c10d::TCPStore>(text(host), options)});
@@ -76,7 +76,7 @@ std::shared_ptr<GroupHandle> gloo_group(
     const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms) {
   auto options = c10d::ProcessGroupGloo::Options::create(ms(timeout_ms));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(text(address)));
-  options->threads = 1; // our lane issues one collective at a time
+  options->threads = 1; // the group's communication thread issues one collective at a time
   return std::make_shared<GroupHandle>(
       c10::make_intrusive<c10d::ProcessGroupGloo>(store.store, rank, size, options));
 }
@@ -92,12 +92,12 @@ std::unique_ptr<WorkHandle> all_reduce(const GroupHandle& group, const AtTensor&
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op(op);
-  return hand_out(group.backend->allreduce(tensors, options));
+  return make_work(group.backend->allreduce(tensors, options));
 }
 
 std::unique_ptr<WorkHandle> all_gather(const GroupHandle& group, const AtTensor& out, const AtTensor& in) {
   at::Tensor output = out, input = in;
-  return hand_out(group.backend->_allgather_base(output, input));
+  return make_work(group.backend->_allgather_base(output, input));
 }
 
 std::unique_ptr<WorkHandle> reduce_scatter(
@@ -105,7 +105,7 @@ std::unique_ptr<WorkHandle> reduce_scatter(
   at::Tensor output = out, input = in;
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduce_op(op);
-  return hand_out(group.backend->_reduce_scatter_base(output, input, options));
+  return make_work(group.backend->_reduce_scatter_base(output, input, options));
 }
 
 std::unique_ptr<WorkHandle> all_to_all(
@@ -113,14 +113,14 @@ std::unique_ptr<WorkHandle> all_to_all(
     rust::Slice<const int64_t> out_splits, rust::Slice<const int64_t> in_splits) {
   at::Tensor output = out, input = in;
   auto received = counts(out_splits), sent = counts(in_splits);
-  return hand_out(group.backend->alltoall_base(output, input, received, sent));
+  return make_work(group.backend->alltoall_base(output, input, received, sent));
 }
 
 std::unique_ptr<WorkHandle> broadcast(const GroupHandle& group, const AtTensor& tensor, int32_t root) {
   std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  return hand_out(group.backend->broadcast(tensors, options));
+  return make_work(group.backend->broadcast(tensors, options));
 }
 
 std::unique_ptr<WorkHandle> reduce(const GroupHandle& group, const AtTensor& tensor, int32_t root, uint8_t op) {
@@ -128,7 +128,7 @@ std::unique_ptr<WorkHandle> reduce(const GroupHandle& group, const AtTensor& ten
   c10d::ReduceOptions options;
   options.rootRank = root;
   options.reduceOp = reduce_op(op);
-  return hand_out(group.backend->reduce(tensors, options));
+  return make_work(group.backend->reduce(tensors, options));
 }
 
 std::unique_ptr<WorkHandle> gather(const GroupHandle& group, Addresses outs, const AtTensor& in, int32_t root) {
@@ -139,7 +139,7 @@ std::unique_ptr<WorkHandle> gather(const GroupHandle& group, Addresses outs, con
   std::vector<at::Tensor> inputs{in};
   c10d::GatherOptions options;
   options.rootRank = root;
-  return hand_out(group.backend->gather(outputs, inputs, options));
+  return make_work(group.backend->gather(outputs, inputs, options));
 }
 
 std::unique_ptr<WorkHandle> scatter(const GroupHandle& group, const AtTensor& out, Addresses ins, int32_t root) {
@@ -150,21 +150,21 @@ std::unique_ptr<WorkHandle> scatter(const GroupHandle& group, const AtTensor& ou
   }
   c10d::ScatterOptions options;
   options.rootRank = root;
-  return hand_out(group.backend->scatter(outputs, inputs, options));
+  return make_work(group.backend->scatter(outputs, inputs, options));
 }
 
 std::unique_ptr<WorkHandle> send(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag) {
   std::vector<at::Tensor> tensors{tensor};
-  return hand_out(group.backend->send(tensors, peer, tag), group.message_timeout_ms);
+  return make_work(group.backend->send(tensors, peer, tag), group.message_timeout_ms);
 }
 
 std::unique_ptr<WorkHandle> recv(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag) {
   std::vector<at::Tensor> tensors{tensor};
-  return hand_out(group.backend->recv(tensors, peer, tag), group.message_timeout_ms);
+  return make_work(group.backend->recv(tensors, peer, tag), group.message_timeout_ms);
 }
 
 std::unique_ptr<WorkHandle> barrier(const GroupHandle& group) {
-  return hand_out(group.backend->barrier());
+  return make_work(group.backend->barrier());
 }
 
 void work_wait(const WorkHandle& work) {

@@ -1,4 +1,4 @@
-// Operators of libtorch that tch does not bind.
+// libtorch operators that tch does not bind.
 #include <ATen/ATen.h>
 
 #include "bridge.h"
@@ -14,14 +14,14 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t groups) {
   return x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)}).flatten(1, 2);
 }
 
-// A list of none or one.
+// An optional tensor, passed as a list of zero or one.
 std::optional<at::Tensor> optional_at(Addresses addresses) {
   auto tensors = tensors_at(addresses);
   return tensors.empty() ? std::nullopt : std::make_optional(tensors[0]);
 }
 
-// Fused kernels change parameters without counting it as a change, which others go by.
-void count_change(const std::vector<at::Tensor>& tensors) {
+// Fused kernels do not bump the version counter of the parameters they update; callers rely on it.
+void bump_versions(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -37,7 +37,7 @@ void fused_adamw(
   at::_foreach_add_(s, 1);
   at::_fused_adamw_(p, g, m, v, {}, s, lr, beta1, beta2, weight_decay, eps, /*amsgrad=*/false, /*maximize=*/false,
                     optional_at(grad_scale));
-  count_change(p);
+  bump_versions(p);
 }
 
 void fused_sgd(
@@ -46,7 +46,7 @@ void fused_sgd(
   auto p = tensors_at(params);
   at::_fused_sgd_(p, tensors_at(grads), tensors_at(momenta), weight_decay, momentum, lr, dampening,
                   nesterov, /*maximize=*/false, first, optional_at(grad_scale));
-  count_change(p);
+  bump_versions(p);
 }
 
 std::unique_ptr<TensorList> foreach_norm(Addresses tensors) {
@@ -107,12 +107,13 @@ std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, do
 
 std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal) {
   int64_t heads = q.size(1), groups = k.size(1) == 0 ? 0 : heads / k.size(1);
-  TORCH_CHECK(k.size(1) * groups == heads, "attention: ", heads, " query heads over ", k.size(1), " key heads");
+  TORCH_CHECK(k.size(1) * groups == heads,
+              "attention: ", heads, " query heads cannot be grouped over ", k.size(1), " KV heads");
   if (!q.is_cpu() && !q.is_meta()) {
     return std::make_unique<at::Tensor>(at::scaled_dot_product_attention(
         q, k, v, /*attn_mask=*/{}, /*dropout=*/0.0, causal, /*scale=*/{}, /*enable_gqa=*/groups > 1));
   }
-  // Named directly: on meta the chooser would take the s*s form, which no device would run.
+  // Call the flash kernel directly: on meta, the dispatcher would choose the math kernel, which allocates s*s scores.
   auto keys = repeat_heads(k, groups), values = repeat_heads(v, groups);
   auto [out, logsumexp] =
       at::_scaled_dot_product_flash_attention_for_cpu(q, keys, values, /*dropout=*/0.0, causal);

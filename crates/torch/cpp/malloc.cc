@@ -1,3 +1,4 @@
+// Configures glibc to keep freed memory.
 #include "bridge.h"
 
 #ifdef __GLIBC__
@@ -8,12 +9,12 @@ namespace trainyard {
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  // Blocks up to this size come from the heap, not from pages of their own that go back when freed.
-  // Older versions accept no more than half a heap of a thread.
+  // Serve blocks up to this size from the heap instead of mmap, which returns memory to the kernel on every free.
+  // Older glibc versions reject thresholds above half the size of a thread's heap.
   if (!mallopt(M_MMAP_THRESHOLD, 1 << 30)) {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
   }
-  // Nor does the end of the heap go back while less than this lies there.
+  // Do not trim the top of the heap until this much is free there.
   mallopt(M_TRIM_THRESHOLD, 0x7fffffff);
 #endif
 }

@@ -1,5 +1,5 @@
-// Kernels on the meta device for operators that have them only in Python. Each allocates what the
-// real kernel allocates and computes nothing, so that a dry run sees the same memory.
+// Meta kernels for operators whose meta kernels exist only in Python. Each allocates what the real kernel allocates
+// and computes nothing, so that a dry run measures the same memory.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -13,8 +13,7 @@ using std::optional;
 using Tensor2 = std::tuple<Tensor, Tensor>;
 using Tensor3 = std::tuple<Tensor, Tensor, Tensor>;
 
-// Memory of flash attention: the result, laid out as the queries, and one number per row; never
-// sequence * sequence.
+// Flash attention allocates the output, laid out like the queries, and one logsumexp per row; never s*s scores.
 Tensor2 flash_attention(
     const Tensor& q, const Tensor&, const Tensor&, double, bool, const optional<Tensor>&, optional<double>) {
   auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -22,7 +21,7 @@ Tensor2 flash_attention(
   return {at::empty_like(q), logsumexp};
 }
 
-// Gradients are always laid out as [batch, sequence, heads, dim].
+// Gradients are always contiguous as [batch, sequence, heads, dim].
 Tensor like_attention(const Tensor& x) {
   return at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
 }
@@ -37,7 +36,7 @@ Tensor embedding_dense_backward(const Tensor& grad, const Tensor&, c10::SymInt n
   return at::empty({num_weights.expect_int(), grad.size(-1)}, grad.options());
 }
 
-// The statistics are as wide as the weights where those are wider than the input.
+// Mean and rstd have the type of the weights where that is wider than the input's.
 Tensor3 native_layer_norm(
     const Tensor& input, c10::SymIntArrayRef normalized, const optional<Tensor>& weight, const optional<Tensor>& bias,
     double) {
@@ -89,7 +88,7 @@ Tensor& relu_(Tensor& self) {
   return self;
 }
 
-// The number of bins depends on values; without values it is the least that was asked for.
+// The number of bins depends on values, which a meta tensor does not have; assume minlength.
 Tensor bincount(const Tensor& self, const optional<Tensor>& weights, c10::SymInt minlength) {
   auto options = weights && weights->defined() ? self.options().dtype(at::kDouble) : self.options().dtype(at::kLong);
   return at::empty({minlength.expect_int()}, options);
@@ -111,11 +110,11 @@ void fused_sgd_(
 Tensor convolution(
     const Tensor& input, const Tensor& weight, const optional<Tensor>&, at::IntArrayRef stride, at::IntArrayRef padding,
     at::IntArrayRef dilation, bool transposed, at::IntArrayRef, int64_t) {
-  TORCH_CHECK(!transposed, "transposed convolutions have no kernel on meta yet");
+  TORCH_CHECK(!transposed, "transposed convolutions have no meta kernel");
   std::vector<int64_t> shape{input.size(0), weight.size(0)};
   for (int64_t i = 0; i + 2 < input.dim(); ++i) {
-    auto reach = dilation[i] * (weight.size(i + 2) - 1) + 1;
-    shape.push_back((input.size(i + 2) + 2 * padding[i] - reach) / stride[i] + 1);
+    auto extent = dilation[i] * (weight.size(i + 2) - 1) + 1;
+    shape.push_back((input.size(i + 2) + 2 * padding[i] - extent) / stride[i] + 1);
   }
   return at::empty(shape, input.options());
 }
@@ -129,7 +128,7 @@ Tensor3 convolution_backward(
       mask[2] ? at::empty({weight.size(0)}, grad.options()) : Tensor()};
 }
 
-// A meta tensor has no value: one is as good as any other, and leaves divisions finite.
+// A meta tensor has no value. Return one, so that divisions stay finite.
 at::Scalar local_scalar_dense(const Tensor&) {
   return 1.0;
 }
@@ -139,7 +138,7 @@ void amp_check(at::TensorList, Tensor&, const Tensor&) {}
 } // namespace
 
 void register_meta_kernels() {
-  // Made when first asked for, not by a static initialiser, which a linker may drop with its object file.
+  // Registered on first use, not by a static initializer, which the linker may drop with its object file.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
   static bool done = [] {
     library->impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);

@@ -1,4 +1,4 @@
-// NCCL groups. Compiled with the feature `cuda` only; without a GPU the constructor itself refuses.
+// NCCL process groups, compiled with the feature `cuda` only. Without a GPU the constructor throws.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "bridge.h"

@@ -1,4 +1,4 @@
-// Observers: every allocation and release on CPU and meta, every operator with its shapes.
+// Observers of memory (every allocation and release on CPU and meta) and of operators (with their input shapes).
 #include <array>
 #include <mutex>
 #include <unordered_map>
@@ -24,32 +24,32 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// Bytes held, by kind, and what was held of each kind when their sum was highest.
+// Allocated bytes by kind, now and at the peak of their sum.
 class Counters {
  public:
   void allocated(uint8_t kind, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    held_[kind] += bytes;
+    allocated_[kind] += bytes;
     total_ += bytes;
     if (total_ > peak_) {
       peak_ = total_;
-      at_peak_ = held_;
+      at_peak_ = allocated_;
     }
-    note(kind, static_cast<int64_t>(bytes));
+    record_event(kind, static_cast<int64_t>(bytes));
   }
 
   void released(uint8_t kind, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    held_[kind] -= bytes;
+    allocated_[kind] -= bytes;
     total_ -= bytes;
-    note(kind, -static_cast<int64_t>(bytes));
+    record_event(kind, -static_cast<int64_t>(bytes));
   }
 
-  // Refuses what would exceed the limit, before it is taken.
-  void admit(size_t bytes) {
+  // Throws if an allocation would exceed the limit; called before allocating.
+  void check_limit(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK_WITH(OutOfMemoryError, limit_ == 0 || total_ + bytes <= limit_, "the memory limit of ", limit_,
-                     " bytes is reached: ", bytes, " more were asked for while ", total_, " are held");
+    TORCH_CHECK_WITH(OutOfMemoryError, limit_ == 0 || total_ + bytes <= limit_, "cannot allocate ", bytes,
+                     " bytes: the memory limit is ", limit_, " bytes and ", total_, " are allocated");
   }
 
   void set_limit(uint64_t bytes) {
@@ -59,7 +59,7 @@ class Counters {
 
   void read(uint64_t* out) {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::copy(held_.begin(), held_.end(), out);
+    std::copy(allocated_.begin(), allocated_.end(), out);
     std::copy(at_peak_.begin(), at_peak_.end(), out + kKinds);
     out[2 * kKinds] = total_;
     out[2 * kKinds + 1] = peak_;
@@ -68,7 +68,7 @@ class Counters {
   void reset_peak() {
     std::lock_guard<std::mutex> lock(mutex_);
     peak_ = total_;
-    at_peak_ = held_;
+    at_peak_ = allocated_;
   }
 
   void record(bool on) {
@@ -82,27 +82,27 @@ class Counters {
   }
 
  private:
-  void note(uint8_t kind, int64_t bytes) {
+  void record_event(uint8_t kind, int64_t bytes) {
     if (recording_) {
       records_.push_back(AllocationRecord{now_ns(), bytes, kind});
     }
   }
 
   std::mutex mutex_;
-  std::array<uint64_t, kKinds> held_{}, at_peak_{};
+  std::array<uint64_t, kKinds> allocated_{}, at_peak_{};
   uint64_t total_ = 0, peak_ = 0, limit_ = 0;
   bool recording_ = false;
   rust::Vec<AllocationRecord> records_;
 };
 
-// CPU and meta count together: a run uses one or the other for its tensors. Never destroyed: tensors
-// in statics may be released after it would be.
+// CPU and meta share one set of counters, because a process trains on one or the other. Never destroyed: static
+// tensors may be released after static destructors ran.
 Counters& counters() {
   static auto* instance = new Counters();
   return *instance;
 }
 
-// What a block without memory was counted as, to be taken back when it is released.
+// How a meta allocation, which has no memory, was counted. Its deleter subtracts the same amount.
 struct Block {
   size_t bytes;
   uint8_t kind;
@@ -120,40 +120,40 @@ void release_block(void* context) {
   delete block;
 }
 
-// What CPU memory was counted as, by its address. The address itself must be the context of a DataPtr:
-// some kernels (convolutions) allocate raw memory and have nothing else to release it by.
+// How each CPU allocation was counted, by address. The DataPtr's context must be the address itself, because some
+// kernels (convolutions) allocate raw memory and free it by address alone.
 class CpuBlocks {
  public:
-  void enter(void* data, size_t bytes) {
+  void insert(void* data, size_t bytes) {
     auto kind = current_kind;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      blocks_[data] = Held{bytes, kind};
+      blocks_[data] = Entry{bytes, kind};
     }
     counters().allocated(kind, bytes);
   }
 
-  void strike(void* data) {
-    Held held{};
+  void erase(void* data) {
+    Entry entry{};
     {
       std::lock_guard<std::mutex> lock(mutex_);
       auto found = blocks_.find(data);
       if (found == blocks_.end()) {
-        return; // from before counting began
+        return; // allocated before counting began
       }
-      held = found->second;
+      entry = found->second;
       blocks_.erase(found);
     }
-    counters().released(held.kind, held.bytes);
+    counters().released(entry.kind, entry.bytes);
   }
 
  private:
-  struct Held {
+  struct Entry {
     size_t bytes;
     uint8_t kind;
   };
   std::mutex mutex_;
-  std::unordered_map<void*, Held> blocks_;
+  std::unordered_map<void*, Entry> blocks_;
 };
 
 CpuBlocks& cpu_blocks() {
@@ -163,17 +163,17 @@ CpuBlocks& cpu_blocks() {
 
 void release_cpu(void* data) {
   if (data != nullptr) {
-    cpu_blocks().strike(data);
+    cpu_blocks().erase(data);
     c10::free_cpu(data);
   }
 }
 
 struct ObservedCpu final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    counters().admit(bytes);
+    counters().check_limit(bytes);
     void* data = c10::alloc_cpu(bytes);
     if (data != nullptr) {
-      cpu_blocks().enter(data, bytes);
+      cpu_blocks().insert(data, bytes);
     }
     return {data, data, &release_cpu, c10::Device(c10::kCPU)};
   }
@@ -192,7 +192,7 @@ struct ObservedMeta final : c10::Allocator {
   void copy_data(void*, const void*, std::size_t) const override {}
 };
 
-// One operator under way.
+// An operator that has started and not ended.
 struct Running : at::ObserverContext {
   uint64_t started_ns;
   rust::Vec<int64_t> shapes;
@@ -211,10 +211,10 @@ Operators& operators() {
 
 std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& fn) {
   auto running = std::make_unique<Running>();
-  // libtorch asserts when the inputs of an operator without any are asked for.
+  // libtorch asserts if inputs() is called on an operator without inputs.
   auto inputs = fn.num_inputs() > 0 ? fn.inputs() : c10::ArrayRef<const c10::IValue>();
-  // A shape is its number of dims, then the dims.
-  auto note = [&](const at::Tensor& tensor) {
+  // A shape is encoded as the number of dims followed by the dims.
+  auto append_shape = [&](const at::Tensor& tensor) {
     if (!tensor.defined()) {
       return;
     }
@@ -226,10 +226,10 @@ std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& 
   };
   for (const auto& value : inputs) {
     if (value.isTensor()) {
-      note(value.toTensor());
+      append_shape(value.toTensor());
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorList()) {
-        note(tensor);
+        append_shape(tensor);
       }
     }
   }
@@ -241,7 +241,7 @@ void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) 
   auto ended = now_ns();
   auto* running = static_cast<Running*>(context);
   if (running == nullptr) {
-    return; // libtorch swallowed an exception at the start
+    return; // operator_started threw, and libtorch swallowed the exception
   }
   auto& all = operators();
   std::lock_guard<std::mutex> lock(all.mutex);
@@ -265,7 +265,7 @@ uint8_t set_memory_kind(uint8_t kind) {
 }
 
 void memory_counters(rust::Slice<uint64_t> out) {
-  TORCH_CHECK(out.size() == 2 * kKinds + 2, "memory_counters writes ", 2 * kKinds + 2, " numbers");
+  TORCH_CHECK(out.size() == 2 * kKinds + 2, "memory_counters needs a buffer of ", 2 * kKinds + 2, " counters");
   counters().read(out.data());
 }
 

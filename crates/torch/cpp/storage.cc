@@ -1,4 +1,4 @@
-// Memory of tensors: given back, taken again, exchanged, without the tensor noticing.
+// Releases, restores and swaps the memory behind a tensor. The tensor's shape, type and autograd state stay.
 #include <ATen/ATen.h>
 
 #include "bridge.h"
@@ -29,8 +29,8 @@ void rebind(const AtTensor& tensor, const AtTensor& data) {
 
 void release_storage(const AtTensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
-  // Swapping the pointer, not resizing: on meta a resize bypasses the allocator, so that the release
-  // would not be seen. The size stays, which is how restore knows what to take.
+  // Replace the pointer instead of resizing to 0: on meta a resize bypasses the allocator, and the observer would not
+  // count the release. The storage keeps its size, which restore_storage reads.
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
 }
 
@@ -39,12 +39,12 @@ void restore_storage(const AtTensor& tensor) {
   storage->set_data_ptr_noswap(c10::GetAllocator(storage->device_type())->allocate(storage->nbytes()));
 }
 
-void exchange_storages(const AtTensor& a, const AtTensor& b) {
-  // The pointers change owners; sizes stay with the storages, which may be smaller than the memory.
+void swap_storages(const AtTensor& a, const AtTensor& b) {
+  // Only the pointers move. Each storage keeps its size, which may be smaller than the memory it receives.
   auto* first = a.storage().unsafeGetStorageImpl();
   auto* second = b.storage().unsafeGetStorageImpl();
-  auto held = first->set_data_ptr(at::DataPtr(nullptr, first->device()));
-  first->set_data_ptr_noswap(second->set_data_ptr(std::move(held)));
+  auto memory = first->set_data_ptr(at::DataPtr(nullptr, first->device()));
+  first->set_data_ptr_noswap(second->set_data_ptr(std::move(memory)));
 }
 
 size_t storage_bytes(const AtTensor& tensor) {

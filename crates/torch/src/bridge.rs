@@ -1,27 +1,27 @@
-//! The border to C++: declarations of `cpp/bridge.h`, and the callbacks C++ makes into Rust.
+//! The FFI to C++: the declarations of `cpp/bridge.h`, and the callbacks that C++ makes into Rust.
 //!
-//! Nothing else in the workspace speaks to C++. Every call may fail and returns a `Result`; every
-//! callback catches panics and hands them over as errors, so that neither side unwinds into the other.
+//! Only this module calls C++. A call that can throw returns a `Result`, and every callback turns a panic into an
+//! error, so that neither side unwinds into the other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use tch::Tensor;
 
-use crate::border::{borrow, optional, shared, unique};
 use crate::error::{Result, TorchError};
+use crate::ffi_tensor::{borrow, optional, shared, unique};
 
 #[allow(clippy::too_many_arguments)]
 #[cxx::bridge(namespace = "trainyard")]
 pub(crate) mod ffi {
-    /// One allocation (positive) or release (negative).
+    /// One allocation (positive `bytes`) or release (negative).
     struct AllocationRecord {
         time_ns: u64,
         bytes: i64,
         kind: u8,
     }
 
-    /// One operator; `shapes` holds, per tensor, the number of dims and then the dims.
+    /// One executed operator; `shapes` encodes each input tensor as its number of dims followed by the dims.
     struct OperatorRecord {
         name: String,
         shapes: Vec<i64>,
@@ -45,8 +45,8 @@ pub(crate) mod ffi {
         fn release_backward(backward: &Backward);
         type SavedHooks;
         fn pack_saved(hooks: &SavedHooks, tensor: &AtTensor) -> Result<u64>;
-        fn unpack_saved(hooks: &SavedHooks, ticket: u64) -> Result<UniquePtr<AtTensor>>;
-        fn drop_saved(hooks: &SavedHooks, ticket: u64);
+        fn unpack_saved(hooks: &SavedHooks, id: u64) -> Result<UniquePtr<AtTensor>>;
+        fn drop_saved(hooks: &SavedHooks, id: u64);
     }
 
     unsafe extern "C++" {
@@ -175,7 +175,7 @@ pub(crate) mod ffi {
         fn rebind(tensor: &AtTensor, data: &AtTensor) -> Result<()>;
         fn release_storage(tensor: &AtTensor) -> Result<()>;
         fn restore_storage(tensor: &AtTensor) -> Result<()>;
-        fn exchange_storages(a: &AtTensor, b: &AtTensor) -> Result<()>;
+        fn swap_storages(a: &AtTensor, b: &AtTensor) -> Result<()>;
         fn storage_bytes(tensor: &AtTensor) -> Result<usize>;
         fn storage_address(tensor: &AtTensor) -> Result<usize>;
         fn is_meta(tensor: &AtTensor) -> bool;
@@ -243,8 +243,8 @@ pub(crate) mod ffi {
     }
 }
 
-// SAFETY: stores guard their connection with a mutex, and process groups their queue; both are made
-// to be called from several threads.
+// SAFETY: c10d's stores lock their connection and its process groups lock their queue; both may be called from
+// several threads.
 unsafe impl Send for ffi::StoreHandle {}
 // SAFETY: as above.
 unsafe impl Sync for ffi::StoreHandle {}
@@ -252,12 +252,12 @@ unsafe impl Sync for ffi::StoreHandle {}
 unsafe impl Send for ffi::GroupHandle {}
 // SAFETY: as above.
 unsafe impl Sync for ffi::GroupHandle {}
-// SAFETY: a work is waited for by whoever holds it; c10d allows any thread to be that one.
+// SAFETY: c10d allows any thread to wait for a work, and its owner is the only one that does.
 unsafe impl Send for ffi::WorkHandle {}
-// SAFETY: removing a hook is done under the node's own mutex.
+// SAFETY: libtorch removes a hook under the autograd node's mutex.
 unsafe impl Send for ffi::HookHandle {}
 
-/// Runs once a gradient has been accumulated into a leaf.
+/// A post-accumulate hook: runs after a gradient has been accumulated into a leaf.
 pub(crate) struct LeafHook(pub Mutex<LeafHookFn>);
 pub(crate) type LeafHookFn = Box<dyn FnMut(&Tensor) -> Result<()> + Send>;
 
@@ -265,16 +265,16 @@ pub(crate) type LeafHookFn = Box<dyn FnMut(&Tensor) -> Result<()> + Send>;
 pub(crate) struct TensorHook(pub Mutex<TensorHookFn>);
 pub(crate) type TensorHookFn = Box<dyn FnMut(&Tensor) -> Result<Option<Tensor>> + Send>;
 
-/// The backward of a custom function; gone once its graph is released.
+/// The backward of a custom function; `None` once its graph is released.
 pub(crate) struct Backward(pub Mutex<Option<BackwardFn>>);
 pub(crate) type BackwardFn =
     Box<dyn FnMut(&[Tensor], &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> + Send>;
 
-/// What to do with tensors that autograd saves.
-pub(crate) struct SavedHooks(pub Box<dyn crate::saved::Keeper>);
+/// The saved-tensor hooks that C++ calls.
+pub(crate) struct SavedHooks(pub Box<dyn crate::saved::SavedTensorHooks>);
 
 fn run_leaf_hook(hook: &LeafHook, leaf: &ffi::AtTensor) -> Result<()> {
-    guarded("a gradient hook", || lock(&hook.0)(&shared(leaf)))
+    guarded("a post-accumulate hook", || lock(&hook.0)(&shared(leaf)))
 }
 
 fn run_tensor_hook(
@@ -291,7 +291,7 @@ fn run_backward(
     grads: &[usize],
     mut out: std::pin::Pin<&mut ffi::TensorList>,
 ) -> Result<()> {
-    let made = guarded("a function's backward", || {
+    let gradients = guarded("the backward of a custom function", || {
         let saved: Vec<Tensor> = saved.iter().filter_map(|&a| optional(a)).collect();
         let grads: Vec<Option<Tensor>> = grads.iter().map(|&a| optional(a)).collect();
         match lock(&backward.0).as_mut() {
@@ -299,7 +299,7 @@ fn run_backward(
             None => Err(TorchError::GraphReleased),
         }
     })?;
-    for grad in &made {
+    for grad in &gradients {
         match grad {
             Some(grad) => out.as_mut().push(borrow(grad)),
             None => out.as_mut().push_undefined(),
@@ -309,7 +309,7 @@ fn run_backward(
 }
 
 fn release_backward(backward: &Backward) {
-    // What the closure holds may itself run code when dropped; a panic there must not reach C++.
+    // Dropping the closure drops its captures, which may run code; a panic there must not unwind into C++.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(lock(&backward.0).take())));
 }
 
@@ -317,15 +317,15 @@ fn pack_saved(hooks: &SavedHooks, tensor: &ffi::AtTensor) -> Result<u64> {
     guarded("a pack hook", || hooks.0.pack(shared(tensor)))
 }
 
-fn unpack_saved(hooks: &SavedHooks, ticket: u64) -> Result<cxx::UniquePtr<ffi::AtTensor>> {
-    guarded("an unpack hook", || hooks.0.unpack(ticket)).map(unique)
+fn unpack_saved(hooks: &SavedHooks, id: u64) -> Result<cxx::UniquePtr<ffi::AtTensor>> {
+    guarded("an unpack hook", || hooks.0.unpack(id)).map(unique)
 }
 
-fn drop_saved(hooks: &SavedHooks, ticket: u64) {
-    let _ = catch_unwind(AssertUnwindSafe(|| hooks.0.forget(ticket)));
+fn drop_saved(hooks: &SavedHooks, id: u64) {
+    let _ = catch_unwind(AssertUnwindSafe(|| hooks.0.release(id)));
 }
 
-/// Runs a callback; a panic becomes an error that names what panicked.
+/// Runs a callback; a panic becomes an error that names the callback.
 fn guarded<T>(what: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let message = panic
@@ -337,7 +337,7 @@ fn guarded<T>(what: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T>
     })
 }
 
-/// A poisoned lock means an earlier callback panicked and was reported; the data is still whole.
+/// A poisoned lock means that an earlier callback panicked, which was reported; the closure itself is intact.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

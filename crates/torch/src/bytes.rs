@@ -1,7 +1,7 @@
-//! A tensor's own bytes, to and from a file, without a copy between.
+//! Reads and writes the raw bytes of CPU tensors, to and from files, without an intermediate copy.
 //!
-//! These see memory, not values: autograd does not notice them. As with every in-place operation of
-//! libtorch, nobody else may use the same memory meanwhile.
+//! These functions bypass autograd and do not change a tensor's version counter. As with every in-place operation of
+//! libtorch, no other thread may use the same memory at the same time.
 
 use std::fs::File;
 use std::io;
@@ -12,17 +12,17 @@ use tch::{Device, Tensor};
 
 use crate::storage;
 
-/// Fills `tensor` from the file, beginning at `offset`. A file that ends too early is
-/// [`io::ErrorKind::UnexpectedEof`]; the tensor's contents are then undefined.
+/// Fills `tensor` from the file, starting at `offset`. If the file ends too early, the error is
+/// [`io::ErrorKind::UnexpectedEof`] and the tensor's contents are undefined.
 pub fn read_at(file: &File, offset: u64, tensor: &Tensor) -> io::Result<()> {
     let memory = Memory::of(tensor)?;
-    // SAFETY: see `Memory::of`; tch never hands out references into a tensor's memory, so none
-    // lives beside this one, which ends with the call.
+    // SAFETY: see `Memory::of`; tch never returns references into a tensor's memory, so this one, which ends with the
+    // call, is the only one.
     let slice = unsafe { slice::from_raw_parts_mut(memory.start, memory.num_bytes) };
     file.read_exact_at(slice, offset)
 }
 
-/// Writes all of `tensor` into the file, beginning at `offset`.
+/// Writes all of `tensor` to the file, starting at `offset`.
 pub fn write_at(file: &File, offset: u64, tensor: &Tensor) -> io::Result<()> {
     let memory = Memory::of(tensor)?;
     // SAFETY: see `Memory::of`; the reference ends with the call.
@@ -30,31 +30,35 @@ pub fn write_at(file: &File, offset: u64, tensor: &Tensor) -> io::Result<()> {
     file.write_all_at(slice, offset)
 }
 
-/// Copies bytes of `tensor` from `start` on.
+/// Copies the bytes of `tensor` from `start` on into `into`.
 pub fn copy_out(tensor: &Tensor, start: usize, into: &mut [u8]) -> io::Result<()> {
     let memory = Memory::of(tensor)?;
     // SAFETY: see `Memory::of`; the reference ends with the call.
     let slice = unsafe { slice::from_raw_parts(memory.start, memory.num_bytes) };
-    into.copy_from_slice(within(slice.len(), start, into.len()).map(|range| &slice[range])?);
+    into.copy_from_slice(checked_range(slice.len(), start, into.len()).map(|range| &slice[range])?);
     Ok(())
 }
 
-/// Makes bytes of `tensor` from `start` on those of `from`.
+/// Overwrites the bytes of `tensor` from `start` on with `from`.
 pub fn copy_in(tensor: &Tensor, start: usize, from: &[u8]) -> io::Result<()> {
     let memory = Memory::of(tensor)?;
     // SAFETY: as in `read_at`.
     let slice = unsafe { slice::from_raw_parts_mut(memory.start, memory.num_bytes) };
-    let range = within(slice.len(), start, from.len())?;
+    let range = checked_range(slice.len(), start, from.len())?;
     slice[range].copy_from_slice(from);
     Ok(())
 }
 
-/// `length` bytes from `start` on, if a tensor of `num_bytes` has them.
-fn within(num_bytes: usize, start: usize, length: usize) -> io::Result<std::ops::Range<usize>> {
+/// The range of `length` bytes from `start` on, if it lies within a tensor of `num_bytes`.
+fn checked_range(
+    num_bytes: usize,
+    start: usize,
+    length: usize,
+) -> io::Result<std::ops::Range<usize>> {
     let end = start.checked_add(length).filter(|&end| end <= num_bytes);
     let outside = || {
-        refused(format!(
-            "{length} bytes at {start} of a tensor of {num_bytes}"
+        invalid_input(format!(
+            "{length} bytes at offset {start} exceed a tensor of {num_bytes} bytes"
         ))
     };
     end.map(|end| start..end).ok_or_else(outside)
@@ -68,8 +72,8 @@ pub fn checksum(tensor: &Tensor) -> io::Result<u32> {
     Ok(crc32c::crc32c(slice))
 }
 
-/// Sets every byte to zero on the calling thread alone; libtorch's `zero_` would start a team of
-/// threads of its own for every thread that calls it.
+/// Sets every byte to zero on the calling thread. The operator `zero_` would start a thread pool for every thread
+/// that calls it.
 pub fn zero(tensor: &Tensor) -> io::Result<()> {
     let memory = Memory::of(tensor)?;
     // SAFETY: as in `read_at`.
@@ -78,26 +82,28 @@ pub fn zero(tensor: &Tensor) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a tensor's elements lie.
+/// The memory of a contiguous CPU tensor.
 struct Memory {
     start: *mut u8,
     num_bytes: usize,
 }
 
 impl Memory {
-    /// Proves that `num_bytes` at `start` are the tensor's, allocated, and on this machine: they stay
-    /// so while the tensor is borrowed, unless its storage is released meanwhile. Any byte is a
-    /// valid `u8`, and memory from libtorch's allocator counts as initialised to Rust.
+    /// Checks that `num_bytes` at `start` belong to the tensor, are allocated, and are host memory. That holds while
+    /// the tensor is borrowed, unless its storage is released meanwhile. Any byte is a valid `u8`, and memory from
+    /// libtorch's allocator counts as initialized to Rust.
     fn of(tensor: &Tensor) -> io::Result<Memory> {
-        // First, because it is an error and not a panic for tensors that have no storage at all.
-        let storage_bytes = storage::bytes(tensor).map_err(|e| refused(e.to_string()))?;
-        let kind = tensor.f_kind().map_err(|e| refused(e.to_string()))?;
+        // First, because for a tensor without storage this returns an error where other accessors panic.
+        let storage_bytes = storage::bytes(tensor).map_err(|e| invalid_input(e.to_string()))?;
+        let kind = tensor.f_kind().map_err(|e| invalid_input(e.to_string()))?;
         if tensor.device() != Device::Cpu {
-            return Err(refused("the tensor is not on the CPU".to_owned()));
+            return Err(invalid_input("the tensor is not on the CPU".to_owned()));
         }
         if !tensor.is_contiguous() {
             let shape = tensor.size();
-            return Err(refused(format!("the {shape:?} tensor is not contiguous")));
+            return Err(invalid_input(format!(
+                "the {shape:?} tensor is not contiguous"
+            )));
         }
         let num_bytes = tensor.numel() * kind.elt_size_in_bytes();
         if num_bytes == 0 {
@@ -106,14 +112,14 @@ impl Memory {
         }
         let before = tensor.storage_offset() as usize * kind.elt_size_in_bytes();
         let start = tensor.data_ptr().cast::<u8>();
-        // A released storage keeps its size, and its null is hidden by the offset of a view.
+        // A released storage keeps its size, and the data pointer of a view is null plus the view's offset.
         if start.addr() == before || before + num_bytes > storage_bytes {
-            return Err(refused("the tensor's memory was released".to_owned()));
+            return Err(invalid_input("the tensor's memory was released".to_owned()));
         }
         Ok(Memory { start, num_bytes })
     }
 }
 
-fn refused(reason: String) -> io::Error {
+fn invalid_input(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }

@@ -1,73 +1,73 @@
-//! What can go wrong, with who, what and what to do.
+//! Errors of libtorch, of callbacks and of communication.
 
 use std::fmt;
 
 use trainyard_trace::CollectiveKind;
 
-/// Result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = TorchError> = std::result::Result<T, E>;
 
 /// An error of libtorch, of a callback, or of communication.
 #[derive(Debug, thiserror::Error)]
 pub enum TorchError {
-    /// A collective or a message failed.
+    /// A collective, send or recv failed.
     #[error(transparent)]
     Communication(#[from] Box<CommunicationError>),
-    /// The group could not be formed.
-    #[error("rank {rank} could not form group {group} ({backend}): {message}")]
-    Forming {
+    /// A process group could not be created.
+    #[error("rank {rank}: cannot create the {backend} process group {group}: {message}")]
+    GroupInit {
         /// Global rank of this process.
         rank: usize,
-        /// The axes of the group.
+        /// The name of the group.
         group: String,
         /// `gloo` or `nccl`.
         backend: &'static str,
-        /// The reason, and what to do.
+        /// Why, and what to do.
         message: String,
     },
     /// A store operation failed.
-    #[error("store {address}: {operation} {key:?}: {message}")]
+    #[error("store {address}: {operation} {key:?} failed: {message}")]
     Store {
-        /// Where the store is.
+        /// `host:port` of the store.
         address: String,
         /// `set`, `get`, ...
         operation: &'static str,
-        /// The key it was about.
+        /// The key, empty if the operation has none.
         key: String,
-        /// libtorch's words.
+        /// The reason, mostly libtorch's message.
         message: String,
     },
-    /// A variable of the launcher's environment is missing or wrong.
+    /// An environment variable that the launcher sets is missing or malformed.
     #[error("environment variable {name} {problem}: start ranks with `trainyard run` or torchrun")]
     Environment {
-        /// Its name.
+        /// The name of the variable.
         name: &'static str,
-        /// `is not set`, or what it holds instead of a number.
+        /// `is not set`, or why its value is invalid.
         problem: String,
     },
     /// A backward pass reached a custom function a second time.
     #[error(
-        "backward through a function whose graph was released; keep the graph for a second pass"
+        "backward reached a function whose graph was released; keep the graph to run backward a second time"
     )]
     GraphReleased,
     /// A Rust callback panicked inside libtorch.
     #[error("{what} panicked: {message}")]
     Panicked {
-        /// Which callback.
+        /// The callback that panicked.
         what: &'static str,
         /// The panic's message.
         message: String,
     },
-    /// Something was asked of the operands that they cannot do.
+    /// The arguments of an operation are invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The mesh has no such group or rank.
+    /// The device mesh does not have the requested group or rank.
     #[error(transparent)]
     Mesh(#[from] trainyard_mesh::MeshError),
-    /// libtorch threw.
+    /// libtorch threw an exception.
     #[error("{0}")]
     Torch(String),
-    /// An error of the caller's, raised inside a hook.
+    /// An error that a hook of the caller returned.
     #[error("{0}")]
     Other(String),
 }
@@ -84,7 +84,7 @@ impl From<tch::TchError> for TorchError {
     }
 }
 
-/// libtorch appends its C++ stack to every message; users act on the message only.
+/// Removes the C++ stack that libtorch appends to every message, which does not help users.
 fn without_backtrace(message: &str) -> &str {
     let end = message
         .find("\nException raised from")
@@ -92,7 +92,7 @@ fn without_backtrace(message: &str) -> &str {
     message[..end].trim_end()
 }
 
-/// A collective that failed: who, which one, with whom, and why.
+/// A failed collective, send or recv.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "rank {rank}: {kind} #{sequence} in group {group} of {group_size} ({operands}) failed: {cause}"
@@ -100,39 +100,39 @@ fn without_backtrace(message: &str) -> &str {
 pub struct CommunicationError {
     /// Global rank of this process.
     pub rank: usize,
-    /// Which collective.
+    /// The kind of the collective.
     pub kind: CollectiveKind,
-    /// The group's name: its axes.
+    /// The group's name.
     pub group: String,
-    /// Number of ranks in it.
+    /// Number of ranks in the group.
     pub group_size: usize,
-    /// Number of the collective in this group, from 0.
+    /// Sequence number of the collective in its group, from 0.
     pub sequence: u64,
-    /// What was passed, shapes and types.
+    /// Types and shapes of the tensors.
     pub operands: String,
-    /// Why.
+    /// Why the collective failed.
     pub cause: Cause,
 }
 
 /// Why a collective failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// Somebody did not come in time.
+    /// A peer did not take part before the timeout.
     Timeout(String),
-    /// The connection to a peer is gone: that process died or left.
+    /// The connection to a peer was closed: its process exited or aborted the group.
     PeerLost(String),
-    /// This rank was told to leave ([`crate::Group::abort`]).
+    /// This rank aborted the group ([`crate::Group::abort`]).
     Aborted,
-    /// The operands do not fit the collective.
+    /// The tensors are not valid for the collective.
     Operands(String),
-    /// Anything else, in the backend's words.
+    /// Any other failure, with the backend's message.
     Backend(String),
 }
 
 impl Cause {
-    /// Reads Gloo's and NCCL's messages.
+    /// Classifies a message of Gloo or NCCL.
     pub(crate) fn from_message(message: &str, aborted: bool) -> Cause {
-        let has = |words: &[&str]| words.iter().any(|w| message.contains(w));
+        let has = |phrases: &[&str]| phrases.iter().any(|phrase| message.contains(phrase));
         if aborted {
             Cause::Aborted
         } else if has(&["Timed out", "timed out", "timeout"]) {
@@ -156,13 +156,13 @@ impl fmt::Display for Cause {
         match self {
             Cause::Timeout(m) => write!(
                 f,
-                "a peer did not take part in time ({m}); look for the rank that stopped earlier"
+                "timed out: a peer did not take part ({m}); look for a rank that failed or hung earlier"
             ),
             Cause::PeerLost(m) => write!(
                 f,
-                "a peer is gone ({m}); the launcher names the rank that ended first"
+                "lost the connection to a peer ({m}); the launcher reports the rank that exited first"
             ),
-            Cause::Aborted => write!(f, "this rank was told to leave the group"),
+            Cause::Aborted => write!(f, "this rank aborted the group"),
             Cause::Operands(m) => write!(f, "{m}"),
             Cause::Backend(m) => write!(f, "{m}"),
         }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gloo_messages_are_told_apart() {
+    fn gloo_messages_are_classified() {
         let lost =
             Cause::from_message("[pair.cc:1] Connection closed by peer [127.0.0.1]:1", false);
         assert!(matches!(lost, Cause::PeerLost(_)));

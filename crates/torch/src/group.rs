@@ -1,9 +1,9 @@
-//! A set of ranks with collectives.
+//! Process groups and their collectives.
 //!
-//! Every collective is asynchronous, returns a [`Work`], and is written in the ledger with its
-//! purpose and its bytes. There is no other way to communicate, so nothing escapes the ledger.
+//! Every collective is asynchronous, returns a [`Work`], and is recorded in the ledger with its purpose and its
+//! bytes. There is no other way to communicate, so the ledger is complete.
 
-mod carry;
+mod dispatch;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,58 +14,58 @@ use cxx::SharedPtr;
 use tch::{Kind, Tensor};
 use trainyard_trace::{CollectiveKind, Ledger, Purpose, all_to_all_sent_bytes, sent_bytes};
 
-use crate::border::{addresses, borrow};
 use crate::bridge::ffi;
-use crate::compose;
+use crate::comm_thread::CommThread;
+use crate::direct_collectives;
 use crate::error::Result;
-use crate::lane::Lane;
+use crate::ffi_tensor::{addresses, borrow};
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::millis;
 use crate::work::{State, Work};
 
-/// How values of different ranks become one.
+/// The reduction of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReduceOp {
-    /// Their sum.
+    /// The sum over ranks.
     Sum,
-    /// Their sum over the number of ranks.
+    /// The mean over ranks.
     Mean,
-    /// Their product.
+    /// The product over ranks.
     Product,
-    /// The smallest.
+    /// The minimum over ranks.
     Min,
-    /// The largest.
+    /// The maximum over ranks.
     Max,
 }
 
-/// One message of a batch; peers are indices in the group.
-pub enum Message<'a> {
-    /// To a peer.
+/// One send or receive of a batch, like PyTorch's `P2POp`; peers are indices in the group.
+pub enum P2pOp<'a> {
+    /// Sends the tensor to a peer.
     Send(&'a Tensor, usize),
-    /// From a peer.
+    /// Receives the tensor from a peer.
     Recv(&'a Tensor, usize),
 }
 
-/// A set of ranks that communicate. Cheap to clone; may be used from several threads, as long as all
-/// ranks ask for its collectives in the same order.
+/// A process group: a set of ranks that communicate. Cheap to clone. Several threads may use it, as long as all ranks
+/// issue its collectives in the same order.
 #[derive(Clone)]
 pub struct Group(Arc<Inner>);
 
 struct Inner {
-    place: Place,
+    info: GroupInfo,
     ledger: Ledger,
-    /// Collectives so far: the same on every rank.
+    /// The number of collectives so far, the same on every rank.
     sequence: AtomicU64,
-    /// Messages so far, apart: they are between some ranks only.
-    num_messages: AtomicU64,
+    /// The number of send/recv batches so far. Counted separately, because they involve only some ranks.
+    num_p2p: AtomicU64,
     aborted: Arc<AtomicBool>,
-    engine: Engine,
+    backend_group: BackendGroup,
 }
 
-/// Where this rank stands in the group.
+/// The name and size of a group, and this rank's position in it.
 #[derive(Debug, Clone)]
-pub struct Place {
-    /// The group's name: the axes it runs along.
+pub struct GroupInfo {
+    /// The group's name: the mesh axes that it spans.
     pub name: String,
     /// Global rank of this process.
     pub rank: usize,
@@ -75,58 +75,59 @@ pub struct Place {
     pub size: usize,
 }
 
-/// What carries the collectives out.
-pub(crate) enum Engine {
-    /// A group of one.
-    Alone,
-    /// A group of any size in which only this rank exists: everything is counted, nothing is sent. The
-    /// room that a real one would keep for what comes in is kept too, one per type.
+/// The backend's process group.
+pub(crate) enum BackendGroup {
+    /// A group of one rank, whose collectives do nothing.
+    SingleRank,
+    /// A group of a dry run, in which only this rank exists: collectives are recorded but not sent. Holds the receive
+    /// buffers that a real group would allocate, one per type.
     Fake(Mutex<HashMap<i32, Tensor>>),
     Gloo(Gloo),
     Nccl(SharedPtr<ffi::GroupHandle>),
 }
 
+/// A Gloo process group and its communication thread.
 pub(crate) struct Gloo {
     pub handle: SharedPtr<ffi::GroupHandle>,
-    /// A second set of connections, for messages to lower ranks: see `compose.rs`.
+    /// A second set of connections, for data to lower ranks: see `direct_collectives.rs`.
     pub downward: SharedPtr<ffi::GroupHandle>,
-    pub lane: Lane,
+    pub comm_thread: CommThread,
     pub sockets: Arc<Sockets>,
 }
 
 // SAFETY: process groups are thread safe (see bridge.rs); a SharedPtr's count is atomic.
-unsafe impl Send for Engine {}
+unsafe impl Send for BackendGroup {}
 // SAFETY: as above.
-unsafe impl Sync for Engine {}
+unsafe impl Sync for BackendGroup {}
 
-/// One collective as it is asked for.
+/// One collective as the caller issued it.
 struct Call {
     kind: CollectiveKind,
     purpose: Purpose,
     operands: Vec<Tensor>,
     payload_bytes: u64,
     sent_bytes: u64,
-    /// Before it is queued, for it may begin at once.
+    /// The time before it was queued, because it may start at once.
     issued_ns: u64,
 }
 
 impl Group {
-    pub(crate) fn new(place: Place, ledger: Ledger, engine: Engine) -> Group {
+    pub(crate) fn new(info: GroupInfo, ledger: Ledger, backend_group: BackendGroup) -> Group {
         Group(Arc::new(Inner {
-            place,
+            info,
             ledger,
             sequence: AtomicU64::new(0),
-            num_messages: AtomicU64::new(0),
+            num_p2p: AtomicU64::new(0),
             aborted: Arc::new(AtomicBool::new(false)),
-            engine,
+            backend_group,
         }))
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        let handles = match &self.0.engine {
-            Engine::Alone | Engine::Fake(_) => vec![],
-            Engine::Gloo(gloo) => vec![&gloo.handle, &gloo.downward],
-            Engine::Nccl(handle) => vec![handle],
+        let handles = match &self.0.backend_group {
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => vec![],
+            BackendGroup::Gloo(gloo) => vec![&gloo.handle, &gloo.downward],
+            BackendGroup::Nccl(handle) => vec![handle],
         };
         for handle in handles {
             ffi::set_timeout(handle, millis(timeout))?;
@@ -135,65 +136,67 @@ impl Group {
     }
 
     /// A group of one rank, whose collectives do nothing.
-    pub fn alone(ledger: &Ledger) -> Group {
-        let place = Place {
-            name: "alone".to_owned(),
+    pub fn single_rank(ledger: &Ledger) -> Group {
+        let info = GroupInfo {
+            name: "single rank".to_owned(),
             rank: ledger.rank(),
             index: 0,
             size: 1,
         };
-        Group::new(place, ledger.clone(), Engine::Alone)
+        Group::new(info, ledger.clone(), BackendGroup::SingleRank)
     }
 
     /// This rank's index in the group.
     pub fn index(&self) -> usize {
-        self.0.place.index
+        self.0.info.index
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.0.place.size
+        self.0.info.size
     }
 
-    /// The group's name: the axes it runs along.
+    /// The group's name: the mesh axes that it spans.
     pub fn name(&self) -> &str {
-        &self.0.place.name
+        &self.0.info.name
     }
 
-    /// Whether nothing is ever sent: a dry run.
+    /// Whether this is a group of a dry run, which sends nothing.
     pub fn is_fake(&self) -> bool {
-        matches!(self.0.engine, Engine::Fake(_))
+        matches!(self.0.backend_group, BackendGroup::Fake(_))
     }
 
-    /// The ledger its collectives are written in.
+    /// The ledger that records the group's collectives.
     pub fn ledger(&self) -> &Ledger {
         &self.0.ledger
     }
 
-    /// Makes whoever waits in a collective of this group leave at once with [`Cause::Aborted`](crate::Cause::Aborted), here
-    /// and (seeing a lost peer) on the other ranks. The group is of no use afterwards.
+    /// Aborts the group. A thread of this process that waits in one of its collectives fails at once with
+    /// [`Cause::Aborted`](crate::Cause::Aborted); the other ranks see a lost peer. The group is unusable afterwards.
     pub fn abort(&self) {
         self.0.aborted.store(true, Ordering::Release);
-        if let Engine::Gloo(gloo) = &self.0.engine {
-            gloo.sockets.shut();
+        if let BackendGroup::Gloo(gloo) = &self.0.backend_group {
+            gloo.sockets.shutdown();
         }
     }
 
-    /// What the kernel counted on the group's connections (Gloo), headers of Gloo included.
+    /// The bytes that the kernel counted on the group's connections (Gloo only), including Gloo's headers.
     pub fn wire_bytes(&self) -> WireBytes {
-        match &self.0.engine {
-            Engine::Gloo(gloo) => gloo.sockets.wire_bytes(),
+        match &self.0.backend_group {
+            BackendGroup::Gloo(gloo) => gloo.sockets.wire_bytes(),
             _ => WireBytes::default(),
         }
     }
 
-    /// Every rank's `tensor` becomes the reduction over all of them.
+    /// All-reduce: every rank's `tensor` becomes the reduction over all ranks.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, purpose: Purpose) -> Result<Work> {
         let elements = tensor.numel() as i64;
-        let composed = self.composes(op) && elements >= self.size() as i64;
-        let sent = match composed {
-            true => compose::all_reduce_sends(elements, self.index(), self.size()) * width(tensor),
-            false => sent_bytes(CollectiveKind::AllReduce, self.size(), bytes(tensor)),
+        let is_direct = self.uses_direct(op) && elements >= self.size() as i64;
+        let sent = if is_direct {
+            direct_collectives::all_reduce_sends(elements, self.index(), self.size())
+                * width(tensor)
+        } else {
+            sent_bytes(CollectiveKind::AllReduce, self.size(), bytes(tensor))
         };
         let operands = [tensor];
         let call = self.call(
@@ -204,19 +207,19 @@ impl Group {
             sent,
         );
         self.check_mean(&call, op)?;
-        if composed {
-            let longest = compose::shard(elements, 0, self.size());
+        if is_direct {
+            let longest = direct_collectives::shard(elements, 0, self.size());
             self.reserve(tensor, longest.end - longest.start)?;
             let (tensor, scale) = (tensor.shallow_clone(), self.scale(op));
-            return self.compose(call, move |peers| peers.all_reduce(&tensor, scale));
+            return self.run_direct(call, move |peers| peers.all_reduce(&tensor, scale));
         }
         let tensor = tensor.shallow_clone();
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::all_reduce(group, borrow(&tensor), code(op))
         })
     }
 
-    /// `out` becomes the `input`s of all ranks, one after the other.
+    /// All-gather: `out` becomes the concatenation of all ranks' `input`s.
     pub fn all_gather(&self, out: &Tensor, input: &Tensor, purpose: Purpose) -> Result<Work> {
         let sent = sent_bytes(CollectiveKind::AllGather, self.size(), bytes(input));
         let operands = [out, input];
@@ -237,15 +240,16 @@ impl Group {
             copy(out, input)?;
         }
         let (out, input) = (out.shallow_clone(), input.shallow_clone());
-        match self.composes(ReduceOp::Sum) {
-            true => self.compose(call, move |peers| peers.all_gather(&out, &input)),
-            false => self.native(call, move |group| {
+        if self.uses_direct(ReduceOp::Sum) {
+            self.run_direct(call, move |peers| peers.all_gather(&out, &input))
+        } else {
+            self.run_native(call, move |group| {
                 ffi::all_gather(group, borrow(&out), borrow(&input))
-            }),
+            })
         }
     }
 
-    /// `out` becomes this rank's part of the reduction of all ranks' `input`s.
+    /// Reduce-scatter: `out` becomes this rank's shard of the reduction of all ranks' `input`s.
     pub fn reduce_scatter(
         &self,
         out: &Tensor,
@@ -272,20 +276,21 @@ impl Group {
         if self.size() == 1 {
             copy(out, input)?;
         }
-        if self.composes(op) {
+        if self.uses_direct(op) {
             self.reserve(out, out.numel() as i64)?;
         }
         let (out, input, scale) = (out.shallow_clone(), input.shallow_clone(), self.scale(op));
-        match self.composes(op) {
-            true => self.compose(call, move |peers| peers.reduce_scatter(&out, &input, scale)),
-            false => self.native(call, move |group| {
+        if self.uses_direct(op) {
+            self.run_direct(call, move |peers| peers.reduce_scatter(&out, &input, scale))
+        } else {
+            self.run_native(call, move |group| {
                 ffi::reduce_scatter(group, borrow(&out), borrow(&input), code(op))
-            }),
+            })
         }
     }
 
-    /// Rows `in_splits[p]` of `input` go to rank `p`; `out_splits[p]` rows come from it. Splits are
-    /// counted along the first dim; empty ones are allowed.
+    /// All-to-all: sends `in_splits[p]` rows of `input` to rank `p` and receives `out_splits[p]` rows from it. Splits
+    /// count along dim 0 and may be 0.
     pub fn all_to_all(
         &self,
         out: &Tensor,
@@ -314,7 +319,7 @@ impl Group {
         self.check(
             &call,
             good,
-            "splits must be one per rank and add up to the first dim",
+            "there must be one split per rank, and they must add up to the length of dim 0",
         )?;
         self.check_kinds(&call, &[])?;
         if self.size() == 1 {
@@ -322,21 +327,21 @@ impl Group {
         }
         let (out, input) = (out.shallow_clone(), input.shallow_clone());
         let (out_splits, in_splits) = (out_splits.to_vec(), in_splits.to_vec());
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::all_to_all(group, borrow(&out), borrow(&input), &out_splits, &in_splits)
         })
     }
 
-    /// Every rank's `tensor` becomes that of the rank with index `root`.
+    /// Broadcast: every rank's `tensor` becomes that of the rank with index `root`.
     pub fn broadcast(&self, tensor: &Tensor, root: usize, purpose: Purpose) -> Result<Work> {
         let call = self.rooted(CollectiveKind::Broadcast, purpose, &[tensor], root)?;
         let tensor = tensor.shallow_clone();
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::broadcast(group, borrow(&tensor), root as i32)
         })
     }
 
-    /// `root`'s `tensor` becomes the reduction; the others' are left undefined.
+    /// Reduce: `root`'s `tensor` becomes the reduction; the other ranks' tensors are undefined afterwards.
     pub fn reduce(
         &self,
         tensor: &Tensor,
@@ -347,12 +352,12 @@ impl Group {
         let call = self.rooted(CollectiveKind::Reduce, purpose, &[tensor], root)?;
         self.check_mean(&call, op)?;
         let tensor = tensor.shallow_clone();
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::reduce(group, borrow(&tensor), root as i32, code(op))
         })
     }
 
-    /// `root` receives every rank's `input` in `outs`, one tensor per rank; elsewhere `outs` is empty.
+    /// Gather: `root` receives every rank's `input` in `outs`, one tensor per rank; on other ranks `outs` is empty.
     pub fn gather(
         &self,
         outs: &[Tensor],
@@ -363,8 +368,8 @@ impl Group {
         let call = self.rooted(CollectiveKind::Gather, purpose, &[input], root)?;
         self.check(
             &call,
-            outs.len() == self.expected_at(root),
-            "outputs: one per rank at the root, none elsewhere",
+            outs.len() == self.expected_len(root),
+            "the root needs one output per rank, and the other ranks none",
         )?;
         self.check_kinds(&call, outs)?;
         self.check_alike(&call, outs)?;
@@ -372,12 +377,12 @@ impl Group {
             copy(out, input)?;
         }
         let (outs, input) = (clones(outs), input.shallow_clone());
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::gather(group, &addresses(&outs), borrow(&input), root as i32)
         })
     }
 
-    /// Every rank receives in `out` its own of `root`'s `inputs`; elsewhere `inputs` is empty.
+    /// Scatter: every rank receives its entry of `root`'s `inputs` in `out`; on other ranks `inputs` is empty.
     pub fn scatter(
         &self,
         out: &Tensor,
@@ -388,8 +393,8 @@ impl Group {
         let call = self.rooted(CollectiveKind::Scatter, purpose, &[out], root)?;
         self.check(
             &call,
-            inputs.len() == self.expected_at(root),
-            "inputs: one per rank at the root, none elsewhere",
+            inputs.len() == self.expected_len(root),
+            "the root needs one input per rank, and the other ranks none",
         )?;
         self.check_kinds(&call, inputs)?;
         self.check_alike(&call, inputs)?;
@@ -397,89 +402,92 @@ impl Group {
             copy(out, input)?;
         }
         let (out, inputs) = (out.shallow_clone(), clones(inputs));
-        self.native(call, move |group| {
+        self.run_native(call, move |group| {
             ffi::scatter(group, borrow(&out), &addresses(&inputs), root as i32)
         })
     }
 
-    /// Returns when every rank has come here.
+    /// Barrier: the work completes when every rank has called this.
     pub fn barrier(&self) -> Result<Work> {
         let call = self.call(CollectiveKind::Barrier, Purpose::Control, &[], 0, 0);
-        self.native(call, ffi::barrier)
+        self.run_native(call, ffi::barrier)
     }
 
-    /// Sends `tensor` to the peer with that index.
+    /// Sends `tensor` to the peer with this index.
     pub fn send(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
-        self.batch(&[Message::Send(tensor, peer)], tag, purpose)
+        self.batch_send_recv(&[P2pOp::Send(tensor, peer)], tag, purpose)
     }
 
-    /// Receives into `tensor` from the peer with that index.
+    /// Receives into `tensor` from the peer with this index.
     pub fn recv(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
-        self.batch(&[Message::Recv(tensor, peer)], tag, purpose)
+        self.batch_send_recv(&[P2pOp::Recv(tensor, peer)], tag, purpose)
     }
 
-    /// Posts several messages at once, so that two ranks that send to each other cannot block.
-    /// Messages between two ranks with one tag arrive in the order they were sent.
-    pub fn batch(&self, messages: &[Message<'_>], tag: u16, purpose: Purpose) -> Result<Work> {
-        let sent: u64 = messages
+    /// Posts several sends and receives at once, so that two ranks that send to each other do not deadlock. Sends
+    /// between two ranks with the same tag arrive in order.
+    pub fn batch_send_recv(&self, ops: &[P2pOp<'_>], tag: u16, purpose: Purpose) -> Result<Work> {
+        let sent: u64 = ops
             .iter()
             .map(|m| {
-                if let Message::Send(t, _) = m {
+                if let P2pOp::Send(t, _) = m {
                     bytes(t)
                 } else {
                     0
                 }
             })
             .sum();
-        let payload: u64 = messages.iter().map(|m| bytes(m.tensor())).sum();
-        let kind = match messages.iter().any(|m| matches!(m, Message::Send(..))) {
-            true => CollectiveKind::Send,
-            false => CollectiveKind::Recv,
+        let payload: u64 = ops.iter().map(|m| bytes(m.tensor())).sum();
+        let kind = if ops.iter().any(|m| matches!(m, P2pOp::Send(..))) {
+            CollectiveKind::Send
+        } else {
+            CollectiveKind::Recv
         };
-        let tensors: Vec<&Tensor> = messages.iter().map(Message::tensor).collect();
+        let tensors: Vec<&Tensor> = ops.iter().map(P2pOp::tensor).collect();
         let call = self.call(kind, purpose, &tensors, payload, sent);
-        let reachable = messages
+        let reachable = ops
             .iter()
             .all(|m| m.peer() < self.size() && m.peer() != self.index());
         self.check(
             &call,
             reachable,
-            "a peer must be another index of the group",
+            "the peer must be the index of another rank of the group",
         )?;
-        let handle = match &self.0.engine {
-            Engine::Alone | Engine::Fake(_) => return Ok(self.work(State::Done, call)),
-            Engine::Gloo(gloo) => &gloo.handle,
-            Engine::Nccl(handle) => handle,
+        let handle = match &self.0.backend_group {
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => {
+                return Ok(self.work(State::Done, call));
+            }
+            BackendGroup::Gloo(gloo) => &gloo.handle,
+            BackendGroup::Nccl(handle) => handle,
         };
-        let mut posted = Vec::with_capacity(messages.len());
-        for message in messages {
-            let (tensor, peer) = (borrow(message.tensor()), message.peer() as i32);
-            let result = match message {
-                Message::Send(..) => ffi::send(handle, tensor, peer, i32::from(tag)),
-                Message::Recv(..) => ffi::recv(handle, tensor, peer, i32::from(tag)),
+        let mut posted = Vec::with_capacity(ops.len());
+        for op in ops {
+            let (tensor, peer) = (borrow(op.tensor()), op.peer() as i32);
+            let result = match op {
+                P2pOp::Send(..) => ffi::send(handle, tensor, peer, i32::from(tag)),
+                P2pOp::Recv(..) => ffi::recv(handle, tensor, peer, i32::from(tag)),
             };
             posted.push(result.map_err(|e| self.failure(&call, e.what()))?);
         }
-        let kept = clones(&call.operands);
-        Ok(self.work(State::Posted(posted, kept), call))
+        let operands = clones(&call.operands);
+        Ok(self.work(State::Posted(posted, operands), call))
     }
 }
 
-impl Message<'_> {
+impl P2pOp<'_> {
     fn tensor(&self) -> &Tensor {
         match self {
-            Message::Send(tensor, _) | Message::Recv(tensor, _) => tensor,
+            P2pOp::Send(tensor, _) | P2pOp::Recv(tensor, _) => tensor,
         }
     }
 
     fn peer(&self) -> usize {
         match self {
-            Message::Send(_, peer) | Message::Recv(_, peer) => *peer,
+            P2pOp::Send(_, peer) | P2pOp::Recv(_, peer) => *peer,
         }
     }
 }
 
-/// c10d's number of a reduction.
+/// The value of `c10d::ReduceOp::RedOpType`.
 fn code(op: ReduceOp) -> u8 {
     match op {
         ReduceOp::Sum => 0,
@@ -514,8 +522,8 @@ fn row_bytes(tensor: &Tensor) -> u64 {
     inner as u64 * width(tensor)
 }
 
-/// Type names as PyTorch prints them.
-fn element(kind: Kind) -> &'static str {
+/// Type names as PyTorch spells them.
+fn dtype_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Float => "float32",
         Kind::Double => "float64",

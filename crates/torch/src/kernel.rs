@@ -1,34 +1,34 @@
-//! Operators of libtorch that `tch` does not bind: fused optimiser steps, the same operation on many
-//! tensors, norms and attention.
+//! libtorch operators that `tch` does not bind: fused optimizer steps, `foreach` operations on lists of tensors,
+//! norms and attention.
 
 use tch::Tensor;
 
-use crate::border::{addresses, borrow, owned, unpacked};
 use crate::bridge::ffi;
 use crate::error::Result;
+use crate::ffi_tensor::{addresses, borrow, owned, unpacked};
 
-/// Whether, in this process, operators with no deterministic way of computing are errors, the others use it,
-/// and new memory is filled, as PyTorch's `use_deterministic_algorithms` has it.
+/// Turns deterministic algorithms on or off in this process, like PyTorch's `use_deterministic_algorithms`: operators
+/// without a deterministic implementation fail, and new memory is filled.
 pub fn use_deterministic_algorithms(on: bool) -> Result<()> {
     Ok(ffi::use_deterministic_algorithms(on)?)
 }
 
-/// Settings of AdamW.
+/// The hyperparameters of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Learning rate.
     pub lr: f64,
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Added to the denominator for numerical stability.
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
-/// What AdamW changes, one entry per parameter in each list.
+/// The tensors that AdamW reads and updates, one entry per parameter in each list.
 #[derive(Debug)]
 pub struct AdamWState<'a> {
     /// The parameters.
@@ -39,13 +39,13 @@ pub struct AdamWState<'a> {
     pub exp_avgs: &'a [Tensor],
     /// Second moments.
     pub exp_avg_sqs: &'a [Tensor],
-    /// Number of steps taken so far, as f32 scalars; incremented here.
+    /// Numbers of steps so far, as f32 scalars; [`fused_adamw`] increments them.
     pub steps: &'a [Tensor],
 }
 
 /// One step of AdamW over all parameters in one kernel.
 ///
-/// Gradients are divided by `grad_scale` on the way, so that clipping needs no pass of its own.
+/// The kernel divides gradients by `grad_scale`, so that clipping needs no separate pass.
 pub fn fused_adamw(
     state: &AdamWState<'_>,
     options: &AdamW,
@@ -66,7 +66,7 @@ pub fn fused_adamw(
     )?)
 }
 
-/// Settings of SGD.
+/// The hyperparameters of SGD.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
     /// Learning rate.
@@ -81,8 +81,8 @@ pub struct Sgd {
     pub nesterov: bool,
 }
 
-/// One step of SGD over all parameters; `momenta` may be empty when there is no momentum.
-/// Gradients are divided by `grad_scale` on the way.
+/// One step of SGD over all parameters; `momenta` may be empty if the momentum is 0. The kernel divides gradients by
+/// `grad_scale`.
 pub fn fused_sgd(
     params: &[Tensor],
     grads: &[Tensor],
@@ -120,7 +120,7 @@ pub fn foreach_mul_(tensors: &[Tensor], factor: f64) -> Result<()> {
     Ok(ffi::foreach_mul_scalar(&addresses(tensors), factor)?)
 }
 
-/// `t *= factor` for each, with a factor that is a tensor and never read by the host.
+/// `t *= factor` for each, where the factor is a tensor that the host does not read.
 pub fn foreach_mul_tensor_(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
     Ok(ffi::foreach_mul_tensor(
         &addresses(tensors),
@@ -128,7 +128,7 @@ pub fn foreach_mul_tensor_(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
     )?)
 }
 
-/// `t *= factor` for each, with a factor of its own.
+/// `t *= factor` for each, with one factor per tensor.
 pub fn foreach_mul_list_(tensors: &[Tensor], factors: &[Tensor]) -> Result<()> {
     Ok(ffi::foreach_mul_list(
         &addresses(tensors),
@@ -164,7 +164,7 @@ pub fn foreach_addcmul_(tensors: &[Tensor], a: &[Tensor], b: &[Tensor], value: f
     )?)
 }
 
-/// `t += value * a * b`, where `b` may be spread over `a`.
+/// `t += value * a * b`, where `b` broadcasts to `a`.
 pub fn addcmul_(tensor: &Tensor, a: &Tensor, b: &Tensor, value: f64) -> Result<()> {
     Ok(ffi::addcmul(borrow(tensor), borrow(a), borrow(b), value)?)
 }
@@ -194,8 +194,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     Ok(owned(ffi::rms_norm(borrow(x), borrow(weight), eps)?))
 }
 
-/// Scaled dot-product attention on `[batch, heads, sequence, dim]`, without materialising the scores.
-/// Keys and values may have fewer heads: query head `h` uses key head `h / (heads / key heads)`.
+/// Scaled dot-product attention on `[batch, heads, sequence, dim]`, without materializing the scores.
+/// Keys and values may have fewer heads (GQA): query head `h` uses KV head `h / (heads / KV heads)`.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Tensor> {
     Ok(owned(ffi::attention(
         borrow(q),

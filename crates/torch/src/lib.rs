@@ -1,29 +1,29 @@
-//! What `tch` lacks of libtorch: process groups and stores, hooks and functions of autograd,
+//! The parts of libtorch that `tch` does not bind: process groups and stores, autograd hooks and custom functions,
 //! storages, meta tensors, fused kernels, and observers of memory and operators.
 //!
-//! All C++ and all `unsafe` of the workspace is in this crate. Exceptions become errors and panics
-//! of callbacks become errors: nothing unwinds across the border in either direction.
+//! This crate contains all C++ and all `unsafe` code of the workspace. C++ exceptions and panics in callbacks become
+//! errors: nothing unwinds across the FFI boundary in either direction.
 //!
-//! - [`World`] and [`Group`]: who the ranks are, and how they communicate. Every collective returns
-//!   a [`Work`] and is written in the ledger.
-//! - [`autograd`] and [`saved`]: hooks on gradients, functions with a backward in Rust, and what
-//!   becomes of saved tensors.
-//! - [`beside`]: two passes, one of which computes while the other waits.
-//! - [`storage`] and [`meta`]: memory released and taken again, and tensors that have none.
-//! - [`bytes`]: a tensor's own bytes, to and from a file.
-//! - [`kernel`]: operators `tch` does not bind.
-//! - [`memory`] and [`operators`]: what was allocated, and what ran.
+//! - [`World`] and [`Group`]: process groups along the axes of a device mesh, and their collectives. Every collective
+//!   returns a [`Work`] and is recorded in the ledger.
+//! - [`autograd`] and [`saved`]: gradient hooks, custom autograd functions in Rust, and saved-tensor hooks.
+//! - [`interleave()`]: runs two passes so that one computes while the other waits for communication.
+//! - [`storage`] and [`meta`]: releasing and restoring a tensor's memory, and tensors without memory.
+//! - [`bytes`]: reads and writes the raw bytes of a tensor.
+//! - [`kernel`]: operators that `tch` does not bind.
+//! - [`memory`] and [`operators`]: records of allocations and of executed operators.
 #![allow(unsafe_code)]
 
 pub mod autograd;
-mod border;
 mod bridge;
 pub mod bytes;
-mod compose;
+mod comm_thread;
+mod direct_collectives;
 mod error;
+mod ffi_tensor;
 mod group;
+mod interleave;
 pub mod kernel;
-mod lane;
 pub mod memory;
 pub mod meta;
 pub mod operators;
@@ -31,15 +31,14 @@ pub mod saved;
 mod sockets;
 pub mod storage;
 mod store;
-mod turns;
 mod work;
 mod world;
 
 pub use error::{Cause, CommunicationError, Result, TorchError};
-pub use group::{Group, Message, Place, ReduceOp};
+pub use group::{Group, GroupInfo, P2pOp, ReduceOp};
+pub use interleave::interleave;
 pub use sockets::WireBytes;
 pub use store::Store;
 pub use tch::{Device, Kind, Tensor};
-pub use turns::beside;
 pub use work::Work;
-pub use world::{Backend, Rendezvous, World, ranks_on_this_machine, require_gpu};
+pub use world::{Backend, Rendezvous, World, local_world_size, require_gpu};

@@ -1,4 +1,4 @@
-//! Who holds how many bytes: every allocation and release on CPU and meta, counted by kind.
+//! Memory accounting: every allocation and release on CPU and meta, counted by kind.
 
 use trainyard_trace::{Allocation, MemoryKind};
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 
 const NUM_KINDS: usize = 6;
 
-/// Kinds in the order the counters hold them.
+/// Memory kinds in the order of the counters.
 pub const KINDS: [MemoryKind; NUM_KINDS] = [
     MemoryKind::Parameter,
     MemoryKind::Gradient,
@@ -17,42 +17,42 @@ pub const KINDS: [MemoryKind; NUM_KINDS] = [
     MemoryKind::Other,
 ];
 
-/// Bytes held now, and when most were held.
+/// Allocated bytes now and at the peak.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Held now, by kind in the order of [`KINDS`].
-    pub held: [u64; NUM_KINDS],
-    /// Held at the moment of the peak, by kind.
+    /// Bytes allocated now, by kind in the order of [`KINDS`].
+    pub allocated: [u64; NUM_KINDS],
+    /// Bytes allocated at the moment of the peak, by kind.
     pub at_peak: [u64; NUM_KINDS],
-    /// Held now, in all.
+    /// Bytes allocated now in total.
     pub total: u64,
-    /// The most that was held at once since the last reset.
+    /// Peak of `total` since the last reset.
     pub peak: u64,
 }
 
-/// Starts counting; allocations made before are not known. Stays on for the life of the program.
+/// Starts counting, for the rest of the process. Earlier allocations are not counted.
 pub fn observe() {
     ffi::observe_memory();
 }
 
-/// Asks for huge pages behind large tensors on CPU, which saves the page faults of steps that take
-/// and give back the same megabytes again and again. To be called first thing in `main`: libtorch
-/// reads the setting once, and the environment must not change while other threads read it.
+/// Uses transparent huge pages for large CPU tensors, which saves page faults in steps that allocate and free the
+/// same memory again and again. Call this first in `main`: libtorch reads the setting once, and the environment must
+/// not change while other threads read it.
 pub fn use_huge_pages() {
-    const SWITCH: &str = "THP_MEM_ALLOC_ENABLE";
-    if std::env::var_os(SWITCH).is_none() {
-        // SAFETY: no other thread exists yet, as documented.
-        unsafe { std::env::set_var(SWITCH, "1") };
+    const VARIABLE: &str = "THP_MEM_ALLOC_ENABLE";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: the caller ensures that no other thread exists yet.
+        unsafe { std::env::set_var(VARIABLE, "1") };
     }
 }
 
-/// Lets the process keep what it frees on CPU: every step takes the same again, and memory that went
-/// back to the system costs a page fault for every page. Only glibc can be told so.
+/// Makes the process keep freed CPU memory instead of returning it to the kernel: every step allocates the same
+/// again, and each returned page costs a page fault. Has an effect with glibc only.
 pub fn keep_freed() {
     ffi::keep_freed_memory();
 }
 
-/// What this thread allocates in `body` counts as `kind`.
+/// Runs `body`; allocations that this thread makes in it count as `kind`.
 pub fn scope<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
     struct Restore(u8);
     impl Drop for Restore {
@@ -64,7 +64,7 @@ pub fn scope<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// The counters now.
+/// Reads the counters.
 pub fn report() -> Result<MemoryReport> {
     let mut raw = [0u64; 2 * NUM_KINDS + 2];
     ffi::memory_counters(&mut raw)?;
@@ -73,29 +73,29 @@ pub fn report() -> Result<MemoryReport> {
         peak: raw[2 * NUM_KINDS + 1],
         ..MemoryReport::default()
     };
-    report.held.copy_from_slice(&raw[..NUM_KINDS]);
+    report.allocated.copy_from_slice(&raw[..NUM_KINDS]);
     report
         .at_peak
         .copy_from_slice(&raw[NUM_KINDS..2 * NUM_KINDS]);
     Ok(report)
 }
 
-/// Begins a new peak from what is held now.
+/// Resets the peak to the current total.
 pub fn reset_peak() {
     ffi::reset_memory_peak();
 }
 
-/// Lets tensors on CPU hold no more than so many bytes: what would exceed it is refused with an error
-/// that says so. `None` lifts the limit. Counts what [`observe`] counts.
+/// Limits the memory of CPU tensors: an allocation that would exceed `bytes` fails with an error. `None` removes the
+/// limit. Counts what [`observe`] counts.
 pub fn limit(bytes: Option<u64>) {
     observe();
     ffi::set_memory_limit(bytes.unwrap_or(0));
 }
 
-/// Runs `body` and returns every allocation and release made meanwhile, by any thread. One record
-/// at a time.
+/// Runs `body` and returns every allocation and release that any thread made meanwhile. Only one recording may be
+/// active in a process.
 pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Allocation>) {
-    /// Stops, and leaves nothing unread behind, even when `body` panics.
+    /// Stops recording and discards unread records, even if `body` panics.
     struct Stop;
     impl Drop for Stop {
         fn drop(&mut self) {

@@ -1,26 +1,26 @@
-//! Tensors without memory, for dry runs: shapes, types and autograd, but no numbers.
+//! Meta tensors, for dry runs: they have shapes, types and autograd, but no memory and no values.
 //!
-//! `tch` has no name for the meta device (it reports `Mps`), so code that is to run on meta makes
-//! new tensors from old ones (`zeros_like`, [`new_zeros`], [`new_empty`]) and never from a `Device`.
+//! `tch::Device` has no meta device (`tch` reports `Mps`), so code that must run on meta creates tensors from
+//! existing ones (`zeros_like`, [`new_zeros`], [`new_empty`]) and never from a `tch::Device`.
 
 use tch::{Kind, Tensor};
 
-use crate::border::{borrow, owned};
 use crate::bridge::ffi;
 use crate::error::{Result, TorchError};
+use crate::ffi_tensor::{borrow, owned};
 
-/// A tensor on the meta device.
+/// A new tensor on the meta device.
 pub fn empty(shape: &[i64], kind: Kind) -> Result<Tensor> {
     ffi::register_meta_kernels()?;
     Ok(owned(ffi::empty_meta(shape, scalar_type(kind)?)?))
 }
 
-/// Undefined elements in another shape, with the type and on the device of `like`, meta included.
+/// An uninitialized tensor of another shape with the type and device of `like`, which may be meta.
 pub fn new_empty(like: &Tensor, shape: &[i64]) -> Result<Tensor> {
     Ok(owned(ffi::new_empty(borrow(like), shape)?))
 }
 
-/// Zeros of another shape, with the type and on the device of `like`, meta included.
+/// A tensor of zeros of another shape with the type and device of `like`, which may be meta.
 pub fn new_zeros(like: &Tensor, shape: &[i64]) -> Result<Tensor> {
     Ok(owned(ffi::new_zeros(borrow(like), shape)?))
 }
@@ -30,7 +30,7 @@ pub fn is_meta(tensor: &Tensor) -> bool {
     ffi::is_meta(borrow(tensor))
 }
 
-/// libtorch's number of a type.
+/// The `c10::ScalarType` of a kind.
 fn scalar_type(kind: Kind) -> Result<i32> {
     Ok(match kind {
         Kind::Uint8 => 0,
@@ -45,7 +45,7 @@ fn scalar_type(kind: Kind) -> Result<i32> {
         Kind::BFloat16 => 15,
         other => {
             return Err(TorchError::Invalid(format!(
-                "no meta tensors of type {other:?}: use a floating or integer type"
+                "meta tensors of type {other:?} are not supported: use a floating-point or integer type"
             )));
         }
     })

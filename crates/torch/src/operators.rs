@@ -1,41 +1,41 @@
-//! Every operator libtorch runs, with the shapes of its tensors. Operators that call others appear
-//! after and around them; only those that compute count floating-point operations.
+//! Records every operator that libtorch runs, with its input shapes. An operator that calls others is recorded
+//! after them and its interval contains theirs; only operators that compute count floating-point operations.
 
 use trainyard_trace::{Operator, flops};
 
 use crate::bridge::ffi;
 use crate::error::Result;
 
-/// Observes as long as it lives; nothing unread is left when it ends.
-struct Observing;
+/// Observes operators while it lives, and discards unread records when it is dropped.
+struct Observer;
 
-impl Observing {
-    fn begin() -> Result<Observing> {
+impl Observer {
+    fn start() -> Result<Observer> {
         ffi::observe_operators(true)?;
-        Ok(Observing)
+        Ok(Observer)
     }
 
-    fn end(self) -> Result<Vec<ffi::OperatorRecord>> {
+    fn finish(self) -> Result<Vec<ffi::OperatorRecord>> {
         ffi::observe_operators(false)?;
         Ok(ffi::take_operators())
     }
 }
 
-impl Drop for Observing {
+impl Drop for Observer {
     fn drop(&mut self) {
-        // Only a panic leaves something to stop, and then nobody reads.
+        // Observation is still on only if the body panicked, and then the records are not read.
         let _ = ffi::observe_operators(false);
         drop(ffi::take_operators());
     }
 }
 
-/// Runs `body` and returns every operator that ran meanwhile, on any thread, in order of ending.
-/// One record at a time.
+/// Runs `body` and returns every operator that ran meanwhile on any thread, in the order of their ends. Only one
+/// recording may be active in a process.
 pub fn record<T>(body: impl FnOnce() -> T) -> Result<(T, Vec<Operator>)> {
-    let observing = Observing::begin()?;
+    let observer = Observer::start()?;
     let out = body();
-    let operators = observing
-        .end()?
+    let operators = observer
+        .finish()?
         .into_iter()
         .map(|r| {
             let shapes = shapes(&r.shapes);
@@ -52,7 +52,7 @@ pub fn record<T>(body: impl FnOnce() -> T) -> Result<(T, Vec<Operator>)> {
     Ok((out, operators))
 }
 
-/// Reads `[num_dims, dims..., num_dims, dims...]`.
+/// Decodes `[num_dims, dims..., num_dims, dims...]`.
 fn shapes(flat: &[i64]) -> Vec<Vec<i64>> {
     let mut out = Vec::new();
     let mut rest = flat;

@@ -1,29 +1,32 @@
-//! What happens to the tensors that autograd saves for backward: kept elsewhere, or made again.
+//! Saved-tensor hooks: intercept the tensors that autograd saves for backward, to offload or recompute them.
 
 use tch::Tensor;
 
 use crate::bridge::{SavedHooks, ffi};
 use crate::error::Result;
 
-/// Takes saved tensors away and brings them back.
-pub trait Keeper: Send {
-    /// A tensor is being saved: keep it, or whatever brings it back, under a ticket.
+/// Packs tensors that autograd saves and unpacks them for backward, like PyTorch's `saved_tensors_hooks`.
+pub trait SavedTensorHooks: Send {
+    /// Autograd saves a tensor: store it, or what is needed to recreate it, and return an id.
     fn pack(&self, tensor: Tensor) -> Result<u64>;
-    /// Backward needs it.
-    fn unpack(&self, ticket: u64) -> Result<Tensor>;
-    /// The graph no longer needs it.
-    fn forget(&self, ticket: u64);
+    /// Backward needs the tensor.
+    fn unpack(&self, id: u64) -> Result<Tensor>;
+    /// The graph no longer needs the tensor.
+    fn release(&self, id: u64);
 }
 
-/// Runs `body`; what autograd saves meanwhile on this thread goes to `keeper`.
-pub fn saving_with<T>(keeper: impl Keeper + 'static, body: impl FnOnce() -> T) -> Result<T> {
+/// Runs `body` with `hooks` applied to every tensor that autograd saves on this thread.
+pub fn with_hooks<T>(
+    hooks: impl SavedTensorHooks + 'static,
+    body: impl FnOnce() -> T,
+) -> Result<T> {
     struct Pop;
     impl Drop for Pop {
         fn drop(&mut self) {
             ffi::pop_saved_hooks();
         }
     }
-    ffi::push_saved_hooks(Box::new(SavedHooks(Box::new(keeper))))?;
+    ffi::push_saved_hooks(Box::new(SavedHooks(Box::new(hooks))))?;
     let _pop = Pop;
     Ok(body())
 }

@@ -1,5 +1,5 @@
-//! The TCP connections of a group: found when it forms, counted when bytes are verified, shut when a
-//! waiting rank must leave. Gloo's own abort does not release a waiter; closing its sockets does.
+//! The TCP connections of a Gloo group: found when the group is created, read to verify byte counts, and shut down to
+//! abort the group. Gloo's own abort does not wake a waiting thread; closing its sockets does.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,46 +8,46 @@ use std::sync::Mutex;
 
 use rustix::net::{AddressFamily, Shutdown, SocketAddrAny, SocketType};
 
-/// Groups form one at a time, so that a new connection belongs to the group being formed.
-static FORMING: Mutex<()> = Mutex::new(());
+/// Groups are created one at a time, so that a new connection belongs to the group being created.
+static CREATING_GROUP: Mutex<()> = Mutex::new(());
 
-/// The connections that came to exist while a group formed.
+/// The connections that were opened while a group was created.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets(Vec<RawFd>);
 
-/// Bytes the kernel counted on a group's connections.
+/// Bytes that the kernel counted on a group's connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WireBytes {
-    /// Sent; what had to be sent again counts once.
+    /// Bytes sent, without retransmissions.
     pub sent: u64,
-    /// Received.
+    /// Bytes received.
     pub received: u64,
 }
 
 impl Sockets {
-    /// Runs `form` and notes the connections it made. Those of the store at `store_port`, which others
-    /// may open to us meanwhile, are not among them.
-    pub(crate) fn during<T, E>(
+    /// Runs `create` and returns the connections that it opened, except those of the store at `store_port`, which
+    /// other ranks may open to this process meanwhile.
+    pub(crate) fn created_during<T, E>(
         store_port: Option<u16>,
-        form: impl FnOnce() -> Result<T, E>,
+        create: impl FnOnce() -> Result<T, E>,
     ) -> Result<(T, Sockets), E> {
-        let _one_at_a_time = FORMING.lock().unwrap_or_else(|p| p.into_inner());
+        let _one_at_a_time = CREATING_GROUP.lock().unwrap_or_else(|p| p.into_inner());
         let before = connections(store_port);
-        let out = form()?;
+        let out = create()?;
         let after = connections(store_port);
-        let made = after.difference(&before).copied().collect();
-        Ok((out, Sockets(made)))
+        let opened = after.difference(&before).copied().collect();
+        Ok((out, Sockets(opened)))
     }
 
-    /// Ends every connection; whoever waits on one gets an error at once.
-    pub(crate) fn shut(&self) {
+    /// Shuts down every connection; a thread that waits on one gets an error at once.
+    pub(crate) fn shutdown(&self) {
         for &fd in &self.0 {
-            // A socket that is closed already needs no shutting.
+            // Fails only if the socket is closed already.
             let _ = rustix::net::shutdown(borrowed(fd), Shutdown::Both);
         }
     }
 
-    /// What the kernel counted so far.
+    /// The bytes that the kernel counted so far.
     pub(crate) fn wire_bytes(&self) -> WireBytes {
         let mut total = WireBytes::default();
         for &fd in &self.0 {
@@ -60,7 +60,7 @@ impl Sockets {
     }
 }
 
-/// Connected TCP sockets of this process, but for those to or at a port.
+/// The connected TCP sockets of this process, except those that use `except_port` on either end.
 fn connections(except_port: Option<u16>) -> BTreeSet<RawFd> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return BTreeSet::new();
@@ -88,17 +88,17 @@ fn is_connection(fd: RawFd, except_port: Option<u16>) -> bool {
 }
 
 fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: used for one system call only, which checks the descriptor itself: one that was closed
-    // meanwhile gives an error. Listed descriptors are never -1.
+    // SAFETY: used for one system call only, which fails if the descriptor was closed meanwhile. Listed descriptors
+    // are never -1.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// `tcpi_bytes_sent` without `tcpi_bytes_retrans`, and `tcpi_bytes_received`, of the kernel's TCP_INFO. Not
-/// `tcpi_bytes_acked`: what has arrived is acknowledged up to 40 ms later.
+/// Reads `tcpi_bytes_sent` minus `tcpi_bytes_retrans`, and `tcpi_bytes_received`, from TCP_INFO. `tcpi_bytes_acked`
+/// would lag, because the receiver acknowledges data up to 40 ms later.
 fn tcp_info(fd: RawFd) -> Option<WireBytes> {
     const RECEIVED: usize = 128;
     const SENT: usize = 200;
-    const SENT_AGAIN: usize = 208;
+    const RETRANSMITTED: usize = 208;
     let mut info = [0u8; 256];
     let mut length = info.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into the buffer.
@@ -111,12 +111,12 @@ fn tcp_info(fd: RawFd) -> Option<WireBytes> {
             &mut length,
         )
     };
-    if status != 0 || (length as usize) < SENT_AGAIN + 8 {
+    if status != 0 || (length as usize) < RETRANSMITTED + 8 {
         return None;
     }
     let read = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
     Some(WireBytes {
-        sent: read(SENT).saturating_sub(read(SENT_AGAIN)),
+        sent: read(SENT).saturating_sub(read(RETRANSMITTED)),
         received: read(RECEIVED),
     })
 }

@@ -1,44 +1,45 @@
-//! The memory behind a tensor: given back and taken again while the tensor itself stays.
+//! Releases and restores the memory behind a tensor while the tensor itself stays.
 
 use tch::Tensor;
 
-use crate::border::borrow;
 use crate::bridge::ffi;
 use crate::error::Result;
+use crate::ffi_tensor::borrow;
 
-/// Gives the memory back. Shape and type stay; reading the tensor before [`restore`] is an error of
-/// the caller's that libtorch does not catch.
+/// Frees the memory of a tensor, which keeps its shape and type. The caller must not read it before [`restore`];
+/// libtorch does not check that.
 pub fn release(tensor: &Tensor) -> Result<()> {
     Ok(ffi::release_storage(borrow(tensor))?)
 }
 
-/// Takes memory again, with undefined contents.
+/// Allocates the memory of a released tensor again, with undefined contents.
 pub fn restore(tensor: &Tensor) -> Result<()> {
     Ok(ffi::restore_storage(borrow(tensor))?)
 }
 
-/// The memory behind `a` goes to `b` and that behind `b` to `a`; shapes and types stay. The caller
-/// sees to it that each is large enough for the other.
-pub fn exchange(a: &Tensor, b: &Tensor) -> Result<()> {
-    Ok(ffi::exchange_storages(borrow(a), borrow(b))?)
+/// Swaps the memory of two tensors; shapes and types stay. The caller must ensure that each memory is large enough
+/// for the other tensor.
+pub fn swap(a: &Tensor, b: &Tensor) -> Result<()> {
+    Ok(ffi::swap_storages(borrow(a), borrow(b))?)
 }
 
-/// A number that grows whenever the values of `tensor`, or of a view of it, change in place.
+/// The version counter of `tensor`, which grows whenever its values, or those of a view of it, change in place.
 pub fn version(tensor: &Tensor) -> Result<i64> {
     Ok(ffi::version(borrow(tensor))?)
 }
 
-/// Makes `tensor` stand on the memory, shape and strides of `data`, keeping its place in autograd.
+/// Makes `tensor` use the memory, shape and strides of `data`. Its autograd state stays, as with PyTorch's
+/// `tensor.data = data`.
 pub fn rebind(tensor: &Tensor, data: &Tensor) -> Result<()> {
     Ok(ffi::rebind(borrow(tensor), borrow(data))?)
 }
 
-/// Bytes of the storage behind a tensor, which views share.
+/// The size in bytes of the storage behind a tensor, which views share.
 pub fn bytes(tensor: &Tensor) -> Result<usize> {
     Ok(ffi::storage_bytes(borrow(tensor))?)
 }
 
-/// Whether two tensors stand on the same storage.
+/// Whether two tensors share a storage.
 pub fn is_shared(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok(ffi::storage_address(borrow(a))? == ffi::storage_address(borrow(b))?)
 }

@@ -1,4 +1,4 @@
-//! A small shared dictionary, through which ranks find each other.
+//! c10d's TCPStore, through which ranks find each other.
 
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::IntoRawFd;
@@ -9,7 +9,7 @@ use cxx::SharedPtr;
 use crate::bridge::ffi;
 use crate::error::{Result, TorchError};
 
-/// A key-value store that all ranks see. Cheap to clone; safe to share between threads.
+/// A key-value store shared by all ranks. Cheap to clone; safe to share between threads.
 #[derive(Clone)]
 pub struct Store {
     handle: SharedPtr<ffi::StoreHandle>,
@@ -24,8 +24,8 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Serves a store on the named address, and on that one only, and connects to it.
-    /// Port 0 takes a free one; see [`Store::address`].
+    /// Serves a store on the given address only, and connects to it. Port 0 selects a free port; see
+    /// [`Store::address`].
     pub fn serve(host: &str, port: u16, timeout: Duration) -> Result<Store> {
         let failed = |message: String| TorchError::Store {
             address: format!("{host}:{port}"),
@@ -35,18 +35,18 @@ impl Store {
         };
         let listener = TcpListener::bind((host, port)).map_err(|e| {
             failed(format!(
-                "cannot listen here ({e}); is another job using the port?"
+                "cannot listen on this address ({e}); another job may use the port"
             ))
         })?;
         let port = listener
             .local_addr()
             .map_err(|e| failed(e.to_string()))?
             .port();
-        // libtorch takes the socket over and closes it.
+        // libtorch takes ownership of the socket.
         Self::open(host, port, listener.into_raw_fd(), timeout)
     }
 
-    /// Connects to a store served elsewhere, waiting up to `timeout` for it to appear.
+    /// Connects to a store that another process serves, and waits up to `timeout` for it.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Store> {
         Self::open(host, port, -1, timeout)
     }
@@ -61,7 +61,7 @@ impl Store {
         };
         (host, port)
             .to_socket_addrs()
-            .map_err(|e| failed(format!("no such host ({e}); check MASTER_ADDR")))?;
+            .map_err(|e| failed(format!("cannot resolve the host ({e}); check MASTER_ADDR")))?;
         let handle = ffi::tcp_store(host, port, listen_fd, millis(timeout))
             .map_err(|e| failed(e.what().to_owned()))?;
         Ok(Store {
@@ -96,10 +96,13 @@ impl Store {
         Some((host, port.parse().ok()?))
     }
 
-    /// The same store over another connection: whoever waits in one holds nobody up in the other.
-    pub fn reconnected(&self) -> Result<Store> {
+    /// The same store over a new connection, so that waiting in one does not block the other.
+    pub fn reconnect(&self) -> Result<Store> {
         let (host, port) = self.host_and_port().ok_or_else(|| {
-            TorchError::Invalid(format!("{} is no address of a store", self.address))
+            TorchError::Invalid(format!(
+                "{} is not a store address (host:port)",
+                self.address
+            ))
         })?;
         Store::connect(host, port, self.timeout)
     }
@@ -109,13 +112,13 @@ impl Store {
         ffi::store_set(self.raw(), key, value).map_err(|e| self.failed("set", key, &e))
     }
 
-    /// The value of a key, waiting for it to be set.
+    /// Waits for a key to be set and returns its value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.get_within(key, self.timeout)
+        self.get_with_timeout(key, self.timeout)
     }
 
-    /// The value of a key, waiting at most `timeout` for it to be set.
-    pub fn get_within(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+    /// Waits up to `timeout` for a key to be set and returns its value.
+    pub fn get_with_timeout(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         ffi::store_get(self.raw(), key, millis(timeout)).map_err(|e| self.failed("get", key, &e))
     }
 
@@ -124,7 +127,7 @@ impl Store {
         ffi::store_add(self.raw(), key, amount).map_err(|e| self.failed("add", key, &e))
     }
 
-    /// Waits at most `timeout` for a key to be set.
+    /// Waits up to `timeout` for a key to be set.
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<()> {
         ffi::store_wait(self.raw(), key, millis(timeout)).map_err(|e| self.failed("wait", key, &e))
     }
@@ -135,7 +138,7 @@ impl Store {
     }
 
     pub(crate) fn raw(&self) -> &ffi::StoreHandle {
-        // A store is only made around a handle that C++ returned, which is never null.
+        // C++ never returns a null handle.
         &self.handle
     }
 
@@ -169,7 +172,7 @@ mod tests {
         assert_eq!(store.add("n", 2).unwrap(), 2);
         assert_eq!(other.add("n", 3).unwrap(), 5);
         assert!(!other.has("b").unwrap());
-        let error = other.get_within("b", SHORT).unwrap_err().to_string();
+        let error = other.get_with_timeout("b", SHORT).unwrap_err().to_string();
         assert!(
             error.contains("get \"b\"") && error.contains("127.0.0.1"),
             "{error}"
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_listens_on_its_named_address_only() {
+    fn a_store_listens_on_the_given_address_only() {
         let store = Store::serve("127.0.0.1", 0, Duration::from_secs(5)).unwrap();
         let port: u16 = store.address().rsplit(':').next().unwrap().parse().unwrap();
         assert!(std::net::TcpStream::connect(("127.0.0.2", port)).is_err());

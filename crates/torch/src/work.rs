@@ -1,4 +1,4 @@
-//! A collective under way.
+//! The handle of a collective that has been started.
 
 use std::sync::Arc;
 
@@ -7,38 +7,38 @@ use tch::Tensor;
 use trainyard_trace::{Collective, Ledger};
 
 use crate::bridge::ffi;
-use crate::compose::wait_all;
+use crate::direct_collectives::wait_all;
 use crate::error::{Cause, CommunicationError, Result};
-use crate::{lane, turns};
+use crate::{comm_thread, interleave};
 
-/// A collective that was started and must be waited for before its tensors are touched.
+/// A started collective, like c10d's `Work`. Its tensors may be used only after [`Work::wait`].
 ///
-/// On CPU (Gloo) `wait` returns when the result is there. On NCCL it only makes the current stream
-/// wait: the host goes on, and work queued on the stream afterwards sees the result.
+/// With Gloo, `wait` blocks until the result is available. With NCCL, it only makes the current stream wait: the host
+/// continues, and kernels queued on the stream afterwards see the result.
 #[must_use = "the tensors of a collective may be used only after `wait`"]
 pub struct Work(Option<Pending>);
 
 struct Pending {
     state: State,
     ledger: Ledger,
-    ticket: trainyard_trace::Ticket,
-    /// Whom and what an error is about, but for its cause.
-    about: CommunicationError,
+    handle: trainyard_trace::CollectiveHandle,
+    /// The error to report if the collective fails; only its cause is filled in later.
+    error: CommunicationError,
     aborted: Arc<std::sync::atomic::AtomicBool>,
 }
 
 pub(crate) enum State {
-    /// Nothing is left to do: a fake group, or messages that were never sent.
+    /// Complete: the group is fake or has one rank.
     Done,
-    /// The group's lane is at it.
-    Lane(Arc<lane::Ticket>),
-    /// Messages posted directly; their tensors are held until they are through.
+    /// Queued on the group's communication thread.
+    Queued(Arc<comm_thread::Completion>),
+    /// Posted to the backend directly, with the tensors that must stay alive until completion.
     Posted(Vec<UniquePtr<ffi::WorkHandle>>, Vec<Tensor>),
 }
 
 impl Work {
-    /// A collective of a group of one: complete from the start, and not communication.
-    pub(crate) fn nothing() -> Work {
+    /// The collective of a group with one rank: complete from the start, and not recorded as communication.
+    pub(crate) fn completed() -> Work {
         Work(None)
     }
 
@@ -46,34 +46,34 @@ impl Work {
         state: State,
         ledger: &Ledger,
         record: Collective,
-        about: CommunicationError,
+        error: CommunicationError,
         aborted: &Arc<std::sync::atomic::AtomicBool>,
     ) -> Work {
         Work(Some(Pending {
             state,
             ledger: ledger.clone(),
-            ticket: ledger.begin(record),
-            about,
+            handle: ledger.begin(record),
+            error,
             aborted: Arc::clone(aborted),
         }))
     }
 
-    /// Waits for the result (on NCCL: orders the current stream after it).
+    /// Waits for the result (with NCCL: makes the current stream wait for it).
     pub fn wait(mut self) -> Result<()> {
         let Some(pending) = self.0.take() else {
             return Ok(());
         };
-        turns::pass();
+        interleave::yield_turn();
         pending.finish()
     }
 
-    /// Whether `wait` would return at once. Messages say so only once they were waited for.
+    /// Whether `wait` would return at once. Always false for sends and receives that were not waited for.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             None => true,
             Some(pending) => match &pending.state {
                 State::Done => true,
-                State::Lane(ticket) => ticket.is_done(),
+                State::Queued(completion) => completion.is_done(),
                 State::Posted(..) => false,
             },
         }
@@ -81,11 +81,11 @@ impl Work {
 }
 
 impl Drop for Work {
-    /// A work that was not waited for, as when an error made the caller leave early, is waited for
-    /// here: its memory must not be freed under it. Its own error can only be logged.
+    /// Waits for a work that the caller did not wait for, for example because of an earlier error: its tensors must
+    /// not be freed while it runs. Its own error can only be logged.
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(Pending::finish) {
-            tracing::error!("a collective nobody waited for failed: {error}");
+            tracing::error!("a collective failed that was dropped without a wait: {error}");
         }
     }
 }
@@ -93,11 +93,11 @@ impl Drop for Work {
 impl Pending {
     fn finish(self) -> Result<()> {
         let began = self.ledger.now_ns();
-        self.ledger.wait(&self.ticket, began);
+        self.ledger.wait(&self.handle, began);
         let (started, ended, result) = match self.state {
             State::Done => (began, began, Ok(())),
-            State::Lane(ticket) => {
-                let progress = ticket.wait();
+            State::Queued(completion) => {
+                let progress = completion.wait();
                 let result = progress.result.unwrap_or(Ok(()));
                 (progress.started_ns, progress.ended_ns, result)
             }
@@ -108,7 +108,7 @@ impl Pending {
             }
         };
         let waited = (began, self.ledger.now_ns());
-        self.ledger.finish(self.ticket, |record| {
+        self.ledger.finish(self.handle, |record| {
             record.started_ns = if started == 0 {
                 record.issued_ns
             } else {
@@ -119,7 +119,7 @@ impl Pending {
         });
         let aborted = self.aborted.load(std::sync::atomic::Ordering::Acquire);
         result.map_err(|message| {
-            let mut error = self.about;
+            let mut error = self.error;
             error.cause = Cause::from_message(&message, aborted);
             Box::new(error).into()
         })

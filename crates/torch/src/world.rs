@@ -1,4 +1,4 @@
-//! All ranks of a job, and the groups along any axes of their mesh.
+//! The world of all ranks, and the process groups along the axes of its device mesh.
 
 use std::collections::HashMap;
 use std::net::UdpSocket;
@@ -9,41 +9,41 @@ use trainyard_mesh::{AxisSet, Mesh, MeshError};
 use trainyard_trace::Ledger;
 
 use crate::bridge::ffi;
+use crate::comm_thread::CommThread;
 use crate::error::{Result, TorchError};
-use crate::group::{Engine, Gloo, Group, Place};
-use crate::lane::Lane;
+use crate::group::{BackendGroup, Gloo, Group, GroupInfo};
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::{Store, millis};
 
-/// What carries messages.
+/// The communication backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// TCP, for tensors on CPU.
+    /// Gloo over TCP, for tensors on CPU.
     Gloo,
-    /// For tensors on GPUs. Needs the feature `cuda` and a GPU.
+    /// NCCL, for tensors on GPUs. Needs the feature `cuda` and a GPU.
     Nccl,
 }
 
-/// How to reach the other ranks.
+/// What a rank needs to reach the other ranks.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     /// Global rank of this process.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Host of the store; if rank 0 serves it, on that address only.
+    /// Host of the store. If rank 0 serves the store, it listens on this address only.
     pub master_addr: String,
     /// Port of the store.
     pub master_port: u16,
-    /// Where an agent serves the store, what all keys of this attempt begin with, since those of the last
-    /// one may still be there. Where none does, rank 0 serves it.
+    /// If an agent serves the store: the prefix of all keys of this attempt, because keys of earlier attempts may
+    /// still be in the store. If `None`, rank 0 serves the store.
     pub agent_store: Option<String>,
-    /// How long to wait for others, when forming groups and in collectives.
+    /// The timeout of group creation and of collectives.
     pub timeout: Duration,
 }
 
 impl Rendezvous {
-    /// Reads the environment that `trainyard run` and torchrun set; without it, a world of one.
+    /// Reads the environment variables that `trainyard run` and torchrun set. Without them, the world has one rank.
     pub fn from_env(timeout: Duration) -> Result<Rendezvous> {
         if std::env::var_os("WORLD_SIZE").is_none() {
             return Ok(Rendezvous {
@@ -73,36 +73,37 @@ impl Rendezvous {
     }
 }
 
-/// This process among all ranks of a job. Groups form when they are first asked for.
+/// All ranks of a job, seen from this one. Creates process groups on first use.
 pub struct World {
     mesh: Mesh,
     rank: usize,
     ledger: Ledger,
-    carrier: Carrier,
-    /// By name.
+    transport: Transport,
+    /// Groups by name.
     groups: Mutex<HashMap<String, Group>>,
 }
 
-enum Carrier {
-    Alone,
+/// How collectives reach other ranks.
+enum Transport {
+    SingleRank,
     Fake,
-    Real {
+    Connected {
         store: Store,
-        /// What all keys begin with.
+        /// The prefix of all keys in the store.
         attempt: String,
         backend: Backend,
         address: String,
-        /// Of groups to come, too.
+        /// The timeout of existing and of future groups.
         timeout: Mutex<Duration>,
     },
 }
 
 impl World {
-    /// Joins the other ranks. Returns when the store is reachable; groups form later.
+    /// Joins the other ranks. Returns when the store is reachable; groups are created later.
     pub fn join(mesh: Mesh, backend: Backend, at: &Rendezvous, ledger: Ledger) -> Result<World> {
         if mesh.world_size() != at.world_size {
             return Err(TorchError::Invalid(format!(
-                "the mesh {mesh} has {} ranks but {} were started: change the degrees or --nproc-per-node",
+                "the mesh {mesh} has {} ranks, but {} were started: change the parallel degrees or --nproc-per-node",
                 mesh.world_size(),
                 at.world_size
             )));
@@ -110,9 +111,9 @@ impl World {
         if backend == Backend::Nccl {
             require_gpu(at.rank)?;
         }
-        let carrier = match at.world_size {
-            1 => Carrier::Alone,
-            _ => Carrier::Real {
+        let transport = match at.world_size {
+            1 => Transport::SingleRank,
+            _ => Transport::Connected {
                 store: at.store()?,
                 attempt: at.agent_store.clone().unwrap_or_default(),
                 backend,
@@ -120,39 +121,44 @@ impl World {
                 timeout: Mutex::new(at.timeout),
             },
         };
-        Ok(Self::with(mesh, at.rank, ledger, carrier))
+        Ok(Self::with(mesh, at.rank, ledger, transport))
     }
 
-    /// One rank of a mesh of any size, whose collectives are counted and never sent.
+    /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs.
     pub fn fake(mesh: Mesh, rank: usize, ledger: Ledger) -> Result<World> {
         mesh.coordinates(rank)?;
-        Ok(Self::with(mesh, rank, ledger, Carrier::Fake))
+        Ok(Self::with(mesh, rank, ledger, Transport::Fake))
     }
 
-    /// A job of one rank.
-    pub fn alone(ledger: Ledger) -> Result<World> {
-        Ok(Self::with(Mesh::new(&[])?, 0, ledger, Carrier::Alone))
+    /// A world of one rank.
+    pub fn single_rank(ledger: Ledger) -> Result<World> {
+        Ok(Self::with(
+            Mesh::new(&[])?,
+            0,
+            ledger,
+            Transport::SingleRank,
+        ))
     }
 
-    fn with(mesh: Mesh, rank: usize, ledger: Ledger, carrier: Carrier) -> World {
+    fn with(mesh: Mesh, rank: usize, ledger: Ledger, transport: Transport) -> World {
         World {
             mesh,
             rank,
             ledger,
-            carrier,
+            transport,
             groups: Mutex::default(),
         }
     }
 
-    /// A dictionary of all ranks for something that is no part of training, over a connection of its
-    /// own: whoever waits in it holds nobody else up. None where there is one rank.
-    pub fn meeting(&self, name: &str) -> Result<Option<Store>> {
-        match &self.carrier {
-            Carrier::Real { store, attempt, .. } => {
+    /// A store of all ranks for purposes other than training, over a separate connection, so that waiting in it does
+    /// not block other users of the store. `None` if there is one rank.
+    pub fn side_store(&self, name: &str) -> Result<Option<Store>> {
+        match &self.transport {
+            Transport::Connected { store, attempt, .. } => {
                 let name = format!("{attempt}{name}");
-                Ok(Some(store.reconnected()?.prefixed(&name)?))
+                Ok(Some(store.reconnect()?.prefixed(&name)?))
             }
-            Carrier::Alone | Carrier::Fake => Ok(None),
+            Transport::SingleRank | Transport::Fake => Ok(None),
         }
     }
 
@@ -171,33 +177,33 @@ impl World {
         self.mesh.world_size()
     }
 
-    /// What this rank did.
+    /// The ledger that records this rank's events.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Whether nothing is ever sent: a dry run.
+    /// Whether this is a dry run, which sends nothing.
     pub fn is_fake(&self) -> bool {
-        matches!(self.carrier, Carrier::Fake)
+        matches!(self.transport, Transport::Fake)
     }
 
-    /// The group of ranks that differ from this one along `axes` only. All of them must ask for it;
-    /// the first time forms it, which waits for all of them; afterwards it is at hand.
+    /// The group of ranks whose mesh coordinates differ from this rank's along `axes` only. The first call creates
+    /// the group and waits until all of its ranks call; later calls return the same group.
     pub fn group(&self, axes: impl Into<AxisSet>) -> Result<Group> {
-        // Sets along which groups are the same share one.
-        let axes = self.mesh.simplest(axes);
-        self.named(axes.to_string(), || self.mesh.group(self.rank, axes))
+        // Axis sets with the same members share a group.
+        let axes = self.mesh.canonical(axes);
+        self.get_or_create(axes.to_string(), || self.mesh.group(self.rank, axes))
     }
 
-    /// The group along `axes` cut into pieces of `length` ranks that follow each other, as those of one machine
-    /// do: the ranks of this one's piece, and those that stand where this one does in theirs. All ranks of
-    /// the group must ask for both.
-    pub fn pieces(&self, axes: impl Into<AxisSet>, length: usize) -> Result<(Group, Group)> {
-        let axes = self.mesh.simplest(axes);
+    /// Splits the group along `axes` into subgroups of `length` consecutive ranks, such as the ranks of one node.
+    /// Returns this rank's subgroup, and the group of the ranks with the same index in each subgroup. All ranks of
+    /// the group must call this.
+    pub fn subgroups(&self, axes: impl Into<AxisSet>, length: usize) -> Result<(Group, Group)> {
+        let axes = self.mesh.canonical(axes);
         let members = self.mesh.group(self.rank, axes)?;
         if length == 0 || !members.len().is_multiple_of(length) {
             return Err(TorchError::Invalid(format!(
-                "{} ranks along {axes} cannot be cut into pieces of {length}",
+                "{} ranks along {axes} cannot be divided into subgroups of {length}",
                 members.len()
             )));
         }
@@ -207,13 +213,13 @@ impl World {
         let across = members.into_iter().skip(index % length).step_by(length);
         let across: Vec<usize> = across.collect();
         Ok((
-            self.named(format!("{axes} within {length}"), || Ok(within))?,
-            self.named(format!("{axes} across {length}"), || Ok(across))?,
+            self.get_or_create(format!("{axes} within {length}"), || Ok(within))?,
+            self.get_or_create(format!("{axes} across {length}"), || Ok(across))?,
         ))
     }
 
-    /// The group of a name, which forms of these members when it is first asked for.
-    fn named(
+    /// The group with this name; the first call creates it from `members`.
+    fn get_or_create(
         &self,
         name: String,
         members: impl FnOnce() -> Result<Vec<usize>, MeshError>,
@@ -222,19 +228,19 @@ impl World {
         if let Some(group) = groups.get(&name) {
             return Ok(group.clone());
         }
-        let group = self.form(name.clone(), &members()?)?;
+        let group = self.create_group(name.clone(), &members()?)?;
         groups.insert(name, group.clone());
         Ok(group)
     }
 
     /// The group of all ranks.
-    pub fn everyone(&self) -> Result<Group> {
+    pub fn world_group(&self) -> Result<Group> {
         self.group(AxisSet::ALL)
     }
 
-    /// How long to wait for others from now on. Only while no collective is under way.
+    /// Sets the timeout of existing and future groups. Must not be called while a collective is in flight.
     pub fn set_timeout(&self, wanted: Duration) -> Result<()> {
-        let Carrier::Real { timeout, .. } = &self.carrier else {
+        let Transport::Connected { timeout, .. } = &self.transport else {
             return Ok(());
         };
         let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
@@ -244,7 +250,7 @@ impl World {
             .try_for_each(|group| group.set_timeout(wanted))
     }
 
-    /// What the kernel counted on the connections of all groups formed so far.
+    /// The bytes that the kernel counted on the connections of all groups so far.
     pub fn wire_bytes(&self) -> WireBytes {
         let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
         let counted = groups.values().map(Group::wire_bytes);
@@ -254,80 +260,80 @@ impl World {
         })
     }
 
-    /// The group of `members`, ascending.
-    fn form(&self, name: String, members: &[usize]) -> Result<Group> {
+    /// Creates the group of `members`, which are in ascending order.
+    fn create_group(&self, name: String, members: &[usize]) -> Result<Group> {
         let index = members.iter().position(|rank| *rank == self.rank);
-        let place = Place {
+        let info = GroupInfo {
             name,
             rank: self.rank,
             index: index.unwrap_or(0),
             size: members.len(),
         };
-        let engine = match &self.carrier {
-            _ if place.size == 1 => Engine::Alone,
-            Carrier::Alone => Engine::Alone,
-            Carrier::Fake => Engine::Fake(Mutex::default()),
-            Carrier::Real {
+        let backend_group = match &self.transport {
+            _ if info.size == 1 => BackendGroup::SingleRank,
+            Transport::SingleRank => BackendGroup::SingleRank,
+            Transport::Fake => BackendGroup::Fake(Mutex::default()),
+            Transport::Connected {
                 store,
                 attempt,
                 backend,
                 address,
                 timeout,
             } => {
-                // Named for its first member: the groups along the same axes are many.
+                // The first member distinguishes the parallel groups along the same axes.
                 let first = members.first().copied().unwrap_or(0);
-                let name = format!("{attempt}group/{}/{first}", place.name);
+                let name = format!("{attempt}group/{}/{first}", info.name);
                 let store = store.prefixed(&name)?;
                 let timeout = *timeout.lock().unwrap_or_else(|p| p.into_inner());
-                self.connect(&place, &store, *backend, address, timeout)?
+                self.connect(&info, &store, *backend, address, timeout)?
             }
         };
-        Ok(Group::new(place, self.ledger.clone(), engine))
+        Ok(Group::new(info, self.ledger.clone(), backend_group))
     }
 
     fn connect(
         &self,
-        place: &Place,
+        info: &GroupInfo,
         store: &Store,
         backend: Backend,
         address: &str,
         timeout: Duration,
-    ) -> Result<Engine> {
-        let failed = |message: String| TorchError::Forming {
+    ) -> Result<BackendGroup> {
+        let failed = |message: String| TorchError::GroupInit {
             rank: self.rank,
-            group: place.name.clone(),
+            group: info.name.clone(),
             backend: backend.name(),
             message,
         };
-        let (index, size) = (place.index as i32, place.size as i32);
+        let (index, size) = (info.index as i32, info.size as i32);
         match backend {
             Backend::Gloo => {
                 let second = store.prefixed("downward")?;
                 let form = |store: &Store| {
                     ffi::gloo_group(store.raw(), index, size, address, millis(timeout))
                 };
-                let ((handle, downward), sockets) = Sockets::during(store.port(), || {
+                let ((handle, downward), sockets) = Sockets::created_during(store.port(), || {
                     Ok::<_, cxx::Exception>((form(store)?, form(&second)?))
                 })
                 .map_err(|e| failed(e.what().to_owned()))?;
-                let lane = Lane::new(&place.name, self.ledger.clone())
-                    .map_err(|e| failed(format!("cannot start a thread: {e}")))?;
-                Ok(Engine::Gloo(Gloo {
+                let comm_thread = CommThread::new(&info.name, self.ledger.clone())
+                    .map_err(|e| failed(format!("cannot start the communication thread: {e}")))?;
+                Ok(BackendGroup::Gloo(Gloo {
                     handle,
                     downward,
-                    lane,
+                    comm_thread,
                     sockets: Arc::new(sockets),
                 }))
             }
             Backend::Nccl => ffi::nccl_group(store.raw(), index, size, millis(timeout))
-                .map(Engine::Nccl)
+                .map(BackendGroup::Nccl)
                 .map_err(|e| failed(e.what().to_owned())),
         }
     }
 }
 
 impl Backend {
-    /// `gloo` or `nccl`.
+    /// The name of the backend: `gloo` or `nccl`.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Gloo => "gloo",
@@ -336,21 +342,21 @@ impl Backend {
     }
 }
 
-/// How many ranks the launcher started on this machine; none without a launcher.
-pub fn ranks_on_this_machine() -> Option<usize> {
+/// The number of ranks that the launcher started on this node; `None` without a launcher.
+pub fn local_world_size() -> Option<usize> {
     std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
 }
 
-/// Says why NCCL cannot be used here, and what can.
+/// Returns an error if NCCL cannot be used in this process.
 pub fn require_gpu(rank: usize) -> Result<()> {
     let message = if cfg!(not(feature = "cuda")) {
-        "this program was built without it; build with `--features cuda`, or use backend gloo on CPU"
+        "this program was built without NCCL; build it with `--features cuda`, or use the backend gloo on CPU"
     } else if tch::Cuda::device_count() == 0 {
-        "there is no GPU on this machine; use backend gloo, which runs on CPU"
+        "this node has no GPU; use the backend gloo, which runs on CPU"
     } else {
         return Ok(());
     };
-    Err(TorchError::Forming {
+    Err(TorchError::GroupInit {
         rank,
         group: "world".to_owned(),
         backend: "nccl",
@@ -358,19 +364,19 @@ pub fn require_gpu(rank: usize) -> Result<()> {
     })
 }
 
-/// The address of this machine on the way to the store: loopback for a job on one machine.
+/// The local address that routes to the store: loopback for a job on one node.
 fn own_address(master_addr: &str, master_port: u16) -> String {
     UdpSocket::bind("0.0.0.0:0")
         .and_then(|socket| {
-            // Connecting a datagram socket sends nothing; it only picks the route.
+            // Connecting a UDP socket sends nothing; it only selects the route.
             socket.connect((master_addr, master_port.max(1)))?;
             Ok(socket.local_addr()?.ip().to_string())
         })
         .unwrap_or_else(|_| master_addr.to_owned())
 }
 
-/// What tells the keys of this attempt from others', if an agent serves the store: how often workers were
-/// started again, as torchrun has it, and in which world of an elastic run.
+/// The prefix that separates the keys of this attempt from those of others if an agent serves the store: torchrun's
+/// restart count and the epoch of the elastic run.
 fn attempt() -> Option<String> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let is_served = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";

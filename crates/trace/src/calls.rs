@@ -1,4 +1,4 @@
-//! How often each operator ran on tensors of one size: what a dry run can be priced by.
+//! Operator calls grouped by name and size, from which the planner prices a dry run.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 use crate::Operator;
 use crate::self_time::with_self_ns;
 
-/// Calls of one operator on as much work.
+/// All calls of one operator with the same amount of work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
     /// The operator's name.
     pub name: String,
-    /// Floating-point operations of one call.
+    /// Floating-point operations per call.
     pub flops: u64,
-    /// Elements of the tensors that one call is given.
+    /// Total number of elements of the input tensors per call.
     pub elements: u64,
-    /// How many calls.
+    /// The number of calls.
     pub count: u64,
-    /// Nanoseconds of all of them, without those of operators they call.
+    /// The self time of all calls in nanoseconds: without the operators that they call.
     pub self_ns: u64,
 }
 
-/// The calls among `operators`, by name and size.
+/// Groups `operators` by name and size.
 pub fn calls(operators: &[Operator]) -> Vec<Calls> {
-    let mut alike: BTreeMap<(&str, u64, u64), (u64, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, u64, u64), (u64, u64)> = BTreeMap::new();
     for (operator, self_ns) in with_self_ns(operators) {
         let key = (operator.name.as_str(), operator.flops, elements(operator));
-        let (count, total_ns) = alike.entry(key).or_default();
+        let (count, total_ns) = groups.entry(key).or_default();
         *count += 1;
         *total_ns += self_ns;
     }
-    alike
+    groups
         .into_iter()
         .map(|((name, flops, elements), (count, self_ns))| Calls {
             name: name.to_owned(),
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_one_size_are_counted_together() {
+    fn calls_of_the_same_size_are_grouped() {
         let operator = |rows, started_ns, ended_ns| Operator {
             name: "aten::add".to_owned(),
             shapes: vec![vec![rows, 4], vec![4]],

@@ -1,8 +1,8 @@
-//! Traces that Chrome and Perfetto open, and that we read back.
+//! Writing and reading traces in Chrome's trace event format, for Perfetto and `chrome://tracing`.
 //!
-//! One process per rank; its threads are the rank's own threads, lanes of communication, lanes of
-//! waiting, and a counter of memory. Every event of ours carries itself whole in `args`, so reading
-//! needs nothing but that; `ts`, `dur` and `tid` are for the viewer.
+//! Every rank is a process. Its threads are the rank's threads, tracks of collectives, tracks of waits, and
+//! a memory counter. The `args` of an event hold the complete event, so reading needs only those; `ts`,
+//! `dur` and `tid` are for the viewer.
 
 use std::{
     borrow::Cow,
@@ -17,25 +17,25 @@ use serde_json::{Value, json};
 
 use crate::{Allocation, Collective, Events, MemoryKind, Operator, Purpose, Span, TraceError};
 
-/// Viewers hold times as doubles of microseconds. Counting from the last multiple of a day or so
-/// keeps nanoseconds exact and gives ranks of one run the same origin.
+/// The granularity of a trace's time origin, about a day. Viewers store microseconds as doubles; times
+/// relative to a recent origin keep nanoseconds exact, and all ranks of a run get the same origin.
 const ORIGIN_STEP_NS: u64 = 100_000_000_000_000;
 
-/// Threads of the viewer that are not threads of the rank.
+/// The first thread ids of the tracks of collectives and of waits.
 const COMMUNICATION: u64 = 1 << 20;
 const WAITING: u64 = 1 << 21;
 
-/// The name of a rank's file in a folder of traces.
+/// The file name of a rank's trace.
 pub fn chrome_file_name(rank: usize) -> String {
     format!("rank{rank}.json")
 }
 
-/// Writes the events of one or several ranks into one file; its folder is made if missing.
+/// Writes the events of one or several ranks into one file. Creates its directory if needed.
 pub fn write_chrome(path: impl AsRef<Path>, ranks: &[Events]) -> Result<(), TraceError> {
     let path = path.as_ref();
     let write = || -> io::Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir)?;
         }
         let mut file = BufWriter::new(File::create(path)?);
         write_ranks(&mut file, ranks)?;
@@ -47,7 +47,7 @@ pub fn write_chrome(path: impl AsRef<Path>, ranks: &[Events]) -> Result<(), Trac
     })
 }
 
-/// Reads back the ranks of one file, ascending. Events of other writers are passed over.
+/// Reads the events of all ranks of a file, in ascending order. Ignores events of other programs.
 pub fn read_chrome(path: impl AsRef<Path>) -> Result<Vec<Events>, TraceError> {
     let path = path.as_ref();
     let text = fs::read_to_string(path).map_err(|source| TraceError::Read {
@@ -60,7 +60,7 @@ pub fn read_chrome(path: impl AsRef<Path>) -> Result<Vec<Events>, TraceError> {
     })
 }
 
-/// One event as the format has it.
+/// One event of the trace event format.
 #[derive(Serialize)]
 struct Line<'a, A> {
     name: Cow<'a, str>,
@@ -107,7 +107,7 @@ fn first_ns(events: &Events) -> Option<u64> {
         .min()
 }
 
-/// What a viewer shows of a collective: what it is, or what it is for where that says more.
+/// The title of a collective in the viewer: its kind, or its purpose where that is more specific.
 fn title(each: &Collective) -> String {
     let what = match each.purpose {
         Purpose::Dispatch | Purpose::Combine => each.purpose.name(),
@@ -116,7 +116,7 @@ fn title(each: &Collective) -> String {
     format!("{what} {} #{}", each.group, each.sequence)
 }
 
-/// The array of events, under way.
+/// A writer of the array of events.
 struct Lines<'a, W> {
     out: &'a mut W,
     origin: u64,
@@ -138,7 +138,7 @@ impl<W: Write> Lines<'_, W> {
             let times = (span.started_ns, span.ended_ns);
             self.slice(
                 pid,
-                viewed(span.thread),
+                thread_id(span.thread),
                 "span",
                 (&span.name).into(),
                 times,
@@ -150,7 +150,7 @@ impl<W: Write> Lines<'_, W> {
             let name = Cow::from(&operator.name);
             self.slice(
                 pid,
-                viewed(operator.thread),
+                thread_id(operator.thread),
                 "operator",
                 name,
                 times,
@@ -177,7 +177,7 @@ impl<W: Write> Lines<'_, W> {
             } else {
                 "thread"
             };
-            self.thread(events.rank, viewed(thread), format!("{role} {thread}"))?;
+            self.thread(events.rank, thread_id(thread), format!("{role} {thread}"))?;
         }
         Ok(())
     }
@@ -194,7 +194,7 @@ impl<W: Write> Lines<'_, W> {
         Ok(())
     }
 
-    /// Waits are shown as well; what is read back are those in the collectives themselves.
+    /// Waits are written for the viewer only; reading takes them from the collectives.
     fn waits(&mut self, pid: usize, collectives: &[Collective]) -> io::Result<()> {
         let waits: Vec<(&Collective, (u64, u64))> = collectives
             .iter()
@@ -209,11 +209,11 @@ impl<W: Write> Lines<'_, W> {
         Ok(())
     }
 
-    /// A counter per kind of memory: what is held, not what changed.
+    /// Writes a counter per kind of memory: the allocated bytes after every change.
     fn allocations(&mut self, pid: usize, allocations: &[Allocation]) -> io::Result<()> {
-        let mut held = [0i64; MemoryKind::COUNT];
+        let mut allocated = [0i64; MemoryKind::COUNT];
         for each in allocations {
-            let bytes = &mut held[each.kind.index()];
+            let bytes = &mut allocated[each.kind.index()];
             *bytes = bytes.saturating_add(each.bytes);
             let args = BTreeMap::from([(each.kind, *bytes)]);
             let ts = self.microseconds(each.at_ns);
@@ -291,12 +291,12 @@ impl<W: Write> Lines<'_, W> {
     }
 }
 
-/// A thread of the rank as the viewer numbers it; 0 means something else there.
-fn viewed(thread: u64) -> u64 {
+/// The viewer's thread id of a rank's thread. Id 0 is reserved for the process itself.
+fn thread_id(thread: u64) -> u64 {
     thread.saturating_add(1)
 }
 
-/// The lowest lane that is free, for each interval: a viewer cannot show overlap within a thread.
+/// Assigns each interval the lowest free lane, because a viewer cannot show overlap within a thread.
 fn lanes(intervals: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
     let intervals: Vec<(u64, u64)> = intervals.collect();
     let mut in_order: Vec<usize> = (0..intervals.len()).collect();
@@ -318,18 +318,18 @@ fn lanes(intervals: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
     lanes
 }
 
-/// A file, as far as we read it.
+/// The parts of a trace file that we read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Trace {
     #[serde(default)]
     base_time_nanoseconds: u64,
-    trace_events: Vec<Found>,
+    trace_events: Vec<AnyEvent>,
 }
 
-/// An event of ours or of anyone.
+/// An event, written by us or by another program.
 #[derive(Deserialize)]
-struct Found {
+struct AnyEvent {
     #[serde(default)]
     cat: String,
     #[serde(default)]
@@ -343,22 +343,22 @@ struct Found {
 fn read_ranks(text: &str) -> Result<Vec<Events>, serde_json::Error> {
     let trace: Trace = serde_json::from_str(text)?;
     let mut ranks: BTreeMap<usize, (Events, [i64; MemoryKind::COUNT])> = BTreeMap::new();
-    for found in trace.trace_events {
-        if !["rank", "span", "operator", "collective", "memory"].contains(&found.cat.as_str()) {
+    for event in trace.trace_events {
+        if !["rank", "span", "operator", "collective", "memory"].contains(&event.cat.as_str()) {
             continue;
         }
-        let rank = parse(found.pid)?;
-        let (events, held) = ranks.entry(rank).or_default();
+        let rank = parse(event.pid)?;
+        let (events, allocated) = ranks.entry(rank).or_default();
         events.rank = rank;
-        match found.cat.as_str() {
-            "span" => events.spans.push(parse::<Span>(found.args)?),
-            "operator" => events.operators.push(parse::<Operator>(found.args)?),
-            "collective" => events.collectives.push(parse::<Collective>(found.args)?),
+        match event.cat.as_str() {
+            "span" => events.spans.push(parse::<Span>(event.args)?),
+            "operator" => events.operators.push(parse::<Operator>(event.args)?),
+            "collective" => events.collectives.push(parse::<Collective>(event.args)?),
             "memory" => {
                 let at_ns =
-                    trace.base_time_nanoseconds + (parse::<f64>(found.ts)? * 1e3).round() as u64;
-                for (kind, now) in parse::<BTreeMap<MemoryKind, i64>>(found.args)? {
-                    let before = std::mem::replace(&mut held[kind.index()], now);
+                    trace.base_time_nanoseconds + (parse::<f64>(event.ts)? * 1e3).round() as u64;
+                for (kind, now) in parse::<BTreeMap<MemoryKind, i64>>(event.args)? {
+                    let before = std::mem::replace(&mut allocated[kind.index()], now);
                     events.allocations.push(Allocation {
                         kind,
                         bytes: now.saturating_sub(before),

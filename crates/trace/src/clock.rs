@@ -1,7 +1,7 @@
-//! One clock for all ranks of a machine.
+//! One clock for all ranks of a node.
 //!
-//! Ranks compare times, so the clock reads as wall time; a rank subtracts times, so it never runs
-//! backwards. Wall time is read once per process and carried on by the monotonic clock.
+//! Ranks compare times with each other, so the clock shows wall time. A rank subtracts times, so the clock
+//! never runs backwards: a process reads the wall time once and adds the monotonic clock to it.
 
 use std::{
     sync::LazyLock,
@@ -15,8 +15,8 @@ static ANCHOR: LazyLock<(u64, Instant)> = LazyLock::new(|| {
     (nanoseconds(wall), Instant::now())
 });
 
-/// Nanoseconds since 1970 as this process counts them.
-pub(crate) fn now_ns() -> u64 {
+/// The current time in nanoseconds since 1970.
+pub fn now_ns() -> u64 {
     let (wall, then) = *ANCHOR;
     wall + nanoseconds(then.elapsed())
 }

@@ -1,83 +1,129 @@
-//! One act of communication, as one rank saw it.
+//! Collectives and point-to-point operations, as one rank records them.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Purpose, named::named};
+use crate::{Purpose, named_enum::named_enum};
 
-named! {
-    /// What a group of ranks does together.
+named_enum! {
+    /// The kind of a communication operation.
     "kind of collective"
     CollectiveKind {
-        /// Everyone ends with the sum of what all had.
+        /// Every rank gets the sum of all inputs.
         AllReduce = "all_reduce",
-        /// Everyone ends with what all had, side by side.
+        /// Every rank gets the concatenation of all inputs.
         AllGather = "all_gather",
-        /// Everyone ends with its part of the sum of what all had.
+        /// Every rank gets its shard of the sum of all inputs.
         ReduceScatter = "reduce_scatter",
-        /// Everyone sends everyone a part.
+        /// Every rank sends a different chunk of its input to every rank.
         AllToAll = "all_to_all",
-        /// Everyone ends with what the root had.
+        /// Every rank gets the input of the root.
         Broadcast = "broadcast",
-        /// The root ends with the sum of what all had.
+        /// The root gets the sum of all inputs.
         Reduce = "reduce",
-        /// The root ends with what all had, side by side.
+        /// The root gets the concatenation of all inputs.
         Gather = "gather",
-        /// Everyone ends with its part of what the root had.
+        /// Every rank gets its chunk of the root's input.
         Scatter = "scatter",
         /// One rank sends to another.
         Send = "send",
         /// One rank receives from another.
         Recv = "recv",
-        /// Everyone waits for everyone.
+        /// Every rank waits until all ranks have arrived.
         Barrier = "barrier",
     }
 }
 
-/// One collective on one rank. Times are those of [`Ledger::now_ns`](crate::Ledger::now_ns).
+/// One communication operation on one rank. Times are those of [`Ledger::now_ns`](crate::Ledger::now_ns).
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Collective {
-    /// What the group did.
+    /// The operation.
     pub kind: CollectiveKind,
-    /// The group's name: its mesh axes, such as `dp_replicate`, or `world`.
+    /// The name of the group: its mesh axes, such as `dp_replicate`, or `world`.
     pub group: String,
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     pub group_size: usize,
-    /// The how-manieth collective of its group, the same number on every rank.
+    /// The sequence number within the group, which is the same on every rank.
     pub sequence: u64,
-    /// What the bytes were for.
+    /// What the transferred bytes are for.
     pub purpose: Purpose,
     /// The element type, such as `float32`.
-    pub element: String,
-    /// The bytes this rank handed in.
+    pub dtype: String,
+    /// The size of this rank's input.
     pub payload_bytes: u64,
-    /// The bytes this rank put on the wire, by the algorithm used.
+    /// The bytes that this rank sends over the network with the algorithm used.
     pub sent_bytes: u64,
-    /// When the caller asked for it.
+    /// When the caller issued it.
     pub issued_ns: u64,
-    /// When it began to move bytes.
+    /// When the transfer started.
     pub started_ns: u64,
-    /// When it was done.
+    /// When it was complete.
     pub ended_ns: u64,
-    /// From when until when the caller stood in `wait`, if it did.
+    /// The time during which the caller blocked in `wait`, if it did: begin and end.
     pub waited: Option<(u64, u64)>,
 }
 
 impl CollectiveKind {
-    /// Whether it is a message between two ranks, and not the whole group's.
-    pub const fn is_message(self) -> bool {
+    /// Whether it is a point-to-point operation (send or receive) instead of a collective of the group.
+    pub const fn is_point_to_point(self) -> bool {
         matches!(self, CollectiveKind::Send | CollectiveKind::Recv)
     }
 }
 
 impl Collective {
-    /// How long it took, from its start to its end.
+    /// The time from its start to its end.
     pub fn duration_ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.started_ns)
     }
 
-    /// How long the caller stood in `wait`.
+    /// The time during which the caller blocked in `wait`.
     pub fn waited_ns(&self) -> u64 {
         self.waited
             .map_or(0, |(began, ended)| ended.saturating_sub(began))
+    }
+}
+
+/// Identifies one collective of a group. All ranks of the group agree on it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct CollectiveId {
+    /// The operation.
+    pub kind: CollectiveKind,
+    /// What the transferred bytes are for.
+    pub purpose: Purpose,
+    /// The name of the group.
+    pub group: String,
+    /// The sequence number of the collective within its group.
+    pub sequence: u64,
+}
+
+impl CollectiveId {
+    /// The identity of a recorded collective.
+    pub fn of(collective: &Collective) -> CollectiveId {
+        CollectiveId {
+            kind: collective.kind,
+            purpose: collective.purpose,
+            group: collective.group.clone(),
+            sequence: collective.sequence,
+        }
+    }
+
+    /// Updates the identity to that of a later collective of the same group.
+    pub(crate) fn advance(&mut self, later: &Collective) {
+        self.kind = later.kind;
+        self.purpose = later.purpose;
+        self.sequence = later.sequence;
+    }
+}
+
+impl fmt::Display for CollectiveId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CollectiveId {
+            kind,
+            purpose,
+            group,
+            sequence,
+        } = self;
+        write!(f, "{kind} {sequence} of {group} ({purpose})")
     }
 }

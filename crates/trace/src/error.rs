@@ -1,8 +1,8 @@
-//! Why a trace could not be written or read.
+//! Errors of writing and reading traces.
 
 use std::{io, path::PathBuf};
 
-/// A trace that could not be written, read or understood.
+/// Why a trace could not be written, read or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file could not be written.
@@ -10,33 +10,33 @@ pub enum TraceError {
     Write {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The underlying error.
         source: io::Error,
     },
-    /// A file or folder could not be read.
+    /// A file or directory could not be read.
     #[error("cannot read the trace {}: {source}", path.display())]
     Read {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The underlying error.
         source: io::Error,
     },
-    /// A file is no trace of ours.
-    #[error("{} is no trace written by Trainyard: {source}", path.display())]
+    /// A file is not a trace that Trainyard wrote.
+    #[error("{} is not a trace written by Trainyard: {source}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What the reader stumbled over.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A file or folder holds nothing to summarise.
-    #[error("{} holds no events of any rank; name a trace file, or a folder with rank0.json, rank1.json, ...", path.display())]
+    /// A file or directory has no events to summarize.
+    #[error("{} has no events of any rank; name a trace file, or a directory with rank0.json, rank1.json, ...", path.display())]
     Empty {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
     },
-    /// Two files claim the same rank.
-    #[error("rank {rank} is in {} and again in {}; summarise one run at a time", first.display(), second.display())]
+    /// Two files have events of the same rank.
+    #[error("rank {rank} is in {} and in {}; summarize one run at a time", first.display(), second.display())]
     DuplicateRank {
         /// The rank.
         rank: usize,
@@ -45,14 +45,14 @@ pub enum TraceError {
         /// The file read later.
         second: PathBuf,
     },
-    /// A name that is none of the known ones.
-    #[error("`{name}` is no {what}; known are {known}")]
+    /// A name is not one of the variants of an enum.
+    #[error("`{name}` is not a valid {what}; choose one of {known}")]
     UnknownName {
-        /// What was to be named.
+        /// What the name should have named.
         what: &'static str,
         /// The name.
         name: String,
-        /// The names there are.
+        /// All valid names.
         known: String,
     },
 }

@@ -1,20 +1,20 @@
-//! Everything a rank kept of what it did.
+//! The recorded events of one rank.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Allocation, Collective, Operator, Span};
 
-/// The events of one rank, each kind in the order in which it was written.
+/// The events of one rank, each kind in the order of recording.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Events {
-    /// Whose events they are.
+    /// The rank.
     pub rank: usize,
-    /// Acts of communication.
+    /// Collectives and point-to-point operations.
     pub collectives: Vec<Collective>,
-    /// Stretches of time.
+    /// Time spans, such as forward and backward passes.
     pub spans: Vec<Span>,
-    /// Kernel calls.
+    /// Operator calls.
     pub operators: Vec<Operator>,
-    /// Memory taken and given back.
+    /// Memory allocations and releases.
     pub allocations: Vec<Allocation>,
 }

@@ -1,16 +1,15 @@
-//! Floating-point operations of an operator, from the shapes it was given.
+//! Floating-point operations of an operator, computed from the shapes of its inputs.
 //!
-//! Only operators that multiply matrices count, and only the innermost of those that call each
-//! other: `aten::linear` and `aten::matmul` cost nothing, the `aten::addmm` inside them does. That
-//! is the convention behind published utilisation figures. Attention counts whole score matrices,
-//! causal or not, as PyTorch's counter does.
+//! Only matrix multiplications count, and only the innermost of nested operators: `aten::linear` and
+//! `aten::matmul` count 0, the `aten::addmm` inside them counts. This is the convention behind published MFU
+//! numbers. Attention counts full score matrices, causal or not, as PyTorch's FLOP counter does.
 
 /// The floating-point operations of `op` on tensors of `shapes`; a multiply-add counts 2.
 ///
-/// `shapes` are those of the tensor arguments in order, absent ones left out. A convolution's
-/// output follows from no input shape: append it if it is known, else the output is taken to be as
-/// large as the input (stride 1, padded). Operators that are not known, or whose shapes do not fit,
-/// count 0.
+/// `shapes` are the shapes of the tensor arguments in order, without absent ones. The output shape of a
+/// convolution does not follow from its inputs: append it if it is known, otherwise the output is assumed
+/// to be as large as the input (stride 1, padded). Unknown operators, and shapes that do not match, count
+/// 0.
 pub fn flops(op: &str, shapes: &[Vec<i64>]) -> u64 {
     let name = op.strip_prefix("aten::").unwrap_or(op);
     let name = name.split('.').next().unwrap_or(name);
@@ -29,7 +28,7 @@ pub fn flops(op: &str, shapes: &[Vec<i64>]) -> u64 {
         | "_scaled_dot_product_flash_attention"
         | "_scaled_dot_product_efficient_attention"
         | "_scaled_dot_product_cudnn_attention" => attention_flops(&shapes, [1, 1]),
-        // The scores again, then the gradients of query, key and the scores; those of the value.
+        // Recomputed scores and gradients of query and key run over d; gradients of scores and value over e.
         "_scaled_dot_product_flash_attention_for_cpu_backward"
         | "_scaled_dot_product_flash_attention_backward"
         | "_scaled_dot_product_efficient_attention_backward"
@@ -41,7 +40,7 @@ pub fn flops(op: &str, shapes: &[Vec<i64>]) -> u64 {
     count.unwrap_or(0)
 }
 
-/// `[.., m, k] x [.., k, n]`, with a vector on either side allowed.
+/// `[.., m, k] x [.., k, n]`, where either side may be a vector.
 fn product_flops(shapes: &[&[i64]]) -> Option<u64> {
     let [left, right, ..] = shapes else {
         return None;
@@ -54,7 +53,7 @@ fn product_flops(shapes: &[&[i64]]) -> Option<u64> {
     multiply(&[2, elements(left)?, u64::try_from(columns).ok()?])
 }
 
-/// `[tokens, k] x [experts, k, n]`: every token meets one expert.
+/// `[tokens, k] x [experts, k, n]`: every token goes to one expert.
 fn grouped_product_flops(shapes: &[&[i64]]) -> Option<u64> {
     match shapes {
         [left @ [_, _], right @ [_, _, _], ..] => product_flops(&[left, right]),
@@ -62,7 +61,7 @@ fn grouped_product_flops(shapes: &[&[i64]]) -> Option<u64> {
     }
 }
 
-/// `input [n, c_in, ..]`, `weight [c_out, c_in / groups, ..]`, perhaps a bias, perhaps the output.
+/// `input [n, c_in, ..]`, `weight [c_out, c_in / groups, ..]`, optionally a bias, optionally the output.
 fn convolution_flops(shapes: &[&[i64]]) -> Option<u64> {
     let [input, weight, rest @ ..] = shapes else {
         return None;
@@ -74,7 +73,7 @@ fn convolution_flops(shapes: &[&[i64]]) -> Option<u64> {
     one_convolution(output, weight)
 }
 
-/// `grad_output`, `input`, `weight`: one convolution for either gradient.
+/// `grad_output`, `input`, `weight`: one convolution for each of the two gradients.
 fn convolution_backward_flops(shapes: &[&[i64]]) -> Option<u64> {
     let [grad_output, _, weight, ..] = shapes else {
         return None;
@@ -82,19 +81,19 @@ fn convolution_backward_flops(shapes: &[&[i64]]) -> Option<u64> {
     one_convolution(grad_output, weight)?.checked_mul(2)
 }
 
-/// Every element of the output is a product as long as one filter.
+/// Every element of the output is a dot product over one filter.
 fn one_convolution(output: &[i64], weight: &[i64]) -> Option<u64> {
-    let (batch, places) = (output.first()?, output.get(2..)?);
+    let (batch, positions) = (output.first()?, output.get(2..)?);
     multiply(&[
         2,
         elements(&[*batch])?,
-        elements(places)?,
+        elements(positions)?,
         elements(weight)?,
     ])
 }
 
-/// `query [.., s, d]`, `key [.., t, d]`, `value [.., t, e]`: so many products of the scores' size
-/// that run over `d`, and so many that run over `e`.
+/// `query [.., s, d]`, `key [.., t, d]`, `value [.., t, e]`: `over_d` matrix products of the size of the
+/// scores with inner dimension `d`, and `over_e` with inner dimension `e`.
 fn attention_flops(shapes: &[&[i64]], [over_d, over_e]: [u64; 2]) -> Option<u64> {
     let [[heads @ .., s, d], [.., t, _], [.., e], ..] = shapes else {
         return None;
@@ -150,13 +149,16 @@ mod tests {
 
     #[test]
     fn a_llama_block_costs_six_operations_per_parameter_and_token() {
-        let (tokens, width, hidden) = (4096, 4096, 14336);
-        let forward = count("aten::mm", [&[tokens, width], &[width, hidden]]);
-        let for_input = count("aten::mm", [&[tokens, hidden], &[hidden, width]]);
-        let for_weight = count("aten::mm", [&[hidden, tokens], &[tokens, width]]);
+        let (tokens, hidden, intermediate) = (4096, 4096, 14336);
+        let forward = count("aten::mm", [&[tokens, hidden], &[hidden, intermediate]]);
+        let grad_input = count(
+            "aten::mm",
+            [&[tokens, intermediate], &[intermediate, hidden]],
+        );
+        let grad_weight = count("aten::mm", [&[intermediate, tokens], &[tokens, hidden]]);
         assert_eq!(
-            forward + for_input + for_weight,
-            6 * (tokens * width * hidden) as u64
+            forward + grad_input + grad_weight,
+            6 * (tokens * hidden * intermediate) as u64
         );
     }
 
@@ -181,7 +183,7 @@ mod tests {
             count("aten::convolution_backward", [output, input, weight]),
             2 * one
         );
-        // Depthwise: each of 64 filters sees one channel.
+        // Depthwise: each of 64 filters has one input channel.
         assert_eq!(
             count("aten::convolution", [&[1, 64, 10], &[64, 1, 5]]),
             2 * 10 * 64 * 5
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_does_not_fit_counts_nothing() {
+    fn unknown_operators_and_mismatched_shapes_count_zero() {
         assert_eq!(count("aten::linear", [&[3, 4], &[5, 4]]), 0);
         assert_eq!(count("aten::add", [&[3, 4], &[3, 4]]), 0);
         assert_eq!(count("aten::mm", [&[3, 4]]), 0);

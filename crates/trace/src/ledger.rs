@@ -1,8 +1,7 @@
-//! The record that a rank keeps of itself.
+//! The flight recorder of a rank.
 //!
-//! A ledger always counts, because counting costs next to nothing, and always remembers the last
-//! events of each kind, because a hang is explained by what came just before it. It keeps every
-//! event only when asked to.
+//! A ledger always counts, because counting is cheap, and always keeps the last events of each kind, because
+//! they explain a hang. It keeps every event only if it was created to record.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,15 +13,16 @@ use std::{
 };
 
 use crate::{
-    Allocation, Collective, CollectiveKind, Events, MemoryKind, MemoryTotal, Operator,
-    OperatorTotal, Purpose, Span, SpanGuard, SpanKind, SpanTotal, Total, Totals, TraceError, Which,
-    clock, write_chrome,
+    Allocation, Collective, CollectiveId, CollectiveKind, Events, MemoryKind, MemoryTotal,
+    Operator, OperatorTotal, Purpose, Span, SpanGuard, SpanKind, SpanTotal, Total, Totals,
+    TraceError, clock, write_chrome,
 };
 
-/// How many events of each kind a ledger remembers when it does not record.
-const REMEMBERED: usize = 1024;
+/// The number of events of each kind that a ledger keeps when it does not record.
+const CAPACITY: usize = 1024;
 
-/// A rank's ledger: a handle that is cheap to clone and to share between threads.
+/// The flight recorder of a rank: counters of everything, and the most recent events. A handle that is cheap
+/// to clone and shared between threads.
 #[derive(Clone, Debug)]
 pub struct Ledger(Arc<Shared>);
 
@@ -30,193 +30,195 @@ pub struct Ledger(Arc<Shared>);
 struct Shared {
     rank: usize,
     capacity: usize,
-    next_ticket: AtomicU64,
-    book: Mutex<Book>,
+    next_id: AtomicU64,
+    state: Mutex<State>,
 }
 
-/// A collective that has begun and not finished.
-#[must_use = "a collective that is never finished reads as hanging"]
+/// Identifies a pending collective between [`Ledger::begin`] and [`Ledger::finish`].
+#[must_use = "a collective that is never finished is reported as hanging"]
 #[derive(Debug, Eq, PartialEq)]
-pub struct Ticket(u64);
+pub struct CollectiveHandle(u64);
 
 impl Ledger {
-    /// A ledger that counts everything and remembers the last events.
+    /// Creates a ledger that counts everything and keeps the last events.
     pub fn new(rank: usize) -> Ledger {
-        Ledger::keeping(rank, REMEMBERED)
+        Ledger::with_capacity(rank, CAPACITY)
     }
 
-    /// A ledger that keeps every event as well.
+    /// Creates a ledger that counts everything and keeps every event.
     pub fn recording(rank: usize) -> Ledger {
-        Ledger::keeping(rank, usize::MAX)
+        Ledger::with_capacity(rank, usize::MAX)
     }
 
-    fn keeping(rank: usize, capacity: usize) -> Ledger {
-        let (next_ticket, book) = (AtomicU64::new(0), Mutex::default());
+    fn with_capacity(rank: usize, capacity: usize) -> Ledger {
+        let (next_id, state) = (AtomicU64::new(0), Mutex::default());
         Ledger(Arc::new(Shared {
             rank,
             capacity,
-            next_ticket,
-            book,
+            next_id,
+            state,
         }))
     }
 
-    /// The rank whose ledger this is.
+    /// The rank that this ledger belongs to.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// Whether every event is kept.
+    /// Whether the ledger keeps every event.
     pub fn is_recording(&self) -> bool {
         self.0.capacity == usize::MAX
     }
 
-    /// Nanoseconds since 1970: aligned between ranks of a machine, never backwards within one.
+    /// The current time in nanoseconds since 1970: aligned between the ranks of a node, monotonic within a
+    /// rank.
     pub fn now_ns(&self) -> u64 {
         clock::now_ns()
     }
 
-    /// Writes a finished collective.
+    /// Records a completed collective.
     pub fn collective(&self, collective: Collective) {
-        self.book().collective(collective, self.0.capacity);
+        self.state().collective(collective, self.0.capacity);
     }
 
-    /// Writes a collective that has been issued; it is counted when it is [finished](Self::finish).
-    pub fn begin(&self, collective: Collective) -> Ticket {
-        let number = self.0.next_ticket.fetch_add(1, Ordering::Relaxed);
-        self.book().pending.insert(number, collective);
-        Ticket(number)
+    /// Records a collective that has been issued. It is counted when it is [finished](Self::finish).
+    pub fn begin(&self, collective: Collective) -> CollectiveHandle {
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        self.state().pending.insert(id, collective);
+        CollectiveHandle(id)
     }
 
-    /// Writes that the caller now stands in `wait` for what [`begin`](Self::begin) wrote.
-    pub fn wait(&self, ticket: &Ticket, since_ns: u64) {
-        if let Some(collective) = self.book().pending.get_mut(&ticket.0) {
+    /// Records that the caller blocks in `wait` for a pending collective.
+    pub fn wait(&self, handle: &CollectiveHandle, since_ns: u64) {
+        if let Some(collective) = self.state().pending.get_mut(&handle.0) {
             collective.waited = Some((since_ns, since_ns));
         }
     }
 
-    /// Completes what [`begin`](Self::begin) wrote: `complete` fills in what is known only now.
-    pub fn finish(&self, ticket: Ticket, complete: impl FnOnce(&mut Collective)) {
-        let mut book = self.book();
-        if let Some(mut collective) = book.pending.remove(&ticket.0) {
+    /// Records the completion of a pending collective. `complete` fills in its end time and other results.
+    pub fn finish(&self, handle: CollectiveHandle, complete: impl FnOnce(&mut Collective)) {
+        let mut state = self.state();
+        if let Some(mut collective) = state.pending.remove(&handle.0) {
             complete(&mut collective);
-            book.collective(collective, self.0.capacity);
+            state.collective(collective, self.0.capacity);
         }
     }
 
-    /// The collectives that have begun and not finished, oldest first.
+    /// The collectives that were issued and are not complete, oldest first.
     pub fn pending(&self) -> Vec<Collective> {
-        self.book().pending.values().cloned().collect()
+        self.state().pending.values().cloned().collect()
     }
 
-    /// Of each group, the last collective that is finished, and of all groups the last one last.
-    pub fn passed(&self) -> Vec<Which> {
-        self.book().passed.clone()
+    /// The last completed collective of each group; the most recent one is the last element.
+    pub fn last_completed(&self) -> Vec<CollectiveId> {
+        self.state().last_completed.clone()
     }
 
-    /// How long callers have stood in `wait` since the ledger began or was reset.
+    /// The time that callers have blocked in `wait` since the ledger was created or reset.
     pub fn waited_ns(&self) -> u64 {
-        self.book().waited_ns
+        self.state().waited_ns
     }
 
-    /// Writes a span.
+    /// Records a span.
     pub fn span(&self, span: Span) {
-        self.book().span(span, self.0.capacity);
+        self.state().span(span, self.0.capacity);
     }
 
-    /// Opens a span that ends when the guard is dropped.
+    /// Begins a span that ends when the guard is dropped.
     pub fn enter(&self, kind: SpanKind, name: impl Into<String>) -> SpanGuard<'_> {
         SpanGuard::open(self, kind, name.into())
     }
 
-    /// Writes memory taken or given back.
+    /// Records an allocation or a release of memory.
     pub fn allocation(&self, allocation: Allocation) {
-        self.book().allocation(allocation, self.0.capacity);
+        self.state().allocation(allocation, self.0.capacity);
     }
 
-    /// Writes an operator.
+    /// Records an operator call.
     pub fn operator(&self, operator: Operator) {
-        self.book().operator(operator, self.0.capacity);
+        self.state().operator(operator, self.0.capacity);
     }
 
-    /// What has been counted since the ledger began or was reset.
+    /// The counters since the ledger was created or reset.
     pub fn totals(&self) -> Totals {
-        self.book().totals()
+        self.state().totals()
     }
 
-    /// A copy of the events that are kept.
+    /// A copy of the kept events.
     pub fn events(&self) -> Events {
-        self.book().events(self.0.rank)
+        self.state().events(self.0.rank)
     }
 
-    /// Forgets counts and events. What is pending stays so, for it is still happening, and so does how far
-    /// each group is.
+    /// Clears counters and events. Pending collectives and the last completed ones stay, because they describe
+    /// the present.
     pub fn reset(&self) {
-        let mut book = self.book();
-        let pending = std::mem::take(&mut book.pending);
-        let passed = std::mem::take(&mut book.passed);
-        *book = Book {
+        let mut state = self.state();
+        let pending = std::mem::take(&mut state.pending);
+        let last_completed = std::mem::take(&mut state.last_completed);
+        *state = State {
             pending,
-            passed,
-            ..Book::default()
+            last_completed,
+            ..State::default()
         };
     }
 
-    /// Writes the events as a trace that Chrome and Perfetto open.
+    /// Writes the kept events as a trace for Perfetto or `chrome://tracing`.
     pub fn write_chrome(&self, path: impl AsRef<Path>) -> Result<(), TraceError> {
         write_chrome(path, &[self.events()])
     }
 
-    /// A panic elsewhere cannot leave a book half-written in a way that matters, so it is read on.
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ignores poisoning: counters that a panicking thread left half-updated do no harm.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts by index, and the events that are kept.
+/// The counters, by the indices of kinds and purposes, and the kept events.
 #[derive(Debug, Default)]
-struct Book {
+struct State {
     by_kind: [[Total; Purpose::COUNT]; CollectiveKind::COUNT],
-    moving_ns: [u64; Purpose::COUNT],
+    communication_ns: [u64; Purpose::COUNT],
     waited_ns: u64,
     by_span: [SpanTotal; SpanKind::COUNT],
     by_memory: [MemoryTotal; MemoryKind::COUNT],
-    of_operators: OperatorTotal,
+    operator_total: OperatorTotal,
     pending: BTreeMap<u64, Collective>,
-    /// One per group, the latest last.
-    passed: Vec<Which>,
+    /// One per group, the most recent last.
+    last_completed: Vec<CollectiveId>,
     collectives: VecDeque<Collective>,
     spans: VecDeque<Span>,
     operators: VecDeque<Operator>,
     allocations: VecDeque<Allocation>,
 }
 
-impl Book {
+impl State {
     fn collective(&mut self, collective: Collective, capacity: usize) {
         let total = &mut self.by_kind[collective.kind.index()][collective.purpose.index()];
         total.count += 1;
         total.payload_bytes += collective.payload_bytes;
         total.sent_bytes += collective.sent_bytes;
-        self.moving_ns[collective.purpose.index()] += collective.duration_ns();
+        self.communication_ns[collective.purpose.index()] += collective.duration_ns();
         self.waited_ns += collective.waited_ns();
-        self.pass(&collective);
-        remember(&mut self.collectives, collective, capacity);
+        self.set_last_completed(&collective);
+        push(&mut self.collectives, collective, capacity);
     }
 
-    /// Groups are few, and messages between two ranks have numbers of their own.
-    fn pass(&mut self, collective: &Collective) {
-        if collective.kind.is_message() {
+    /// Linear search: a rank has few groups. Point-to-point operations are excluded, because their sequence
+    /// numbers are separate.
+    fn set_last_completed(&mut self, collective: &Collective) {
+        if collective.kind.is_point_to_point() {
             return;
         }
-        let of_group = |which: &Which| which.group == collective.group;
-        match self.passed.iter().position(of_group) {
-            // Waited for later than one that began after it.
-            Some(place) if self.passed[place].sequence > collective.sequence => {}
-            Some(place) => {
-                let last = self.passed.len() - 1;
-                self.passed.swap(place, last);
-                self.passed[last].advance(collective);
+        let in_group = |id: &CollectiveId| id.group == collective.group;
+        match self.last_completed.iter().position(in_group) {
+            // The caller waited for it after a later one.
+            Some(index) if self.last_completed[index].sequence > collective.sequence => {}
+            Some(index) => {
+                let last = self.last_completed.len() - 1;
+                self.last_completed.swap(index, last);
+                self.last_completed[last].advance(collective);
             }
-            None => self.passed.push(Which::of(collective)),
+            None => self.last_completed.push(CollectiveId::of(collective)),
         }
     }
 
@@ -224,13 +226,13 @@ impl Book {
         let total = &mut self.by_span[span.kind.index()];
         total.count += 1;
         total.duration_ns += span.duration_ns();
-        remember(&mut self.spans, span, capacity);
+        push(&mut self.spans, span, capacity);
     }
 
     fn operator(&mut self, operator: Operator, capacity: usize) {
-        self.of_operators.count += 1;
-        self.of_operators.flops += operator.flops;
-        remember(&mut self.operators, operator, capacity);
+        self.operator_total.count += 1;
+        self.operator_total.flops += operator.flops;
+        push(&mut self.operators, operator, capacity);
     }
 
     fn allocation(&mut self, allocation: Allocation, capacity: usize) {
@@ -242,7 +244,7 @@ impl Book {
             total.num_allocations += 1;
             total.allocated_bytes += bytes;
         }
-        remember(&mut self.allocations, allocation, capacity);
+        push(&mut self.allocations, allocation, capacity);
     }
 
     fn totals(&self) -> Totals {
@@ -254,11 +256,11 @@ impl Book {
             .collect();
         Totals {
             collectives,
-            moving_ns: occurring(Purpose::ALL, self.moving_ns),
+            communication_ns: non_default(Purpose::ALL, self.communication_ns),
             waited_ns: self.waited_ns,
-            spans: occurring(SpanKind::ALL, self.by_span),
-            operators: self.of_operators,
-            memory: occurring(MemoryKind::ALL, self.by_memory),
+            spans: non_default(SpanKind::ALL, self.by_span),
+            operators: self.operator_total,
+            memory: non_default(MemoryKind::ALL, self.by_memory),
         }
     }
 
@@ -273,14 +275,16 @@ impl Book {
     }
 }
 
-fn remember<T>(events: &mut VecDeque<T>, event: T, capacity: usize) {
+/// Appends an event and drops the oldest one beyond the capacity.
+fn push<T>(events: &mut VecDeque<T>, event: T, capacity: usize) {
     if events.len() >= capacity {
         events.pop_front();
     }
     events.push_back(event);
 }
 
-fn occurring<K: Ord, T: Default + PartialEq, const N: usize>(
+/// The totals that are not zero, by kind.
+fn non_default<K: Ord, T: Default + PartialEq, const N: usize>(
     kinds: [K; N],
     totals: [T; N],
 ) -> BTreeMap<K, T> {

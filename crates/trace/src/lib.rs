@@ -1,8 +1,8 @@
-//! What happened on a rank.
+//! Event recording and trace reports.
 //!
-//! Every rank keeps one [`Ledger`]. Collectives, spans, operators and allocations are written into
-//! it where they happen, and everything that wants to know reads it there: the trace, the byte
-//! accounting, the hang report, the planner's dry run.
+//! Every rank has one [`Ledger`], its flight recorder. The code that issues collectives, spans, operators and
+//! allocations records them there. Traces, communication volumes, hang reports and the planner's dry run all
+//! read it.
 //!
 //! ```
 //! use trainyard_trace::{Ledger, SpanKind};
@@ -22,17 +22,14 @@ mod collective;
 mod error;
 mod events;
 mod flops;
-mod hang;
-mod interval;
+mod interval_set;
 mod ledger;
 mod memory;
 mod memory_chart;
 mod memory_history;
 mod memory_page;
-mod named;
+mod named_enum;
 mod operator;
-mod pace;
-mod pulse;
 mod purpose;
 mod readable;
 mod self_time;
@@ -46,19 +43,17 @@ mod volume;
 
 pub use calls::{Calls, calls};
 pub use chrome::{chrome_file_name, read_chrome, write_chrome};
-pub use collective::{Collective, CollectiveKind};
+pub use clock::now_ns;
+pub use collective::{Collective, CollectiveId, CollectiveKind};
 pub use error::TraceError;
 pub use events::Events;
 pub use flops::flops;
-pub use hang::{Hang, Sighting, diagnose};
-pub use interval::Moments;
-pub use ledger::{Ledger, Ticket};
+pub use interval_set::IntervalSet;
+pub use ledger::{CollectiveHandle, Ledger};
 pub use memory::{Allocation, MemoryKind};
 pub use memory_history::{BytesByKind, MemoryHistory, MemoryLevel};
 pub use memory_page::draw_memory;
 pub use operator::Operator;
-pub use pace::Pace;
-pub use pulse::{Entered, PULSE_FOLDER, Pulse, Stage, Which, call_over, is_over};
 pub use purpose::Purpose;
 pub use readable::{ByteUnit, readable_bytes, readable_time};
 pub use self_time::{SelfTime, self_times};

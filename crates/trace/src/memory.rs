@@ -1,10 +1,10 @@
-//! What memory is held for.
+//! Memory allocations and what they are for.
 
 use serde::{Deserialize, Serialize};
 
-use crate::named::named;
+use crate::named_enum::named_enum;
 
-named! {
+named_enum! {
     /// What an allocation is for.
     "kind of memory"
     MemoryKind {
@@ -12,19 +12,19 @@ named! {
         Parameter = "parameter",
         /// Gradients and their buckets.
         Gradient = "gradient",
-        /// Optimiser state.
+        /// Optimizer state.
         Optimizer = "optimizer",
-        /// What forward keeps for backward, and what passes between layers.
+        /// Activations, including tensors saved for backward.
         Activation = "activation",
         /// Buffers of collectives.
         Communication = "communication",
-        /// Anything else.
+        /// All other allocations.
         Other = "other",
     }
 }
 
 impl MemoryKind {
-    /// What a report calls the bytes of this kind.
+    /// The name of this kind in reports.
     pub const fn plural(self) -> &'static str {
         match self {
             MemoryKind::Parameter => "parameters",
@@ -35,13 +35,13 @@ impl MemoryKind {
     }
 }
 
-/// Memory taken or given back.
+/// An allocation or a release of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     /// What the memory is for.
     pub kind: MemoryKind,
-    /// Bytes taken; given back when negative.
+    /// Allocated bytes; negative for a release.
     pub bytes: i64,
-    /// When.
+    /// The time of the event.
     pub at_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! Memory as a stacked chart: bytes held by kind over one step.
+//! A stacked area chart of the allocated memory by kind over one step.
 
 use std::fmt::Write;
 
@@ -17,10 +17,10 @@ const PHASE_HEIGHT: f64 = 18.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 408.0;
 
-/// More levels than this could not be told apart, and would make the file large.
-const MOST_LEVELS: usize = 2000;
+/// The most levels to draw: more could not be distinguished, and would make the file large.
+const MAX_LEVELS: usize = 2000;
 
-/// What is drawn.
+/// The data and the scale of a chart.
 pub(crate) struct MemoryChart<'a> {
     history: &'a MemoryHistory,
     levels: Vec<MemoryLevel>,
@@ -32,22 +32,22 @@ impl MemoryChart<'_> {
     pub(crate) fn new<'a>(history: &'a MemoryHistory, spans: &[Span]) -> MemoryChart<'a> {
         let scale = Scale::of(history);
         MemoryChart {
-            levels: history.thinned(MOST_LEVELS),
+            levels: history.downsampled(MAX_LEVELS),
             phases: phases(spans, &scale),
             history,
             scale,
         }
     }
 
-    /// The chart. Its colours are left to a style sheet, by the names of kinds and phases.
+    /// The chart as SVG. A style sheet sets the colors of the classes, which are kinds and phases.
     pub(crate) fn svg(&self) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-             role=\"img\" aria-label=\"Bytes held by kind over the step\">\n"
+             role=\"img\" aria-label=\"Allocated bytes by kind over the step\">\n"
         );
         draw_legend(&mut svg, self.history);
         draw_bytes_axis(&mut svg, &self.scale);
-        // Each area reaches down to the axis and the next is painted over it.
+        // Each area extends down to the axis; the next one is painted over it.
         for kind in kinds(self.history).rev() {
             draw_area(&mut svg, kind, &self.levels, &self.scale);
         }
@@ -61,12 +61,12 @@ impl MemoryChart<'_> {
         svg
     }
 
-    /// What a script needs to tell what lies where. Times count from the start: a script's numbers
-    /// cannot hold nanoseconds since 1970.
+    /// The data for the hover script. Times are relative to the start, because JavaScript numbers cannot
+    /// represent nanoseconds since 1970.
     pub(crate) fn data(&self) -> Value {
         let since = |ns: u64| ns - self.scale.start;
         let at = self.levels.iter().map(|level| since(level.at_ns));
-        let held = self.levels.iter().map(|level| level.held);
+        let bytes = self.levels.iter().map(|level| level.bytes);
         let phases = self.phases.iter();
         let phases = phases.map(|phase| json!([phase.kind, since(phase.from), since(phase.to)]));
         json!({
@@ -76,12 +76,12 @@ impl MemoryChart<'_> {
             "kinds": MemoryKind::ALL.map(|kind| (kind.name(), kind.plural())),
             "phases": phases.collect::<Vec<_>>(),
             "at": at.collect::<Vec<_>>(),
-            "held": held.collect::<Vec<_>>(),
+            "bytes": bytes.collect::<Vec<_>>(),
         })
     }
 }
 
-/// From times and bytes to places.
+/// Maps times and bytes to coordinates.
 struct Scale {
     start: u64,
     end: u64,
@@ -93,7 +93,7 @@ impl Scale {
         Scale {
             start: history.first().at_ns,
             end: history.ended_ns().max(history.first().at_ns + 1),
-            // Room for the label of the peak.
+            // Leave room for the label of the peak.
             top_bytes: history.peak().total().max(1) as f64 * 1.1,
         }
     }
@@ -112,7 +112,7 @@ impl Scale {
     }
 }
 
-/// A stretch of compute within the picture.
+/// A span of compute within the chart.
 struct Phase {
     kind: SpanKind,
     from: u64,
@@ -120,7 +120,7 @@ struct Phase {
 }
 
 impl Phase {
-    /// The longest name that fits, if one does.
+    /// The longest name that fits, if any.
     fn label(&self, width: f64) -> Option<&'static str> {
         let short = match self.kind {
             SpanKind::Forward => "fwd",
@@ -144,7 +144,7 @@ fn phases(spans: &[Span], scale: &Scale) -> Vec<Phase> {
     spans.iter().filter(within).map(phase).collect()
 }
 
-/// The kinds of which anything was ever held.
+/// The kinds with any allocated memory.
 fn kinds(history: &MemoryHistory) -> impl DoubleEndedIterator<Item = MemoryKind> {
     let highest = history.peak_of_each();
     MemoryKind::ALL
@@ -162,19 +162,19 @@ fn draw_legend(svg: &mut String, history: &MemoryHistory) {
             x + 16.0,
             kind.plural()
         );
-        // A letter is about this wide.
+        // A character is about this wide.
         x += 36.0 + 7.0 * kind.plural().len() as f64;
     }
 }
 
-/// Everything held of the kinds up to this one.
+/// Draws the total of all kinds up to this one.
 fn draw_area(svg: &mut String, kind: MemoryKind, levels: &[MemoryLevel], scale: &Scale) {
     let _ = write!(svg, "<path class=\"{kind}\" d=\"M{LEFT} {BOTTOM}");
     let mut last = String::new();
     for level in levels {
-        let held: u64 = level.held[..=kind.index()].iter().sum();
-        let y = format!("{:.1}", scale.y(held as f64));
-        // Most changes are of other kinds.
+        let bytes: u64 = level.bytes[..=kind.index()].iter().sum();
+        let y = format!("{:.1}", scale.y(bytes as f64));
+        // Most changes concern other kinds and leave this area as it is.
         if y != last {
             let _ = write!(svg, "H{:.1}V{y}", scale.x(level.at_ns));
             last = y;
@@ -232,7 +232,7 @@ fn draw_phases(svg: &mut String, phases: &[Phase], scale: &Scale) {
             phase.kind,
             readable_time(phase.to - phase.from)
         );
-        // What has no room is left to the tooltip; lines that close would hide the chart.
+        // A phase without room for a label gets only a tooltip; borders this dense would hide the chart.
         if let Some(label) = phase.label(width) {
             let _ = writeln!(
                 svg,
@@ -247,7 +247,7 @@ fn draw_phases(svg: &mut String, phases: &[Phase], scale: &Scale) {
 
 fn draw_peak(svg: &mut String, peak: &MemoryLevel, scale: &Scale) {
     let (x, y) = (scale.x(peak.at_ns), scale.y(peak.total() as f64));
-    // The label stays within the picture.
+    // Keep the label within the chart.
     let (anchor, label_x) = match x {
         _ if x < LEFT + 70.0 => ("start", x - 4.0),
         _ if x > RIGHT - 70.0 => ("end", x + 4.0),
@@ -270,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_lies_within_the_picture(
+        fn coordinates_are_within_the_chart(
             at in 0u64..2000,
             bytes in 0u64..1 << 40,
             highest in 0u64..1 << 40,

@@ -1,4 +1,4 @@
-//! How many bytes were held, of each kind, over time.
+//! The allocated memory of each kind over time.
 
 use std::cmp::Reverse;
 
@@ -7,23 +7,23 @@ use crate::{Allocation, MemoryKind};
 /// Bytes of each kind, in the order of [`MemoryKind::ALL`].
 pub type BytesByKind = [u64; MemoryKind::COUNT];
 
-/// What was held from a moment on, until the next level begins.
+/// The allocated memory from a point in time until the next level begins.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MemoryLevel {
-    /// The moment.
+    /// When the level begins.
     pub at_ns: u64,
-    /// Bytes held of each kind.
-    pub held: BytesByKind,
+    /// Allocated bytes of each kind.
+    pub bytes: BytesByKind,
 }
 
 impl MemoryLevel {
-    /// Bytes held in all.
+    /// Allocated bytes of all kinds.
     pub fn total(&self) -> u64 {
-        self.held.iter().sum()
+        self.bytes.iter().sum()
     }
 }
 
-/// Every level of memory between two moments.
+/// Every level of allocated memory between two points in time.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MemoryHistory {
     first: MemoryLevel,
@@ -33,8 +33,8 @@ pub struct MemoryHistory {
 }
 
 impl MemoryHistory {
-    /// What was held from `started_ns` to `ended_ns`, when `base` was held at first and then
-    /// memory was taken and given back in this order.
+    /// The history from `started_ns` to `ended_ns`, given the bytes `base` that were allocated at the start and
+    /// the later allocations and releases in order.
     pub fn new(
         base: BytesByKind,
         (started_ns, ended_ns): (u64, u64),
@@ -42,12 +42,12 @@ impl MemoryHistory {
     ) -> MemoryHistory {
         let first = MemoryLevel {
             at_ns: started_ns,
-            held: base,
+            bytes: base,
         };
         let changes = allocations.iter().scan(first, |level, change| {
-            let held = &mut level.held[change.kind.index()];
-            *held = held.saturating_add_signed(change.bytes);
-            // Clocks may be set back; what came later is drawn later.
+            let bytes = &mut level.bytes[change.kind.index()];
+            *bytes = bytes.saturating_add_signed(change.bytes);
+            // Timestamps may go backwards; the order of the events counts.
             level.at_ns = level.at_ns.max(change.at_ns);
             Some(*level)
         });
@@ -60,32 +60,32 @@ impl MemoryHistory {
         }
     }
 
-    /// All levels in order of time: the first, and one for each change.
+    /// All levels in chronological order: the first, and one for each change.
     pub fn levels(&self) -> impl Iterator<Item = &MemoryLevel> {
         std::iter::once(&self.first).chain(&self.changes)
     }
 
-    /// How many times memory was taken or given back.
+    /// The number of allocations and releases.
     pub fn num_changes(&self) -> usize {
         self.changes.len()
     }
 
-    /// What was held at the beginning.
+    /// The level at the start.
     pub fn first(&self) -> &MemoryLevel {
         &self.first
     }
 
-    /// What was held in the end.
+    /// The level at the end.
     pub fn last(&self) -> &MemoryLevel {
         self.changes.last().unwrap_or(&self.first)
     }
 
-    /// When the last level ended.
+    /// When the last level ends.
     pub fn ended_ns(&self) -> u64 {
         self.ended_ns
     }
 
-    /// The level at which most was held; the first of several.
+    /// The level with the highest total; the first one if there are several.
     pub fn peak(&self) -> &MemoryLevel {
         let first_of_highest =
             |(index, level): &(usize, &MemoryLevel)| (level.total(), Reverse(*index));
@@ -93,21 +93,21 @@ impl MemoryHistory {
         highest.map_or(&self.first, |(_, level)| level)
     }
 
-    /// The most that was held of each kind, each at a moment of its own.
+    /// The peak of each kind; the peaks of different kinds may be at different times.
     pub fn peak_of_each(&self) -> BytesByKind {
-        self.levels().fold(self.first.held, |highest, level| {
-            std::array::from_fn(|kind| highest[kind].max(level.held[kind]))
+        self.levels().fold(self.first.bytes, |highest, level| {
+            std::array::from_fn(|kind| highest[kind].max(level.bytes[kind]))
         })
     }
 
-    /// At most `most` levels (four at least) that look like all of them. Where there are too many,
-    /// time is cut into bins, and of each bin the highest, the lowest and the last level stay: no
-    /// peak is lost, and what is held through bins without changes is right.
-    pub fn thinned(&self, most: usize) -> Vec<MemoryLevel> {
-        if self.changes.len() < most {
+    /// At most `max` levels (at least four) that preserve the shape of the curve. If there are more, divides
+    /// the time into bins and keeps the highest, the lowest and the last level of each bin: no peak is lost,
+    /// and the level throughout bins without changes is correct.
+    pub fn downsampled(&self, max: usize) -> Vec<MemoryLevel> {
+        if self.changes.len() < max {
             return self.levels().copied().collect();
         }
-        let num_bins = (most.saturating_sub(1) / 3).max(1) as u128;
+        let num_bins = (max.saturating_sub(1) / 3).max(1) as u128;
         let length = u128::from(self.ended_ns - self.first.at_ns).max(1);
         let bin = |level: &MemoryLevel| {
             let since = u128::from(level.at_ns - self.first.at_ns);
@@ -115,13 +115,13 @@ impl MemoryHistory {
         };
         let bins = self.changes.chunk_by(|a, b| bin(a) == bin(b));
         std::iter::once(self.first)
-            .chain(bins.flat_map(outline))
+            .chain(bins.flat_map(extremes))
             .collect()
     }
 }
 
-/// The highest, the lowest and the last level of a bin, in order of time.
-fn outline(bin: &[MemoryLevel]) -> Vec<MemoryLevel> {
+/// The highest, the lowest and the last level of a bin, in chronological order.
+fn extremes(bin: &[MemoryLevel]) -> Vec<MemoryLevel> {
     let indices = 0..bin.len();
     let lowest = indices.clone().min_by_key(|&index| bin[index].total());
     let highest = indices
@@ -146,16 +146,16 @@ mod tests {
         Allocation { kind, bytes, at_ns }
     }
 
-    /// Memory taken and given back at random, never more back than was taken.
+    /// Random allocations and releases that never release more than is allocated.
     fn any_history() -> impl Strategy<Value = MemoryHistory> {
         let change = (0..MemoryKind::COUNT, -1000i64..1000, 0u64..50);
         let changes = prop::collection::vec(change, 0..300);
         (prop::array::uniform6(0u64..5000), changes, 0u64..100).prop_map(|(base, changes, rest)| {
-            let (mut held, mut at_ns) = (base, 10);
+            let (mut allocated, mut at_ns) = (base, 10);
             let mut allocations = Vec::new();
             for (index, bytes, later) in changes {
-                let bytes = bytes.max(-(held[index] as i64));
-                held[index] = held[index].saturating_add_signed(bytes);
+                let bytes = bytes.max(-(allocated[index] as i64));
+                allocated[index] = allocated[index].saturating_add_signed(bytes);
                 at_ns += later;
                 allocations.push(change_of(index, bytes, at_ns));
             }
@@ -177,18 +177,18 @@ mod tests {
         ];
         let history = MemoryHistory::new([50, 3, 0, 0, 0, 0], (10, 28), &changes);
         let levels: Vec<_> = history.levels().map(|l| (l.at_ns, l.total())).collect();
-        // The third came after the second, whatever the clock said.
+        // The third event follows the second one, although its timestamp is earlier.
         assert_eq!(levels, [(10, 53), (20, 153), (30, 160), (30, 60)]);
-        assert_eq!(history.peak().held, [50, 10, 0, 100, 0, 0]);
+        assert_eq!(history.peak().bytes, [50, 10, 0, 100, 0, 0]);
         assert_eq!(history.peak_of_each(), [50, 10, 0, 100, 0, 0]);
-        assert_eq!(history.last().held, [50, 10, 0, 0, 0, 0]);
+        assert_eq!(history.last().bytes, [50, 10, 0, 0, 0, 0]);
         assert_eq!(history.ended_ns(), 30);
     }
 
     #[test]
     fn a_step_without_changes_has_one_level() {
         let history = MemoryHistory::new([1; 6], (5, 9), &[]);
-        assert_eq!(history.thinned(4), [*history.first()]);
+        assert_eq!(history.downsampled(4), [*history.first()]);
         assert_eq!(
             (history.peak(), history.last()),
             (history.first(), history.first())
@@ -197,35 +197,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn thinning_keeps_the_peak(history in any_history(), most in 4usize..100) {
-            let thinned = history.thinned(most);
-            prop_assert!(thinned.len() <= most);
-            prop_assert_eq!(thinned.iter().map(MemoryLevel::total).max(), Some(history.peak().total()));
-            prop_assert!(thinned.contains(history.peak()));
+        fn downsampling_keeps_the_peak(history in any_history(), max in 4usize..100) {
+            let sampled = history.downsampled(max);
+            prop_assert!(sampled.len() <= max);
+            prop_assert_eq!(sampled.iter().map(MemoryLevel::total).max(), Some(history.peak().total()));
+            prop_assert!(sampled.contains(history.peak()));
         }
 
         #[test]
-        fn thinning_only_leaves_out(history in any_history(), most in 4usize..100) {
-            let thinned = history.thinned(most);
+        fn downsampling_yields_a_subsequence(history in any_history(), max in 4usize..100) {
+            let sampled = history.downsampled(max);
             let mut all = history.levels();
-            // Each is found after the one before it.
-            prop_assert!(thinned.iter().all(|kept| all.any(|level| level == kept)));
-            prop_assert_eq!(thinned.first(), Some(history.first()));
-            prop_assert_eq!(thinned.last(), Some(history.last()));
-            if history.num_changes() < most {
-                prop_assert_eq!(thinned.len(), history.num_changes() + 1);
+            // `any` advances the iterator, so each level is found after the previous one.
+            prop_assert!(sampled.iter().all(|kept| all.any(|level| level == kept)));
+            prop_assert_eq!(sampled.first(), Some(history.first()));
+            prop_assert_eq!(sampled.last(), Some(history.last()));
+            if history.num_changes() < max {
+                prop_assert_eq!(sampled.len(), history.num_changes() + 1);
             }
         }
 
-        /// What is left out lies within one bin of something at least as high, and of something at
-        /// least as low: so local peaks stay where a reader can tell them apart.
+        /// Within one bin of every dropped level there is a kept level that is at least as high, and one that
+        /// is at least as low: local peaks stay visible.
         #[test]
-        fn thinning_keeps_local_extremes(history in any_history(), most in 4usize..100) {
-            let thinned = history.thinned(most);
+        fn downsampling_keeps_local_extremes(history in any_history(), max in 4usize..100) {
+            let sampled = history.downsampled(max);
             let length = history.ended_ns() - history.first().at_ns;
-            let width = length / ((most as u64 - 1) / 3) + 1;
+            let width = length / ((max as u64 - 1) / 3) + 1;
             for level in history.levels() {
-                let mut near = thinned.iter().filter(|kept| kept.at_ns.abs_diff(level.at_ns) <= width);
+                let mut near = sampled.iter().filter(|kept| kept.at_ns.abs_diff(level.at_ns) <= width);
                 prop_assert!(near.clone().any(|kept| kept.total() >= level.total()));
                 prop_assert!(near.any(|kept| kept.total() <= level.total()));
             }

@@ -1,6 +1,6 @@
-//! The picture of memory as a page: one HTML file that needs nothing else.
+//! The memory report as one self-contained HTML page.
 //!
-//! The chart is drawn when the page is written; its script only tells what lies under the pointer.
+//! The chart is a static SVG; the script only shows the values under the pointer.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::{MemoryHistory, MemoryKind, Span};
 const STYLE: &str = include_str!("memory_page/style.css");
 const SCRIPT: &str = include_str!("memory_page/hover.js");
 
-/// An HTML page with the history as a stacked chart. Forwards, backwards and optimiser updates
+/// Renders an HTML page with the history as a stacked area chart. The forward, backward and optimizer spans
 /// among `spans` are marked above it.
 pub fn draw_memory(title: &str, history: &MemoryHistory, spans: &[Span]) -> String {
     let title = escape(title);
@@ -24,17 +24,18 @@ pub fn draw_memory(title: &str, history: &MemoryHistory, spans: &[Span]) -> Stri
          <h1>{title}</h1>\n<p>{}</p>\n\
          <div class=\"chart\">\n{}<div class=\"readout\" hidden></div>\n</div>\n{}</main>\n\
          <script>\nconst chart = {};\n{SCRIPT}</script>\n</body>\n</html>\n",
-        in_a_sentence(history),
+        summary(history),
         chart.svg(),
         table(history),
         chart.data(),
     )
 }
 
-fn in_a_sentence(history: &MemoryHistory) -> String {
+/// The summary above the chart.
+fn summary(history: &MemoryHistory) -> String {
     let peak = history.peak();
     format!(
-        "Peak <b>{}</b>, {} after the start; {} held at the end. {} allocations and releases in {}.",
+        "Peak <b>{}</b>, {} after the start; {} allocated at the end. {} allocations and releases in {}.",
         readable_bytes(peak.total()),
         readable_time(peak.at_ns - history.first().at_ns),
         readable_bytes(history.last().total()),
@@ -43,24 +44,24 @@ fn in_a_sentence(history: &MemoryHistory) -> String {
     )
 }
 
-/// The same in figures.
+/// The table below the chart: bytes by kind.
 fn table(history: &MemoryHistory) -> String {
-    let (peak, last, own) = (history.peak(), history.last(), history.peak_of_each());
+    let (peak, last, peaks) = (history.peak(), history.last(), history.peak_of_each());
     let mut table = String::from(
         "<table>\n<tr><th></th><th>at the peak</th><th></th><th>at the end</th>\
-         <th>most of its own</th></tr>\n",
+         <th>peak of the kind</th></tr>\n",
     );
     for kind in MemoryKind::ALL {
         let index = kind.index();
-        let share = 100.0 * peak.held[index] as f64 / peak.total().max(1) as f64;
+        let share = 100.0 * peak.bytes[index] as f64 / peak.total().max(1) as f64;
         let _ = writeln!(
             table,
             "<tr><th><i class=\"{kind}\"></i>{}</th><td>{}</td><td>{share:.1} %</td><td>{}</td>\
              <td>{}</td></tr>",
             kind.plural(),
-            readable_bytes(peak.held[index]),
-            readable_bytes(last.held[index]),
-            readable_bytes(own[index])
+            readable_bytes(peak.bytes[index]),
+            readable_bytes(last.bytes[index]),
+            readable_bytes(peaks[index])
         );
     }
     let _ = writeln!(
@@ -123,13 +124,15 @@ mod tests {
     fn a_page_shows_kinds_peak_and_phases() {
         let page = page();
         assert!(page.contains("<title>rank 0 &amp; &lt;step 2&gt;</title>"));
-        assert!(page.contains("Peak <b>46.00 MiB</b>, 2.000 ms after the start; 16.00 MiB held"));
+        assert!(
+            page.contains("Peak <b>46.00 MiB</b>, 2.000 ms after the start; 16.00 MiB allocated")
+        );
         assert!(page.contains(">peak 46.00 MiB</text>"));
         assert!(page.contains(">10 MiB</text>") && page.contains(">5 ms</text>"));
         for kind in ["parameter", "gradient", "optimizer", "activation"] {
             assert!(page.contains(&format!("<path class=\"{kind}\"")), "{kind}");
         }
-        // Nothing of it was held, so there is nothing to draw.
+        // A kind without allocations is not drawn.
         assert!(!page.contains("<path class=\"communication\""));
         assert_eq!(page.matches("class=\"phase forward\"").count(), 1);
         assert_eq!(page.matches("class=\"phase backward\"").count(), 1);
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_needs_nothing_else() {
+    fn a_page_is_self_contained() {
         let page = page().replace("http://www.w3.org/2000/svg", "");
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import"] {
             assert!(!page.contains(outside), "{outside}");
@@ -145,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn the_script_finds_the_levels() {
+    fn the_script_gets_the_levels() {
         let page = page();
         let line = page.lines().find_map(|l| l.strip_prefix("const chart = "));
         let text = line.and_then(|line| line.strip_suffix(';')).unwrap();
         let data: Value = serde_json::from_str(text).unwrap();
         assert_eq!(data["at"], json!([0, 2_000_000, 6_000_000]));
-        assert_eq!(data["held"][1][3], 30 * MIB);
+        assert_eq!(data["bytes"][1][3], 30 * MIB);
         assert_eq!(data["phases"][1], json!(["backward", 4_000_000, 8_000_000]));
     }
 

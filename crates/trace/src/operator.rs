@@ -1,26 +1,26 @@
-//! One kernel call.
+//! Operator calls.
 
 use serde::{Deserialize, Serialize};
 
-/// One operator that ran on one rank.
+/// One call of an operator on one rank.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Operator {
-    /// Its name, such as `aten::mm`.
+    /// The name of the operator, such as `aten::mm`.
     pub name: String,
-    /// The shapes of its tensor arguments, in order.
+    /// The shapes of the tensor arguments, in order.
     pub shapes: Vec<Vec<i64>>,
-    /// When it began.
+    /// When the call began.
     pub started_ns: u64,
-    /// When it ended.
+    /// When the call ended.
     pub ended_ns: u64,
-    /// Its floating-point operations, as [`flops`](crate::flops()) counts them.
+    /// The floating-point operations, as [`flops`](crate::flops()) counts them.
     pub flops: u64,
-    /// The thread, as [`current_thread`](crate::current_thread) numbers them.
+    /// The number of the calling thread, see [`current_thread`](crate::current_thread).
     pub thread: u64,
 }
 
 impl Operator {
-    /// How long it took.
+    /// The duration of the call.
     pub fn duration_ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.started_ns)
     }

@@ -1,24 +1,24 @@
-//! Why bytes travel.
+//! What communication is for.
 
-use crate::named::named;
+use crate::named_enum::named_enum;
 
-named! {
-    /// What a collective moves bytes for.
+named_enum! {
+    /// What the bytes of a collective are for.
     "purpose"
     Purpose {
-        /// Gradients on their way to the optimiser.
+        /// Reduction of gradients.
         Gradient = "gradient",
-        /// Parameters gathered for computing, or broadcast at the start.
+        /// All-gather of sharded parameters, or broadcast of initial parameters.
         Parameter = "parameter",
-        /// Activations, and their gradients, between ranks that share a forward.
+        /// Activations and their gradients, in tensor, sequence, context and pipeline parallelism.
         Activation = "activation",
-        /// Tokens on their way to their experts; in backward, gradients of what those computed.
+        /// Tokens sent to their experts; in backward, the gradients of the experts' outputs.
         Dispatch = "dispatch",
-        /// What experts computed on its way back; in backward, gradients of what they were given.
+        /// Expert outputs sent back to their tokens; in backward, the gradients of the experts' inputs.
         Combine = "combine",
-        /// Optimiser state, checkpoints and buffers.
+        /// Optimizer state, checkpoints and buffers.
         State = "state",
-        /// Agreement among ranks: norms, counts, flags, barriers.
+        /// Control data: norms, counts, flags, barriers.
         Control = "control",
     }
 }

@@ -1,6 +1,6 @@
-//! Bytes and times as a person reads them.
+//! Human-readable formatting of bytes and durations.
 
-/// A power of 1024 with a name, to write several amounts alike.
+/// A binary unit of bytes, to format several amounts with the same unit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ByteUnit {
     name: &'static str,
@@ -23,30 +23,30 @@ impl ByteUnit {
         }
     }
 
-    /// The largest unit of which there is at least one.
+    /// The largest unit that is not larger than `amount`.
     pub fn fitting(amount: u64) -> ByteUnit {
         let fits = |unit: &&ByteUnit| amount >= unit.bytes;
         let found = ByteUnit::ALL.iter().rev().find(fits);
         *found.unwrap_or(&ByteUnit::ALL[0])
     }
 
-    /// How it is written.
+    /// The symbol, such as `MiB`.
     pub const fn name(self) -> &'static str {
         self.name
     }
 
-    /// How many bytes one is.
+    /// The number of bytes in one unit.
     pub const fn bytes(self) -> u64 {
         self.bytes
     }
 
-    /// An amount in this unit.
+    /// Converts an amount of bytes to this unit.
     pub fn of(self, amount: u64) -> f64 {
         amount as f64 / self.bytes as f64
     }
 }
 
-/// An amount with the unit that fits it: `512 B`, `1.50 GiB`.
+/// Formats bytes with a suitable unit: `512 B`, `1.50 GiB`.
 pub fn readable_bytes(amount: u64) -> String {
     let unit = ByteUnit::fitting(amount);
     match unit.bytes {
@@ -55,7 +55,7 @@ pub fn readable_bytes(amount: u64) -> String {
     }
 }
 
-/// Nanoseconds in the unit that fits them: `0`, `12.500 us`, `1.268 s`.
+/// Formats nanoseconds with a suitable unit: `0`, `12.500 us`, `1.268 s`.
 pub fn readable_time(ns: u64) -> String {
     let ns = ns as f64;
     match ns {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_readable() {
+    fn bytes_have_a_suitable_unit() {
         let texts = [0, 512, 1023, 1024, 3 << 29, 5000 << 40].map(readable_bytes);
         let expected = [
             "0 B",
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_readable() {
+    fn times_have_a_suitable_unit() {
         let texts = [0, 12_500, 2_000_000, 1_267_870_000].map(readable_time);
         assert_eq!(texts, ["0", "12.500 us", "2.000 ms", "1.268 s"]);
     }

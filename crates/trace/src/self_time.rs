@@ -1,37 +1,37 @@
-//! Where compute time goes: operators by the time they spend themselves, not in those they call.
+//! Self times of operators: the time spent in an operator, without the operators that it calls.
 
 use std::collections::BTreeMap;
 
 use crate::Operator;
 
-/// Operators of one name, together.
+/// The total of all calls of one operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelfTime {
-    /// How often it ran.
+    /// The number of calls.
     pub count: u64,
-    /// Nanoseconds in it and in no operator it called.
+    /// The self time in nanoseconds.
     pub self_ns: u64,
-    /// Its floating-point operations.
+    /// The floating-point operations.
     pub flops: u64,
 }
 
-/// Every operator with the nanoseconds in it and in no operator it called.
+/// Every operator call with its self time in nanoseconds.
 pub(crate) fn with_self_ns(operators: &[Operator]) -> Vec<(&Operator, u64)> {
     let mut ordered: Vec<&Operator> = operators.iter().collect();
-    // Callers before what they call: they start earlier, or at once and end later.
+    // Callers before callees: they start earlier, or at the same time and end later.
     ordered.sort_by_key(|o| (o.thread, o.started_ns, u64::MAX - o.ended_ns));
     let mut timed: Vec<(&Operator, u64)> = Vec::with_capacity(ordered.len());
     let mut callers: Vec<usize> = Vec::new();
     for operator in ordered {
-        while callers.last().is_some_and(|&place| {
-            let caller = timed[place].0;
+        while callers.last().is_some_and(|&index| {
+            let caller = timed[index].0;
             caller.thread != operator.thread || caller.ended_ns <= operator.started_ns
         }) {
             callers.pop();
         }
-        if let Some(&place) = callers.last() {
-            let left = &mut timed[place].1;
-            *left = left.saturating_sub(operator.duration_ns());
+        if let Some(&index) = callers.last() {
+            let self_ns = &mut timed[index].1;
+            *self_ns = self_ns.saturating_sub(operator.duration_ns());
         }
         callers.push(timed.len());
         timed.push((operator, operator.duration_ns()));
@@ -39,7 +39,7 @@ pub(crate) fn with_self_ns(operators: &[Operator]) -> Vec<(&Operator, u64)> {
     timed
 }
 
-/// Self times by operator name, the longest first.
+/// The self times by operator name, the longest first.
 pub fn self_times(operators: &[Operator]) -> Vec<(String, SelfTime)> {
     let mut by_name: BTreeMap<&str, SelfTime> = BTreeMap::new();
     for (operator, self_ns) in with_self_ns(operators) {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_is_not_the_callers_time() {
+    fn self_time_excludes_callees() {
         let times = self_times(&[
             operator("inner", 2, 8),
             operator("outer", 0, 10),

@@ -1,38 +1,38 @@
-//! Stretches of a rank's time.
+//! Time spans of a rank.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ledger, named::named};
+use crate::{Ledger, named_enum::named_enum};
 
-named! {
-    /// What a stretch of time was spent on.
+named_enum! {
+    /// What a span of time was spent on.
     "kind of span"
     SpanKind {
-        /// A whole training step.
+        /// A complete training step.
         Step = "step",
-        /// Forward of the model.
+        /// The forward pass.
         Forward = "forward",
-        /// Backward of the model.
+        /// The backward pass.
         Backward = "backward",
-        /// Clipping and the optimiser's update.
+        /// Gradient clipping and the optimizer step.
         Optimizer = "optimizer",
-        /// Waiting for, or making, a batch.
+        /// Loading a batch.
         Data = "data",
-        /// One unit of the model, inside a forward or a backward.
+        /// One unit of the model, within a forward or backward pass.
         Unit = "unit",
         /// Evaluation.
         Evaluation = "evaluation",
-        /// Saving or loading.
+        /// Saving or loading a checkpoint.
         Checkpoint = "checkpoint",
-        /// Anything else worth seeing.
+        /// Anything else worth showing.
         Other = "other",
     }
 }
 
 impl SpanKind {
-    /// Whether such spans are the compute that communication can hide behind.
+    /// Whether communication during such a span counts as hidden behind compute.
     pub const fn is_compute(self) -> bool {
         matches!(
             self,
@@ -41,29 +41,29 @@ impl SpanKind {
     }
 }
 
-/// A named stretch of time on one thread.
+/// A named span of time on one thread.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// What a reader of the trace sees.
+    /// The name in the trace.
     pub name: String,
     /// What the time was spent on.
     pub kind: SpanKind,
-    /// When it began.
+    /// When the span began.
     pub started_ns: u64,
-    /// When it ended.
+    /// When the span ended.
     pub ended_ns: u64,
-    /// The thread, as [`current_thread`] numbers them.
+    /// The number of the thread, see [`current_thread`].
     pub thread: u64,
 }
 
 impl Span {
-    /// How long it took.
+    /// The duration of the span.
     pub fn duration_ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.started_ns)
     }
 }
 
-/// A span that is still open; dropping it writes it into the ledger.
+/// A span in progress. Dropping the guard ends the span and records it in the ledger.
 #[must_use = "the span ends when this is dropped"]
 #[derive(Debug)]
 pub struct SpanGuard<'a> {
@@ -96,11 +96,11 @@ impl Drop for SpanGuard<'_> {
     }
 }
 
-/// A small number for the calling thread, the same as long as it lives, given in order of asking.
+/// A small number that identifies the calling thread for its lifetime, assigned at the first call.
 pub fn current_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
-    // A thread that is being torn down has no locals left; its spans share one last number.
+    // A thread that is shutting down has no thread locals; all such threads share one number.
     NUMBER
         .try_with(|number| *number)
         .unwrap_or(u64::from(u32::MAX))

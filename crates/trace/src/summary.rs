@@ -1,8 +1,8 @@
-//! Where a run's time went.
+//! Summary of a run's time: compute, hidden and exposed communication.
 //!
-//! Communication costs only what computing does not hide. It is hidden while the rank computes and
-//! nobody stands in `wait`; the rest is exposed. Collectives overlap, so every figure is the length
-//! of a set of moments, and the figures of kinds may add up to more than those of their rank.
+//! Communication is hidden while the rank computes and no thread blocks in `wait`; the rest is exposed.
+//! Collectives overlap, so every time is the duration of a union of intervals, and the times of all kinds
+//! may add up to more than the time of their rank.
 
 use std::{
     collections::BTreeMap,
@@ -12,68 +12,68 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{CollectiveKind, Events, SpanKind, TraceError, interval::Moments, read_chrome};
+use crate::{CollectiveKind, Events, SpanKind, TraceError, interval_set::IntervalSet, read_chrome};
 
 /// Collectives of one kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct KindSummary {
-    /// How many there were.
+    /// The number of collectives.
     pub count: u64,
-    /// The bytes handed in.
+    /// The size of the inputs.
     pub payload_bytes: u64,
-    /// The bytes put on the wire.
+    /// The bytes sent over the network.
     pub sent_bytes: u64,
-    /// How long some were under way.
+    /// The time during which at least one was in progress.
     pub communication_ns: u64,
-    /// The part of it behind which the rank computed.
+    /// The part of that time which was hidden behind compute.
     pub hidden_ns: u64,
-    /// The rest.
+    /// The part of that time which was not hidden.
     pub exposed_ns: u64,
 }
 
-/// One rank's time.
+/// The time of one rank.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct RankSummary {
     /// The rank.
     pub rank: usize,
-    /// How many steps it made.
+    /// The number of training steps.
     pub num_steps: u64,
-    /// From its first event to its last.
+    /// The time from the first to the last event.
     pub wall_ns: u64,
-    /// In forward, backward and optimiser.
+    /// The time in forward, backward and optimizer spans.
     pub compute_ns: u64,
-    /// The part of it in which nobody stood in `wait`.
+    /// The part of the compute time during which no thread blocked in `wait`.
     pub busy_ns: u64,
-    /// How long some collective was under way.
+    /// The time during which at least one collective was in progress.
     pub communication_ns: u64,
-    /// The part of it behind which the rank computed.
+    /// The part of the communication time which was hidden behind compute.
     pub hidden_ns: u64,
-    /// The rest.
+    /// The part of the communication time which was not hidden.
     pub exposed_ns: u64,
-    /// The same by kind of collective.
+    /// Communication by kind of collective.
     pub kinds: BTreeMap<CollectiveKind, KindSummary>,
 }
 
-/// A run's time, rank by rank. Printed as a table.
+/// The time of a run by rank. Its `Display` is a table.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Summary {
-    /// Every rank, ascending.
+    /// All ranks, in ascending order.
     pub ranks: Vec<RankSummary>,
-    /// All ranks together, by kind of collective.
+    /// Totals of all ranks by kind of collective.
     pub kinds: BTreeMap<CollectiveKind, KindSummary>,
-    /// The rank that was busy longest, if any computed: in step with each other, the others wait
-    /// for it.
+    /// The straggler: the rank that was busy longest, for which the others wait. `None` if no rank computed.
     pub slowest_rank: Option<usize>,
 }
 
-/// Summarises traces: files, or folders with a file per rank.
+/// Summarizes traces. Each path is a trace file, or a directory with one file per rank.
 pub fn summarize<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
 ) -> Result<Summary, TraceError> {
     Ok(Summary::of(&read_all(paths)?))
 }
 
-/// The events of every rank, in order of rank: from files, or folders with a file per rank.
+/// Reads the events of all ranks, in order of rank. Each path is a trace file, or a directory with one file
+/// per rank.
 pub fn read_all<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
 ) -> Result<Vec<Events>, TraceError> {
@@ -100,12 +100,12 @@ pub fn read_all<P: AsRef<Path>>(
 }
 
 impl Summary {
-    /// Summarises events that are at hand.
+    /// Summarizes the events of all ranks.
     pub fn of(ranks: &[Events]) -> Summary {
-        Summary::over(ranks.iter().map(RankSummary::of).collect())
+        Summary::from_ranks(ranks.iter().map(RankSummary::of).collect())
     }
 
-    fn over(mut ranks: Vec<RankSummary>) -> Summary {
+    fn from_ranks(mut ranks: Vec<RankSummary>) -> Summary {
         ranks.sort_by_key(|each| each.rank);
         let mut kinds = BTreeMap::<_, KindSummary>::new();
         for (&kind, each) in ranks.iter().flat_map(|rank| &rank.kinds) {
@@ -125,21 +125,21 @@ impl Summary {
 }
 
 impl RankSummary {
-    /// Summarises one rank.
+    /// Summarizes the events of one rank.
     pub fn of(events: &Events) -> RankSummary {
-        let compute: Moments = events
+        let compute: IntervalSet = events
             .spans
             .iter()
             .filter(|span| span.kind.is_compute())
             .map(|span| (span.started_ns, span.ended_ns))
             .collect();
-        let waits: Moments = events
+        let waits: IntervalSet = events
             .collectives
             .iter()
             .filter_map(|each| each.waited)
             .collect();
-        let busy = compute.without(&waits);
-        let (communication, hidden) = under_way(events, &busy, |_| true);
+        let busy = compute.difference(&waits);
+        let (communication, hidden) = communication_ns(events, &busy, |_| true);
         RankSummary {
             rank: events.rank,
             num_steps: events
@@ -148,8 +148,8 @@ impl RankSummary {
                 .filter(|span| span.kind == SpanKind::Step)
                 .count() as u64,
             wall_ns: wall_ns(events),
-            compute_ns: compute.length(),
-            busy_ns: busy.length(),
+            compute_ns: compute.duration(),
+            busy_ns: busy.duration(),
             communication_ns: communication,
             hidden_ns: hidden,
             exposed_ns: communication - hidden,
@@ -169,22 +169,24 @@ impl KindSummary {
     }
 }
 
-/// How long collectives of some kinds were under way, and how long of that the rank was busy.
-fn under_way(
+/// The time during which a collective of a matching kind was in progress, and the part of it during which the
+/// rank was busy.
+fn communication_ns(
     events: &Events,
-    busy: &Moments,
-    holds: impl Fn(CollectiveKind) -> bool,
+    busy: &IntervalSet,
+    matches: impl Fn(CollectiveKind) -> bool,
 ) -> (u64, u64) {
-    let communication: Moments = events
+    let communication: IntervalSet = events
         .collectives
         .iter()
-        .filter(|each| holds(each.kind))
+        .filter(|each| matches(each.kind))
         .map(|each| (each.started_ns, each.ended_ns))
         .collect();
-    (communication.length(), communication.and(busy).length())
+    let hidden = communication.intersection(busy);
+    (communication.duration(), hidden.duration())
 }
 
-fn kinds_of(events: &Events, busy: &Moments) -> BTreeMap<CollectiveKind, KindSummary> {
+fn kinds_of(events: &Events, busy: &IntervalSet) -> BTreeMap<CollectiveKind, KindSummary> {
     let mut kinds = BTreeMap::<CollectiveKind, KindSummary>::new();
     for each in &events.collectives {
         let kind = kinds.entry(each.kind).or_default();
@@ -193,7 +195,7 @@ fn kinds_of(events: &Events, busy: &Moments) -> BTreeMap<CollectiveKind, KindSum
         kind.sent_bytes += each.sent_bytes;
     }
     for (&kind, summary) in &mut kinds {
-        let (communication, hidden) = under_way(events, busy, |each| each == kind);
+        let (communication, hidden) = communication_ns(events, busy, |each| each == kind);
         summary.communication_ns = communication;
         summary.hidden_ns = hidden;
         summary.exposed_ns = communication - hidden;
@@ -223,7 +225,7 @@ fn wall_ns(events: &Events) -> u64 {
     last.saturating_sub(first)
 }
 
-/// The files to read: the path itself, or the files of ranks in the folder.
+/// The files to read: the path itself, or the files of all ranks in the directory.
 fn files_of(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);

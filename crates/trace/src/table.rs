@@ -1,4 +1,4 @@
-//! The summary as a person reads it.
+//! The summary as a table.
 
 use std::fmt;
 
@@ -59,13 +59,13 @@ impl Summary {
     }
 
     fn write_slowest(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let busy = |rank: usize| self.ranks.iter().find(|each| each.rank == rank);
-        let Some(slowest) = self.slowest_rank.and_then(busy) else {
+        let find = |rank: usize| self.ranks.iter().find(|each| each.rank == rank);
+        let Some(slowest) = self.slowest_rank.and_then(find) else {
             return Ok(());
         };
         let mut all: Vec<u64> = self.ranks.iter().map(|each| each.busy_ns).collect();
         all.sort_unstable();
-        // The lower of two middles, so that of two ranks the slow one stands out.
+        // The lower of the two middle values, so that the slower of two ranks stands out.
         let median = all[(all.len() - 1) / 2].max(1);
         writeln!(
             f,
@@ -92,10 +92,10 @@ fn write_kind(f: &mut fmt::Formatter<'_>, name: &str, each: &KindSummary) -> fmt
     )
 }
 
-fn percent(part: u64, whole: u64) -> String {
-    if whole == 0 {
+fn percent(value: u64, total: u64) -> String {
+    if total == 0 {
         "-".to_owned()
     } else {
-        format!("{:.1}", 100.0 * part as f64 / whole as f64)
+        format!("{:.1}", 100.0 * value as f64 / total as f64)
     }
 }

@@ -1,24 +1,24 @@
-//! Round numbers along an axis.
+//! Tick marks of an axis.
 
-/// The round numbers from 0 to `highest`, at most `num` steps, as numbers and as text.
+/// Round numbers from 0 to `highest` with at most `num` steps, as numbers and as labels.
 pub(crate) fn ticks(highest: f64, num: u32) -> Vec<(f64, String)> {
     let (step, num_decimals) = round_step(highest / f64::from(num.max(1)));
     (0..=num)
         .map(|index| f64::from(index) * step)
-        // What is a tick must not be lost to rounding.
+        // The last tick must not be lost to rounding.
         .take_while(|tick| *tick <= highest * (1.0 + 1e-9))
         .map(|tick| (tick, format!("{tick:.num_decimals$}")))
         .collect()
 }
 
-/// The smallest of 1, 2 and 5 times a power of ten that is not below `least`, and its decimals.
-fn round_step(least: f64) -> (f64, usize) {
-    if !(least.is_finite() && least > 0.0) {
+/// The smallest of 1, 2 and 5 times a power of ten that is not below `min`, and its number of decimals.
+fn round_step(min: f64) -> (f64, usize) {
+    if !(min.is_finite() && min > 0.0) {
         return (1.0, 0);
     }
-    let exponent = least.log10().floor() as i32;
+    let exponent = min.log10().floor() as i32;
     let power = 10f64.powi(exponent);
-    let is_enough = |(factor, _): &(f64, i32)| factor * power >= least * (1.0 - 1e-9);
+    let is_enough = |(factor, _): &(f64, i32)| factor * power >= min * (1.0 - 1e-9);
     let candidates = [(1.0, 0), (2.0, 0), (5.0, 0), (10.0, 1)];
     let (factor, carry) = candidates.into_iter().find(is_enough).unwrap_or((10.0, 1));
     let num_decimals = usize::try_from(-(exponent + carry)).unwrap_or(0);
@@ -55,7 +55,7 @@ mod tests {
         #[test]
         fn ticks_fill_the_axis(highest in 1e-6f64..1e15, num in 1u32..12) {
             let found = ticks(highest, num);
-            // A round step is at most two and a half times the one that would fit exactly.
+            // A round step is at most 2.5 times the exact one.
             prop_assert!(found.len() >= (num as usize * 2).div_ceil(5));
             prop_assert!(found.len() <= num as usize + 1);
             for (tick, text) in &found {

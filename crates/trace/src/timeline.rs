@@ -1,4 +1,4 @@
-//! A picture of one step: what every rank computed, and what travelled meanwhile.
+//! A timeline of one training step as SVG: compute and communication of every rank.
 
 use std::fmt::Write;
 
@@ -9,11 +9,11 @@ const LEFT: f64 = 130.0;
 const ROW: f64 = 26.0;
 const GAP: f64 = 14.0;
 const TOP: f64 = 44.0;
-const TRAVELLING: &str = "#d9822b";
-const WAITED: &str = "#b3202a";
+const TRANSFER_COLOR: &str = "#d9822b";
+const WAIT_COLOR: &str = "#b3202a";
 
-/// An SVG of the step with that number (its span is called `step N`), or of the last one.
-/// `None` where no rank recorded such a step.
+/// Draws the step with the given number (its span is named `step N`), or the last one, as SVG.
+/// `None` if no rank recorded that step.
 pub fn draw_step(ranks: &[Events], step: Option<u64>) -> Option<String> {
     let name = match step {
         Some(step) => format!("step {step}"),
@@ -58,8 +58,8 @@ fn draw_legend(svg: &mut String) {
         ("#3b7dd8", "forward"),
         ("#1f4f96", "backward"),
         ("#5a9a57", "optimizer"),
-        (TRAVELLING, "travelling"),
-        (WAITED, "waited for"),
+        (TRANSFER_COLOR, "transfer"),
+        (WAIT_COLOR, "wait"),
     ];
     for (index, (fill, text)) in entries.iter().enumerate() {
         let x = WIDTH - 460.0 + 90.0 * index as f64;
@@ -79,7 +79,7 @@ fn last_step(rank: &Events) -> Option<&Span> {
         .max_by_key(|s| s.started_ns)
 }
 
-/// From times to places.
+/// Maps times to coordinates.
 struct Scale {
     start: u64,
     per_ns: f64,
@@ -102,7 +102,7 @@ fn draw_rank(svg: &mut String, rank: &Events, top: f64, scale: &Scale, end: u64)
                 top,
                 scale,
                 (from, to.min(end)),
-                colour(span.kind),
+                color(span.kind),
                 span.kind.name(),
             );
         }
@@ -119,15 +119,15 @@ fn draw_collective(svg: &mut String, collective: &Collective, top: f64, scale: &
     let mib = collective.payload_bytes as f64 / f64::from(1 << 20);
     let text = format!("{} {mib:.1} MiB", collective.kind);
     let (from, to) = (collective.started_ns, collective.ended_ns);
-    bar(svg, top, scale, (from, to), TRAVELLING, &text);
-    // What the caller stood waiting for, over the bar.
+    bar(svg, top, scale, (from, to), TRANSFER_COLOR, &text);
+    // Mark the time during which the caller blocked in `wait`.
     if let Some((began, ended)) = collective.waited
         && ended > began
     {
         let (x, width) = (scale.x(began), (ended - began) as f64 * scale.per_ns);
         let _ = writeln!(
             svg,
-            "<rect x=\"{x:.2}\" y=\"{:.2}\" width=\"{width:.2}\" height=\"3\" fill=\"{WAITED}\">\
+            "<rect x=\"{x:.2}\" y=\"{:.2}\" width=\"{width:.2}\" height=\"3\" fill=\"{WAIT_COLOR}\">\
              <title>waited {:.2} ms</title></rect>",
             top + ROW - 6.0,
             (ended - began) as f64 / 1e6
@@ -145,7 +145,7 @@ fn bar(svg: &mut String, top: f64, scale: &Scale, (from, to): (u64, u64), fill: 
          stroke=\"#fff\" stroke-width=\"0.5\"><title>{text}: {ms:.2} ms</title></rect>",
         ROW - 4.0
     );
-    // A word that does not fit is left to the tooltip.
+    // A text that does not fit is only in the tooltip.
     if width > 7.0 * text.len() as f64 {
         let _ = writeln!(
             svg,
@@ -178,7 +178,7 @@ fn draw_axis(svg: &mut String, y: f64, scale: &Scale, end: u64) {
     }
 }
 
-fn colour(kind: SpanKind) -> &'static str {
+fn color(kind: SpanKind) -> &'static str {
     match kind {
         SpanKind::Forward => "#3b7dd8",
         SpanKind::Backward => "#1f4f96",

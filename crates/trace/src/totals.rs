@@ -1,6 +1,6 @@
-//! Counts of everything since the ledger began.
+//! Counters of everything since the ledger was created.
 //!
-//! Totals only grow, so the difference of two of them is what happened in between.
+//! Counters only grow, so the difference of two snapshots is what happened in between.
 
 use std::{collections::BTreeMap, ops::Sub};
 
@@ -8,55 +8,55 @@ use serde::{Serialize, Serializer};
 
 use crate::{CollectiveKind, MemoryKind, Purpose, SpanKind};
 
-/// Collectives of one kind and purpose.
+/// The total of the collectives of one kind and purpose.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Total {
-    /// How many there were.
+    /// The number of collectives.
     pub count: u64,
-    /// The bytes handed in.
+    /// The size of the inputs.
     pub payload_bytes: u64,
-    /// The bytes put on the wire.
+    /// The bytes sent over the network.
     pub sent_bytes: u64,
 }
 
-/// Spans of one kind.
+/// The total of the spans of one kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct SpanTotal {
-    /// How many there were.
+    /// The number of spans.
     pub count: u64,
-    /// How long they took together.
+    /// The sum of their durations.
     pub duration_ns: u64,
 }
 
-/// Operators of every name.
+/// The total of all operator calls.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct OperatorTotal {
-    /// How many there were.
+    /// The number of calls.
     pub count: u64,
-    /// Their floating-point operations.
+    /// The sum of their floating-point operations.
     pub flops: u64,
 }
 
-/// Memory of one kind.
+/// The total of the memory of one kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct MemoryTotal {
-    /// How often memory was taken.
+    /// The number of allocations.
     pub num_allocations: u64,
-    /// The bytes taken.
+    /// The allocated bytes.
     pub allocated_bytes: u64,
-    /// The bytes given back.
+    /// The released bytes.
     pub released_bytes: u64,
 }
 
-/// What a ledger has counted. Kinds that never occurred are absent.
+/// The counters of a ledger. Kinds that never occurred are absent.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Totals {
     /// Collectives by kind and purpose.
     #[serde(serialize_with = "as_rows")]
     pub collectives: BTreeMap<(CollectiveKind, Purpose), Total>,
-    /// How long bytes were on their way, by purpose.
-    pub moving_ns: BTreeMap<Purpose, u64>,
-    /// How long callers stood in `wait`.
+    /// The sum of the durations of collectives, by purpose.
+    pub communication_ns: BTreeMap<Purpose, u64>,
+    /// The time that callers blocked in `wait`.
     pub waited_ns: u64,
     /// Spans by kind.
     pub spans: BTreeMap<SpanKind, SpanTotal>,
@@ -67,25 +67,25 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Collectives of one kind, for every purpose.
+    /// The total of one kind over all purposes.
     pub fn of_kind(&self, kind: CollectiveKind) -> Total {
         self.sum_where(|(each, _)| each == kind)
     }
 
-    /// Collectives for one purpose, of every kind.
+    /// The total of one purpose over all kinds.
     pub fn of_purpose(&self, purpose: Purpose) -> Total {
         self.sum_where(|(_, each)| each == purpose)
     }
 
-    /// All collectives.
+    /// The total of all collectives.
     pub fn all_collectives(&self) -> Total {
         self.sum_where(|_| true)
     }
 
-    fn sum_where(&self, holds: impl Fn((CollectiveKind, Purpose)) -> bool) -> Total {
+    fn sum_where(&self, matches: impl Fn((CollectiveKind, Purpose)) -> bool) -> Total {
         self.collectives
             .iter()
-            .filter(|(key, _)| holds(**key))
+            .filter(|(key, _)| matches(**key))
             .fold(Total::default(), |sum, (_, each)| Total {
                 count: sum.count + each.count,
                 payload_bytes: sum.payload_bytes + each.payload_bytes,
@@ -94,14 +94,14 @@ impl Totals {
     }
 }
 
-/// What happened between `earlier` and `self`. A reset in between reads as nothing, never as less.
+/// What happened between `earlier` and `self`. After a reset in between, differences saturate at zero.
 impl Sub<&Totals> for &Totals {
     type Output = Totals;
 
     fn sub(self, earlier: &Totals) -> Totals {
         Totals {
             collectives: differences(&self.collectives, &earlier.collectives),
-            moving_ns: differences(&self.moving_ns, &earlier.moving_ns),
+            communication_ns: differences(&self.communication_ns, &earlier.communication_ns),
             waited_ns: self.waited_ns.saturating_sub(earlier.waited_ns),
             spans: differences(&self.spans, &earlier.spans),
             operators: self.operators.since(&earlier.operators),
@@ -118,7 +118,7 @@ impl Sub for Totals {
     }
 }
 
-/// A count that only grows.
+/// A counter that only grows.
 trait Since: Copy + Default + PartialEq {
     fn since(&self, earlier: &Self) -> Self;
 }
@@ -162,7 +162,7 @@ fn differences<K: Ord + Copy, T: Since>(
         .collect()
 }
 
-/// A pair cannot be a key in JSON, so the map becomes a list of rows.
+/// Serializes the map as a list of rows, because a key in JSON cannot be a pair.
 fn as_rows<S: Serializer>(
     collectives: &BTreeMap<(CollectiveKind, Purpose), Total>,
     serializer: S,
@@ -227,14 +227,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_difference_is_what_came_in_between(a in any_totals(), b in any_totals()) {
+        fn subtraction_inverts_addition(a in any_totals(), b in any_totals()) {
             prop_assert_eq!(&sum(&a, &b) - &a, b);
             prop_assert_eq!(&a - &a, Totals::default());
             prop_assert_eq!(&a - &Totals::default(), a.clone());
         }
 
         #[test]
-        fn kinds_and_purposes_cut_the_same_whole(totals in any_totals()) {
+        fn kinds_and_purposes_have_the_same_total(totals in any_totals()) {
             let all = totals.all_collectives();
             let by_kind: u64 = CollectiveKind::ALL.map(|kind| totals.of_kind(kind).sent_bytes).iter().sum();
             let by_purpose: u64 = Purpose::ALL.map(|each| totals.of_purpose(each).sent_bytes).iter().sum();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_are_written_as_rows() {
+    fn collectives_are_serialized_as_rows() {
         let total = Total {
             count: 1,
             payload_bytes: 8,

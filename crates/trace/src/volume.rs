@@ -1,24 +1,24 @@
-//! How many bytes a collective must put on the wire.
+//! The communication volume of collectives.
 //!
-//! Closed forms of what the bandwidth-optimal algorithm sends from one rank. They are what ledgers
-//! are checked against, and what a planner pays for.
+//! Closed forms of what the bandwidth-optimal algorithm sends from one rank. Tests compare ledgers with them,
+//! and the planner prices communication with them.
 
 use crate::CollectiveKind;
 
-/// The bytes that one rank of `group_size` sends when it hands in `payload_bytes`.
+/// The bytes that one rank of a group of `group_size` sends for an input of `payload_bytes`.
 ///
-/// The payload is the rank's own input: the whole tensor for all-reduce, reduce-scatter, broadcast,
-/// reduce and scatter, its shard for all-gather and gather, all its parts for all-to-all. Where a
-/// root is involved, the answer is that of the ranks that [send](CollectiveKind::sends). Shares are
-/// rounded up. An all-reduce costs a reduce-scatter and an all-gather; a reduce-scatter that is an
-/// all-reduce underneath is priced as one by asking for `AllReduce`.
+/// The payload is the rank's input: the full tensor for all-reduce, reduce-scatter, broadcast, reduce and
+/// scatter, its shard for all-gather and gather, all its chunks for all-to-all. For collectives with a root,
+/// the result applies to the ranks that [send](CollectiveKind::sends). Fractions are rounded up. An
+/// all-reduce costs a reduce-scatter and an all-gather; for a reduce-scatter that a backend implements as an
+/// all-reduce, pass `AllReduce`.
 pub fn sent_bytes(kind: CollectiveKind, group_size: usize, payload_bytes: u64) -> u64 {
     let size = (group_size as u64).max(1);
     let others = size - 1;
     match kind {
-        CollectiveKind::AllReduce => share(payload_bytes, 2 * others, size),
+        CollectiveKind::AllReduce => fraction(payload_bytes, 2 * others, size),
         CollectiveKind::ReduceScatter | CollectiveKind::AllToAll | CollectiveKind::Scatter => {
-            share(payload_bytes, others, size)
+            fraction(payload_bytes, others, size)
         }
         CollectiveKind::AllGather | CollectiveKind::Broadcast => {
             payload_bytes.saturating_mul(others)
@@ -34,8 +34,8 @@ pub fn sent_bytes(kind: CollectiveKind, group_size: usize, payload_bytes: u64) -
     }
 }
 
-/// The bytes that the rank at `index` sends when it hands `splits[i]` bytes to the `i`th rank: all
-/// but what it keeps.
+/// The bytes that the rank at `index` sends in an all-to-all with `splits[i]` bytes for the `i`th rank: all but
+/// its own.
 pub fn all_to_all_sent_bytes(splits: &[u64], index: usize) -> u64 {
     splits
         .iter()
@@ -46,7 +46,7 @@ pub fn all_to_all_sent_bytes(splits: &[u64], index: usize) -> u64 {
 }
 
 impl CollectiveKind {
-    /// Whether a rank, being the root or not, sends anything.
+    /// Whether a rank sends anything, depending on whether it is the root.
     pub const fn sends(self, is_root: bool) -> bool {
         match self {
             CollectiveKind::AllReduce
@@ -62,7 +62,7 @@ impl CollectiveKind {
 }
 
 /// `bytes * numerator / denominator`, rounded up.
-fn share(bytes: u64, numerator: u64, denominator: u64) -> u64 {
+fn fraction(bytes: u64, numerator: u64, denominator: u64) -> u64 {
     let exact = (u128::from(bytes) * u128::from(numerator)).div_ceil(u128::from(denominator));
     u64::try_from(exact).unwrap_or(u64::MAX)
 }
@@ -103,10 +103,10 @@ mod tests {
             size in 1usize..1024,
             shard in 0u64..1 << 40,
         ) {
-            let whole = shard * size as u64;
+            let full = shard * size as u64;
             prop_assert_eq!(
-                sent_bytes(CollectiveKind::AllReduce, size, whole),
-                sent_bytes(CollectiveKind::ReduceScatter, size, whole)
+                sent_bytes(CollectiveKind::AllReduce, size, full),
+                sent_bytes(CollectiveKind::ReduceScatter, size, full)
                     + sent_bytes(CollectiveKind::AllGather, size, shard)
             );
         }
@@ -114,12 +114,12 @@ mod tests {
         #[test]
         fn even_splits_agree_with_the_closed_form(
             size in 1usize..64,
-            part in 0u64..1 << 40,
+            chunk in 0u64..1 << 40,
             index: prop::sample::Index,
         ) {
             prop_assert_eq!(
-                all_to_all_sent_bytes(&vec![part; size], index.index(size)),
-                sent_bytes(CollectiveKind::AllToAll, size, part * size as u64)
+                all_to_all_sent_bytes(&vec![chunk; size], index.index(size)),
+                sent_bytes(CollectiveKind::AllToAll, size, chunk * size as u64)
             );
         }
     }

@@ -1,4 +1,4 @@
-//! From the words of a config to the things they name: a model, a source of data, a strategy.
+//! Builds models, data sources and strategies from a config.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -6,27 +6,28 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{
-    Config, ContextMethod, Dataset, Dtype, GradientCompression, Ingredient, ModelSpec, Offload,
+    Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec, Offload,
     ReshardAfterForward, ScoringFunc, is_mixture, read_mixture,
 };
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{
-    Builder, ContextParallel, ExpertParallel, Gpt2, Gpt2Config, Intercept, Llama, LlamaConfig,
-    Method, Model, MoeConfig, Parameter, Place, RopeScaling, Scoring, Sequence, SimpleCnn, Spread,
-    TensorParallel, weights,
+    Builder, ContextParallel, ContextParallelMethod, Device, ExpertParallel, Gpt2, Gpt2Config,
+    Llama, LlamaConfig, Model, MoeConfig, Parameter, RopeScaling, Scoring, SequenceParallel,
+    SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
 };
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
-    PlainReduction, Precision, RecomputePlan, Recomputing, Reshard, ShardOptions, Stage, Strategy,
+    PlainReduction, Precision, RecomputeHooks, RecomputePlan, Reshard, ShardOptions, Stage,
+    Strategy,
 };
-use trainyard_torch::{ReduceOp, World, ranks_on_this_machine};
+use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::Purpose;
 
 use crate::error::{Result, TrainError};
 use crate::trainer::loss_axes;
 
-/// libtorch's type of a config's.
+/// The libtorch dtype of a config dtype.
 pub fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::Float32 => Kind::Float,
@@ -36,7 +37,7 @@ pub fn kind(dtype: Dtype) -> Kind {
     }
 }
 
-/// The sizes of a config's Llama, as the model takes them.
+/// The architecture of a Llama model, from the config's type to that of the model crate.
 pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
     LlamaConfig {
         vocab_size: shape.vocab_size,
@@ -62,7 +63,7 @@ pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
     }
 }
 
-/// The experts of a config's model, as the model takes them.
+/// The mixture-of-experts settings, from the config's type to that of the model crate.
 fn moe_shape(shape: &trainyard_config::MoeConfig) -> MoeConfig {
     MoeConfig {
         num_experts: shape.num_experts,
@@ -83,7 +84,7 @@ fn moe_shape(shape: &trainyard_config::MoeConfig) -> MoeConfig {
     }
 }
 
-/// The sizes of a config's GPT-2, as the model takes them.
+/// The architecture of a GPT-2 model, from the config's type to that of the model crate.
 fn gpt2_shape(shape: &trainyard_config::Gpt2Config) -> Gpt2Config {
     Gpt2Config {
         vocab_size: shape.vocab_size,
@@ -98,16 +99,16 @@ fn gpt2_shape(shape: &trainyard_config::Gpt2Config) -> Gpt2Config {
     }
 }
 
-/// What this rank holds of the model, with its initial weights: by formula, or from the file the
-/// config names.
-pub fn model(config: &Config, world: &World, place: Place) -> Result<Box<dyn Model>> {
-    model_with(config, world, builder(config, world, place)?)
+/// This rank's shard of the model with its initial weights: random from the seed, or loaded from
+/// `model.initial_weights`.
+pub fn model(config: &Config, world: &World, device: Device) -> Result<Box<dyn Model>> {
+    model_with(config, world, builder(config, world, device)?)
 }
 
-/// Makes what a rank holds of every parameter.
-pub(crate) fn builder(config: &Config, world: &World, place: Place) -> Result<Builder> {
+/// A builder that creates this rank's shard of every parameter.
+pub(crate) fn builder(config: &Config, world: &World, device: Device) -> Result<Builder> {
     Ok(Builder::new(config.debug.seed)
-        .place(place)
+        .device(device)
         .kind(kind(config.training.dtype))
         .compute_kind(kind(config.training.compute_dtype()))
         .with_tensor_parallel(tensor_parallel(config, world)?)
@@ -115,7 +116,7 @@ pub(crate) fn builder(config: &Config, world: &World, place: Place) -> Result<Bu
         .with_expert_parallel(expert_parallel(config, world)?))
 }
 
-/// The model a builder makes, with its initial weights.
+/// Builds the model with a given builder and loads its initial weights.
 pub(crate) fn model_with(
     config: &Config,
     world: &World,
@@ -135,90 +136,96 @@ pub(crate) fn model_with(
     if let Some(path) = &config.model.initial_weights
         && !builder.is_meta()
     {
-        weights::load_part(path, &model, world.mesh(), world.rank())?;
+        weights::load_sharded(path, &model, world.mesh(), world.rank())?;
     }
     Ok(model)
 }
 
-/// The ranks that share every matrix.
+/// The tensor parallel group and its settings.
 fn tensor_parallel(config: &Config, world: &World) -> Result<TensorParallel> {
     let parallelism = &config.parallelism;
     let sequence = match parallelism.enable_sequence_parallel {
-        false => Sequence::Whole,
-        true if parallelism.sequence_parallel_regather => Sequence::Regathered,
-        true => Sequence::Kept,
+        false => SequenceParallel::Disabled,
+        true if parallelism.sequence_parallel_regather => SequenceParallel::Regather,
+        true => SequenceParallel::SaveGathered,
     };
     let tp = TensorParallel::new(&world.group(Axis::Tp)?, sequence);
     Ok(tp.overlap(parallelism.enable_async_tensor_parallel))
 }
 
-/// The ranks that share every sequence.
+/// The context parallel group and its settings.
 pub fn context_parallel(config: &Config, world: &World) -> Result<ContextParallel> {
     let method = match config.parallelism.context_parallel_method {
-        ContextMethod::Ring => Method::Ring,
-        ContextMethod::Ulysses => Method::Ulysses,
+        ContextMethod::Ring => ContextParallelMethod::Ring,
+        ContextMethod::Ulysses => ContextParallelMethod::Ulysses,
     };
     Ok(ContextParallel::new(&world.group(Axis::Cp)?, method))
 }
 
-/// The ranks that have different experts; none where the model has no experts.
+/// The expert parallel group and its settings; a group of one for a model without experts.
 fn expert_parallel(config: &Config, world: &World) -> Result<ExpertParallel> {
     if config.model.resolve()?.experts().is_none() {
-        return Ok(ExpertParallel::alone());
+        return Ok(ExpertParallel::disabled());
     }
     let sharers = world.group(AxisSet::of([Axis::Cp, Axis::Tp]))?;
     let skew = config.debug.routing_skew;
-    let ep = ExpertParallel::new(&world.group(Axis::Ep)?, &sharers).with_spread(Spread { skew });
-    Ok(match experts_on_machine(config, world)? {
+    let ep = ExpertParallel::new(&world.group(Axis::Ep)?, &sharers)
+        .with_synthetic_skew(SyntheticSkew { skew });
+    Ok(match ep_ranks_per_node(config, world)? {
         Some(length) => {
-            let (within, across) = world.pieces(Axis::Ep, length)?;
-            ep.on_machines(&within, &across)
+            let (within, across) = world.subgroups(Axis::Ep, length)?;
+            ep.hierarchical(&within, &across)
         }
         None => ep,
     })
 }
 
-/// How many ranks that share experts are on one machine, where they are on several: as the config says, or
-/// the launcher, of whom all ranks must have heard the same.
-fn experts_on_machine(config: &Config, world: &World) -> Result<Option<usize>> {
-    let told = config.parallelism.expert_parallel_local_degree;
-    if told > 0 {
-        return Ok(world.mesh().experts_on_machine(told));
+/// The number of expert parallel ranks per node, if they span several nodes: from the config, or from the
+/// launcher if all ranks report the same local world size.
+fn ep_ranks_per_node(config: &Config, world: &World) -> Result<Option<usize>> {
+    let configured = config.parallelism.expert_parallel_local_degree;
+    if configured > 0 {
+        return Ok(world.mesh().ep_ranks_per_node(configured));
     }
     if world.is_fake() || world.mesh().ep() == 1 {
         return Ok(None);
     }
-    let own = ranks_on_this_machine().unwrap_or(0) as i64;
-    let both = Tensor::from_slice(&[own, -own]);
+    let own = local_world_size().unwrap_or(0) as i64;
+    // The maximum of both is the maximum and the negated minimum over all ranks.
+    let bounds = Tensor::from_slice(&[own, -own]);
     world
         .group(Axis::Ep)?
-        .all_reduce(&both, ReduceOp::Max, Purpose::Control)?
+        .all_reduce(&bounds, ReduceOp::Max, Purpose::Control)?
         .wait()?;
-    let both = Vec::<i64>::try_from(&both)?;
-    let is_same = both[0] == -both[1];
+    let bounds = Vec::<i64>::try_from(&bounds)?;
+    let is_same = bounds[0] == -bounds[1];
     let length = usize::try_from(own).unwrap_or(0);
-    Ok(world.mesh().experts_on_machine(length).filter(|_| is_same))
+    Ok(world.mesh().ep_ranks_per_node(length).filter(|_| is_same))
 }
 
-/// Where samples come from.
+/// Opens the training or validation dataset.
 pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
-    let (dataset, path) = match validation {
-        true => (
+    let (dataset, path) = if validation {
+        (
             config.validation.dataset.unwrap_or(config.training.dataset),
             config.validation.dataset_path.as_ref(),
-        ),
-        false => (
+        )
+    } else {
+        (
             config.training.dataset,
             config.training.dataset_path.as_ref(),
-        ),
+        )
     };
     let path = || {
         path.ok_or_else(|| {
-            TrainError::Dataset("training.dataset_path is not set: name the file or folder".into())
+            TrainError::Dataset(
+                "training.dataset_path is not set: set it to the file or directory of the dataset"
+                    .into(),
+            )
         })
     };
     let seq_len = config.training.seq_len;
-    // Synthetic validation data comes from another seed, so that it was not trained on.
+    // Synthetic validation data has another seed, so that it differs from the training data.
     let seed = config.debug.seed + u64::from(validation);
     Ok(match (dataset, config.model.resolve()?.decoder()) {
         (Dataset::Synthetic, Some(sizes)) => {
@@ -236,25 +243,25 @@ pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
         (Dataset::Tokens, Some(sizes)) => tokens(path()?, seq_len, sizes.vocab_size, seed)?,
         (Dataset::Mnist, Some(_)) => {
             return Err(TrainError::Dataset(
-                "mnist is for model.name = \"cnn\"".into(),
+                "dataset \"mnist\" needs model.name = \"cnn\"".into(),
             ));
         }
         (Dataset::Tokens, None) => {
             return Err(TrainError::Dataset(
-                "tokens are for model.name = \"llama\" or \"gpt2\"".into(),
+                "dataset \"tokens\" needs model.name = \"llama\" or \"gpt2\"".into(),
             ));
         }
     })
 }
 
-/// A text in tokens, or a mixture of several.
+/// Opens a tokenized dataset, or a mixture of several.
 fn tokens(path: &Path, seq_len: usize, vocab_size: usize, seed: u64) -> Result<Arc<dyn Source>> {
     if !is_mixture(path) {
         return Ok(Arc::new(TokenFile::open(path, seq_len, vocab_size)?));
     }
-    let open = |ingredient: Ingredient| -> Result<(Arc<dyn Source>, f64)> {
-        let text = TokenFile::open(&ingredient.path, seq_len, vocab_size)?;
-        Ok((Arc::new(text), ingredient.weight))
+    let open = |entry: MixtureEntry| -> Result<(Arc<dyn Source>, f64)> {
+        let text = TokenFile::open(&entry.path, seq_len, vocab_size)?;
+        Ok((Arc::new(text), entry.weight))
     };
     let sources = read_mixture(path)?.into_iter().map(open);
     Ok(Arc::new(Mixture::new(
@@ -263,48 +270,51 @@ fn tokens(path: &Path, seq_len: usize, vocab_size: usize, seed: u64) -> Result<A
     )?))
 }
 
-/// The model, wrapped in the strategy that the degrees ask for.
+/// Wraps the model in DDP or FSDP (ZeRO), depending on the parallelism degrees.
 pub fn strategy(
     config: &Config,
     model: Rc<dyn Model>,
     world: &World,
     plan: &RecomputePlan,
 ) -> Result<Box<dyn Strategy>> {
-    let mut inside: Vec<Rc<dyn Intercept>> = Vec::new();
+    let mut unit_hooks: Vec<Rc<dyn UnitHooks>> = Vec::new();
     if !plan.is_empty() {
-        inside.push(Rc::new(Recomputing::new(Rc::clone(&model), plan.clone())));
+        unit_hooks.push(Rc::new(RecomputeHooks::new(
+            Rc::clone(&model),
+            plan.clone(),
+        )));
     }
     let keeps_all = config.parallelism.offload == Offload::None;
     let num_sharers = world.mesh().size(Axis::DpShard);
     if (num_sharers == 1 || config.parallelism.zero_stage == 0) && keeps_all {
         let options = DdpOptions {
-            inside,
+            unit_hooks,
             ..ddp_options(config)
         };
         return Ok(Box::new(replicated(model, world, options)?));
     }
     let options = ShardOptions {
-        inside,
+        unit_hooks,
         offload: offload_options(config, world.rank()),
         ..shard_options(config)
     };
     Ok(Box::new(FullyShard::new(model, world, options)?))
 }
 
-/// A model of which every rank holds what its layers compute with.
+/// Wraps the model in DDP: parameters are not sharded over data-parallel ranks.
 pub(crate) fn replicated<M: Model>(model: M, world: &World, options: DdpOptions) -> Result<Ddp<M>> {
     let group = world.group(loss_axes())?;
-    let has_experts = |p: &Parameter| p.layout().is_of_experts();
-    // Experts compute with the tokens of all ranks that have the same ones.
-    let experts = match model.parameters().iter().any(has_experts) {
-        true => world.group(AxisSet::of([Axis::DpReplicate, Axis::Efsdp]))?,
-        false => group.clone(),
+    let has_experts = |p: &Parameter| p.layout().is_expert();
+    // Gradients of experts are reduced over the ranks that hold the same experts.
+    let experts = if model.parameters().iter().any(has_experts) {
+        world.group(AxisSet::of([Axis::DpReplicate, Axis::Efsdp]))?
+    } else {
+        group.clone()
     };
     Ok(Ddp::with_experts(model, &group, &experts, options)?)
 }
 
-/// Where states are kept. `cpu` means the system's memory file system: main memory, but not the
-/// allocator's that layers compute in.
+/// Where states are offloaded to. `cpu` uses `/dev/shm`: host memory outside of the libtorch allocator.
 fn offload_options(config: &Config, rank: usize) -> Option<OffloadOptions> {
     let folder = match config.parallelism.offload {
         Offload::None => return None,
@@ -322,7 +332,7 @@ fn offload_options(config: &Config, rank: usize) -> Option<OffloadOptions> {
     })
 }
 
-/// How states are sharded.
+/// FSDP options of a config.
 pub fn shard_options(config: &Config) -> ShardOptions {
     let parallelism = &config.parallelism;
     ShardOptions {
@@ -345,11 +355,12 @@ pub fn shard_options(config: &Config) -> ShardOptions {
         prefetch: parallelism.fsdp_prefetch,
         overlap: parallelism.overlap,
         offload: None,
-        inside: Vec::new(),
+        unit_hooks: Vec::new(),
     }
 }
 
-/// How gradients are reduced. Losses are divided by the global count, so gradients are summed.
+/// DDP options of a config. Losses are divided by the global target count, so gradients are summed, not
+/// averaged.
 pub fn ddp_options(config: &Config) -> DdpOptions {
     let mib = |megabytes: f64| (megabytes * f64::from(1 << 20)) as u64;
     let hook: Box<dyn GradientHook> = match config.parallelism.gradient_compression {
@@ -365,6 +376,6 @@ pub fn ddp_options(config: &Config) -> DdpOptions {
         overlap: config.parallelism.overlap,
         find_unused_parameters: config.parallelism.find_unused_parameters,
         hook,
-        inside: Vec::new(),
+        unit_hooks: Vec::new(),
     }
 }

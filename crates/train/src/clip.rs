@@ -1,10 +1,11 @@
-//! Clipping by the norm of all gradients together.
+//! Gradient clipping by the global norm.
 //!
-//! The same operations in the same order as PyTorch's, so that one rank trains to PyTorch's bits.
-//! (Dividing inside the optimiser's kernel would save a pass over the gradients and cost that.)
+//! The operations and their order are those of `torch.nn.utils.clip_grad_norm_`, so that training on one
+//! rank is bitwise equal to PyTorch. (Scaling inside the optimizer kernel would save a pass over the
+//! gradients, but not be bitwise equal.)
 //!
-//! What a rank holds of a parameter, its layout says: squares are summed over the axes that cut it,
-//! and over no others, so every element counts once.
+//! Squared norms are summed over the mesh axes that shard a parameter and over no others, so that every
+//! element counts once.
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::{Axis, AxisSet};
@@ -12,61 +13,61 @@ use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, World, kernel};
 use trainyard_trace::Purpose;
 
-use crate::zero::zero_at;
+use crate::scalar_zero::scalar_zero_like;
 use crate::{Result, TrainError};
 
-/// What keeps the division finite, as in PyTorch.
+/// Avoids division by zero, as in PyTorch.
 const EPS: f64 = 1e-6;
 
-/// Parameters cut by the same axes, and the ranks that hold the rest of them.
-struct Part {
+/// Parameters sharded over the same axes, and the group of ranks that hold their other shards.
+struct ShardGroup {
     parameters: Vec<Parameter>,
     group: Group,
 }
 
-/// All parameters of a job, by how they are cut.
+/// Computes the global gradient norm; parameters are grouped by the axes that shard them.
 pub struct GradNorm {
-    parts: Vec<Part>,
-    /// The stages of a pipeline, each of which has parameters of its own.
+    shard_groups: Vec<ShardGroup>,
+    /// The pipeline stages, each of which has parameters of its own.
     stages: Group,
 }
 
 impl GradNorm {
-    /// For these parameters, whose layouts are final.
+    /// Groups these parameters, whose layouts must be final.
     pub fn new(parameters: &[Parameter], world: &World) -> Result<GradNorm> {
         let mut by_axes: Vec<(AxisSet, Vec<Parameter>)> = Vec::new();
         for parameter in parameters {
-            let axes = parameter.layout().cut_axes();
+            let axes = parameter.layout().sharded_axes();
             match by_axes.iter_mut().find(|(known, _)| *known == axes) {
                 Some((_, members)) => members.push(parameter.clone()),
                 None => by_axes.push((axes, vec![parameter.clone()])),
             }
         }
-        let parts = by_axes.into_iter().map(|(axes, parameters)| {
+        let shard_groups = by_axes.into_iter().map(|(axes, parameters)| {
             let group = world.group(axes)?;
-            Ok(Part { parameters, group })
+            Ok(ShardGroup { parameters, group })
         });
         Ok(GradNorm {
-            parts: parts.collect::<Result<_>>()?,
+            shard_groups: shard_groups.collect::<Result<_>>()?,
             stages: world.group(Axis::Pp)?,
         })
     }
 
-    /// The 2-norm of the global gradient, as one scalar tensor that the host has not read.
+    /// The 2-norm of the global gradient, as a scalar tensor on the device. This is a collective call.
     pub fn norm(&self) -> Result<Tensor> {
-        let norms = self.parts.iter().map(Part::norm);
+        let norms = self.shard_groups.iter().map(ShardGroup::norm);
         let norms = norms.collect::<Result<Vec<_>>>()?;
         let own = match &norms[..] {
             [norm] => norm.shallow_clone(),
             [] => return Err(TrainError::NoParameters),
             _ => tch::no_grad(|| stacked(&norms)?.f_norm().map_err(TrainError::from))?,
         };
-        over(&self.stages, own)
+        reduce_norm(&self.stages, own)
     }
 }
 
-/// The norm of what all ranks of a group have, each of which knows the norm of its part.
-fn over(group: &Group, own: Tensor) -> Result<Tensor> {
+/// The norm over all shards of a group, from the norm of this rank's shard.
+fn reduce_norm(group: &Group, own: Tensor) -> Result<Tensor> {
     if group.size() == 1 {
         return Ok(own);
     }
@@ -79,25 +80,25 @@ fn over(group: &Group, own: Tensor) -> Result<Tensor> {
     })
 }
 
-impl Part {
+impl ShardGroup {
     fn norm(&self) -> Result<Tensor> {
-        over(&self.group, grad_norm(&self.parameters)?)
+        reduce_norm(&self.group, grad_norm(&self.parameters)?)
     }
 }
 
-/// The 2-norm of all gradients this rank holds, as one scalar tensor that the host has not read.
+/// The 2-norm of the gradients of this rank, as a scalar tensor on the device.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
     tch::no_grad(|| {
         let gradients = gradients(parameters)?;
         if gradients.is_empty() {
             let first = parameters.first().ok_or(TrainError::NoParameters)?;
-            return Ok(zero_at(first.tensor())?.f_to_kind(wide(first.kind()))?);
+            return Ok(scalar_zero_like(first.tensor())?.f_to_kind(wide(first.kind()))?);
         }
         Ok(stacked(&kernel::foreach_norm(&gradients)?)?.f_norm()?)
     })
 }
 
-/// Shortens all gradients together so that their norm, which is `norm`, is at most `max_norm`.
+/// Scales all gradients so that their global norm, given as `norm`, is at most `max_norm`.
 pub fn clip(parameters: &[Parameter], norm: &Tensor, max_norm: f64) -> Result<()> {
     let gradients = gradients(parameters)?;
     if gradients.is_empty() {
@@ -109,7 +110,7 @@ pub fn clip(parameters: &[Parameter], norm: &Tensor, max_norm: f64) -> Result<()
     })?)
 }
 
-/// What gradients are multiplied by: one where they are short enough.
+/// The factor for the gradients: at most 1.
 fn clip_coefficient(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
     let coefficient = norm
         .f_add_scalar(EPS)?
@@ -118,7 +119,7 @@ fn clip_coefficient(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
     Ok(coefficient.f_clamp_max(1.0)?)
 }
 
-/// All gradients there are.
+/// The gradients of all parameters that have one.
 fn gradients(parameters: &[Parameter]) -> Result<Vec<Tensor>> {
     let mut gradients = Vec::with_capacity(parameters.len());
     for parameter in parameters {
@@ -127,7 +128,7 @@ fn gradients(parameters: &[Parameter]) -> Result<Vec<Tensor>> {
     Ok(gradients)
 }
 
-/// Scalars as one vector, in the widest of their kinds.
+/// Scalars as one vector, in the widest of their dtypes.
 fn stacked(scalars: &[Tensor]) -> Result<Tensor> {
     let double = scalars.iter().any(|scalar| scalar.kind() == Kind::Double);
     let kind = if double { Kind::Double } else { Kind::Float };
@@ -138,7 +139,7 @@ fn stacked(scalars: &[Tensor]) -> Result<Tensor> {
     )?)
 }
 
-/// The kind in which norms of gradients of `kind` are added.
+/// The dtype in which norms of gradients of dtype `kind` are accumulated.
 fn wide(kind: Kind) -> Kind {
     match kind {
         Kind::Double => Kind::Double,
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_may_be_mixed_and_the_widest_stays() {
+    fn the_norm_of_mixed_dtypes_has_the_widest_dtype() {
         let gradient: &[f64] = &[3.0];
         let single = parameter(Some(gradient), Kind::Float);
         let narrow = parameter(Some(gradient), Kind::BFloat16);
@@ -179,20 +180,20 @@ mod tests {
     }
 
     #[test]
-    fn no_gradients_have_no_length() {
+    fn the_norm_without_gradients_is_zero() {
         let norm = grad_norm(&[parameter(None, Kind::Double)]).unwrap();
         assert_eq!((norm.kind(), norm.double_value(&[])), (Kind::Double, 0.0));
         assert!(matches!(grad_norm(&[]), Err(TrainError::NoParameters)));
     }
 
     #[test]
-    fn not_a_number_is_not_hidden() {
+    fn nan_is_propagated() {
         let coefficient = clip_coefficient(&Tensor::from(f64::NAN), 1.0).unwrap();
         assert!(coefficient.double_value(&[]).is_nan());
     }
 
     #[test]
-    fn runs_on_meta() {
+    fn runs_on_the_meta_device() {
         let leaf = meta::empty(&[1 << 20, 1 << 20], Kind::Float).unwrap();
         let leaf = leaf.set_requires_grad(true);
         (&leaf * 2.0).sum(Kind::Float).backward();
@@ -204,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn clipped_gradients_are_short_enough_and_short_ones_untouched(
+        fn clipping_enforces_max_norm_and_keeps_smaller_gradients(
             gradients in proptest::collection::vec(
                 proptest::option::of(proptest::collection::vec(-9.0f64..9.0, 1..6)), 1..5),
             max_norm in 0.1f64..20.0,

@@ -1,7 +1,7 @@
-//! A dry run: the real code, one rank, on tensors without memory and groups that send nothing.
+//! Dry runs: the training code of one rank, on meta tensors and with a fake process group.
 //!
-//! What it reports is read off the same observers and the same ledger that a real run writes, so it
-//! cannot drift from what runs.
+//! The results come from the same allocator counters and the same ledger as in a real run, so they cannot
+//! diverge from the code.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tch::Kind;
 use trainyard_config::Config;
 use trainyard_data::{Batch, IMAGE_SIDE};
 use trainyard_mesh::Mesh;
-use trainyard_nn::Place;
+use trainyard_nn::Device;
 use trainyard_parallel::{RecomputePlan, StateBytes};
 use trainyard_torch::memory::{self, MemoryReport};
 use trainyard_torch::{World, operators};
@@ -18,67 +18,67 @@ use trainyard_trace::{Calls, CollectiveKind, Ledger, MemoryKind, Purpose, calls}
 
 use crate::build;
 use crate::error::Result;
-use crate::memory_report::MemoryWatch;
+use crate::memory_profiler::MemoryProfiler;
 use crate::trainer::Trainer;
 
-/// One rank's step, in figures.
+/// Memory, communication and computation of one training step of one rank.
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRun {
-    /// Ranks in the world.
+    /// Number of ranks.
     pub world_size: usize,
-    /// The rank that was followed.
+    /// The rank that was simulated.
     pub rank: usize,
-    /// The mesh of the world.
+    /// The device mesh.
     pub mesh: String,
-    /// Parameters of the whole model.
+    /// Number of parameters of the model, unsharded.
     pub num_parameters: u64,
-    /// The most bytes this rank holds at once during a step.
+    /// Peak memory of this rank during a step.
     pub peak_bytes: u64,
-    /// What those bytes are.
+    /// The peak memory by kind.
     pub bytes_by_kind: BTreeMap<String, u64>,
-    /// What this rank holds between steps, as the allocator counts it.
+    /// Parameters, gradients and optimizer state between steps, as the allocator counts them.
     pub states: StateBytes,
-    /// The same by formula.
+    /// The same by the closed formula.
     pub states_by_formula: StateBytes,
-    /// What is communicated in a step.
+    /// Collectives of a step.
     pub collectives: Vec<CollectiveRow>,
     /// Floating-point operations of this rank in a step.
     pub flops: u64,
-    /// Operators that ran in a step.
+    /// Number of operator calls in a step.
     pub num_operators: usize,
-    /// The same by name and size.
+    /// The operator calls by name and size.
     pub operators: Vec<Calls>,
 }
 
 /// Collectives of one kind and purpose in a step.
 #[derive(Debug, Clone, Serialize)]
 pub struct CollectiveRow {
-    /// Which collective.
+    /// The operation, such as all-reduce.
     pub kind: CollectiveKind,
-    /// What for.
+    /// What is communicated, such as gradients.
     pub purpose: Purpose,
-    /// How many.
+    /// Number of calls.
     pub count: u64,
-    /// Bytes of the tensors.
+    /// Total size of the tensors.
     pub payload_bytes: u64,
-    /// Bytes this rank sends.
+    /// Bytes that this rank sends.
     pub sent_bytes: u64,
 }
 
-/// Follows one step of `rank` in a world of `world_size`.
+/// Simulates one step of `rank` in a world of `world_size` ranks.
 pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun> {
     memory::observe();
     let mesh = config.mesh(world_size)?;
     let ledger = Ledger::new(rank);
     let world = World::fake(mesh, rank, ledger.clone())?;
-    let mut trainer = Trainer::new(config, &world, Place::Meta)?;
+    let mut trainer = Trainer::new(config, &world, Device::Meta)?;
     let batches = meta_batches(config, &trainer)?;
-    // The first step brings the optimiser's state into being; the second is like all that follow.
+    // The first step allocates the optimizer state; the second is like all later ones.
     trainer.step(&batches)?;
     memory::reset_peak();
     let before = ledger.totals();
     let (stepped, operators) =
-        operators::record(|| watched_step(config, &mut trainer, &batches, &ledger))?;
+        operators::record(|| profiled_step(config, &mut trainer, &batches, &ledger))?;
     stepped?;
     let totals = ledger.totals() - before;
     let report = memory::report()?;
@@ -93,7 +93,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
         bytes_by_kind: by_kind
             .map(|(kind, bytes)| (kind.to_string(), bytes))
             .collect(),
-        states: states_held(&report, &trainer),
+        states: allocated_states(&report, &trainer),
         states_by_formula: trainer.model().states(num_moments(&trainer)),
         collectives: totals
             .collectives
@@ -113,30 +113,29 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
     })
 }
 
-/// The step, drawn if the config wants its memory drawn.
-fn watched_step(
+/// Takes the step, under the memory profiler if the config enables it.
+fn profiled_step(
     config: &Config,
     trainer: &mut Trainer,
     batches: &[Batch],
     ledger: &Ledger,
 ) -> Result<()> {
-    match MemoryWatch::from_config(config, ledger.rank(), 0) {
-        Some(watch) => {
-            let (_, memory) = watch.watch(ledger, || trainer.step(batches))?;
+    match MemoryProfiler::from_config(config, ledger.rank(), 0) {
+        Some(profiler) => {
+            let (_, memory) = profiler.profile(ledger, || trainer.step(batches))?;
             memory.write()
         }
         None => trainer.step(batches).map(drop),
     }
 }
 
-/// Parameters, gradients and the optimiser's states, without the small numbers in which optimisers
-/// count their steps.
-fn states_held(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
+/// Bytes of parameters, gradients and optimizer state, without the scalar step counters of the optimizer.
+fn allocated_states(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
     let state = trainer.optimizer().state();
     let counters = state.iter().filter(|(_, tensor)| tensor.dim() == 0);
     let of = |kind| {
         let index = memory::KINDS.iter().position(|known| *known == kind);
-        index.map_or(0, |index| report.held[index])
+        index.map_or(0, |index| report.allocated[index])
     };
     StateBytes {
         parameters: of(MemoryKind::Parameter),
@@ -145,28 +144,28 @@ fn states_held(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
     }
 }
 
-/// States of the optimiser that are as large as a parameter.
+/// Number of optimizer state tensors per parameter that have its shape.
 fn num_moments(trainer: &Trainer) -> u64 {
     let kinds = trainer.optimizer().kinds();
     kinds.iter().filter(|kind| **kind != "step").count() as u64
 }
 
-/// The most bytes a rank holds in a step that recomputes as `plan` says.
-pub(crate) fn peak_with(config: &Config, mesh: Mesh, plan: &RecomputePlan) -> Result<u64> {
+/// The peak memory of a step under an activation checkpointing plan.
+pub(crate) fn peak_with_plan(config: &Config, mesh: Mesh, plan: &RecomputePlan) -> Result<u64> {
     memory::observe();
-    let held = memory::report()?.total;
+    let before = memory::report()?.total;
     let world = World::fake(mesh, 0, Ledger::new(0))?;
-    let mut trainer = Trainer::with_plan(config, &world, Place::Meta, plan)?;
+    let mut trainer = Trainer::with_plan(config, &world, Device::Meta, plan)?;
     let batches = meta_batches(config, &trainer)?;
     trainer.step(&batches)?;
     memory::reset_peak();
     trainer.step(&batches)?;
-    let peak = memory::report()?.peak.saturating_sub(held);
+    let peak = memory::report()?.peak.saturating_sub(before);
     memory::reset_peak();
     Ok(peak)
 }
 
-/// The micro-batches of a step.
+/// The micro-batches of a step, as meta tensors.
 fn meta_batches(config: &Config, trainer: &Trainer) -> Result<Vec<Batch>> {
     let batching = trainer.batching();
     (0..batching.num_microbatches)
@@ -174,9 +173,9 @@ fn meta_batches(config: &Config, trainer: &Trainer) -> Result<Vec<Batch>> {
         .collect()
 }
 
-/// A micro-batch of the right shape and nothing in it.
+/// A micro-batch of meta tensors with `rows` samples.
 fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
-    let empty = |shape: &[usize], kind| Place::Meta.empty(shape, kind);
+    let empty = |shape: &[usize], kind| Device::Meta.empty(shape, kind);
     Ok(match config.model.resolve()?.decoder() {
         Some(_) => {
             let shape = [rows, config.training.seq_len];

@@ -1,4 +1,4 @@
-//! Why a job could not go on.
+//! Errors of training jobs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use trainyard_nn::NnError;
 use trainyard_parallel::ParallelError;
 use trainyard_torch::TorchError;
 
-/// The result of anything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
-/// Why a job could not go on.
+/// Why a training job failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// libtorch or a collective failed.
@@ -23,150 +23,153 @@ pub enum TrainError {
     /// The model failed.
     #[error(transparent)]
     Nn(#[from] NnError),
-    /// Samples could not be had.
+    /// The dataset or the data loader failed.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The config was refused.
+    /// The config is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The mesh was refused.
+    /// The device mesh is not valid.
     #[error(transparent)]
     Mesh(#[from] MeshError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The first rank could not tell from where to go on.
-    #[error("nobody knows from where to go on: {0}")]
-    Newest(String),
-    /// The environment names holders that cannot be used.
-    #[error("no copies in peers' memory: {0}")]
+    /// Rank 0 could not find the checkpoint to resume from.
+    #[error("cannot find the checkpoint to resume from: {0}")]
+    ResumeSource(String),
+    /// The replica servers in the environment cannot be used.
+    #[error("cannot use peer checkpoints: {0}")]
     Peers(String),
-    /// The system refused.
+    /// A file operation failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Ranks would hold more than they may.
+    /// The peak memory of a rank would exceed the limit.
     #[error(
-        "a rank would hold {peak} bytes, {} more than training.memory_limit_bytes = {limit}; {advice}",
+        "the peak memory of a rank would be {peak} bytes, {} more than training.memory_limit_bytes = {limit}; \
+         {advice}",
         peak - limit
     )]
     OverLimit {
-        /// The most a rank may hold.
+        /// The limit of the config, in bytes.
         limit: u64,
-        /// The most it would.
+        /// The peak memory by dry run, in bytes.
         peak: u64,
-        /// What would fit.
+        /// Settings that would fit.
         advice: String,
     },
-    /// No choice of what to recompute stays under the budget.
+    /// No activation checkpointing plan stays within the budget.
     #[error(
-        "a rank would hold {peak} bytes with every block recomputed, more than \
+        "the peak memory of a rank would be {peak} bytes with every block recomputed, more than \
          activation_checkpoint.memory_budget_bytes = {budget}: raise it by {}, shard over more \
          ranks, or lower training.local_batch_size",
         peak - budget
     )]
     OverBudget {
-        /// The most a rank may hold.
+        /// The budget of the config, in bytes.
         budget: u64,
-        /// The least it would.
+        /// The lowest peak memory of any plan, in bytes.
         peak: u64,
     },
-    /// A tensor that is not part of this optimiser's state.
+    /// A checkpoint has optimizer state for a parameter that this job does not have.
     #[error(
-        "optimiser state {name} belongs to no parameter of this job: \
-         resume with the model and the optimiser that wrote it"
+        "optimizer state {name} does not belong to any parameter of this job: \
+         resume with the model and the optimizer that wrote it"
     )]
     UnknownState {
-        /// Its name in the checkpoint.
+        /// The name of the tensor in the checkpoint.
         name: String,
     },
-    /// A parameter whose state is there only in part.
-    #[error("optimiser state {name} is missing, though other state of its parameter is there")]
+    /// A checkpoint has only some of the optimizer state tensors of a parameter.
+    #[error("optimizer state {name} is missing, but other state of its parameter is present")]
     MissingState {
-        /// Its name in the checkpoint.
+        /// The name of the tensor in the checkpoint.
         name: String,
     },
-    /// A tensor of state with another shape or kind.
-    #[error("optimiser state {name} is {found}, expected {expected}")]
+    /// An optimizer state tensor has another shape or dtype than expected.
+    #[error("optimizer state {name} is {found}, expected {expected}")]
     StateMismatch {
-        /// Its name in the checkpoint.
+        /// The name of the tensor in the checkpoint.
         name: String,
-        /// What this optimiser holds.
+        /// Dtype and shape in this optimizer.
         expected: String,
-        /// What was given.
+        /// Dtype and shape in the checkpoint.
         found: String,
     },
-    /// A tensor of a kind that files have no word for.
-    #[error("{name} is {kind:?}, which cannot be saved")]
+    /// A tensor has a dtype that the checkpoint format does not have.
+    #[error("cannot save {name}: the checkpoint format has no dtype for {kind:?}")]
     StateKind {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// Its kind.
+        /// The libtorch dtype.
         kind: tch::Kind,
     },
-    /// A tensor in a file of a type that nothing computes in.
-    #[error("{name} is {dtype}, which nothing here computes in: convert it first")]
+    /// A tensor in a checkpoint has a dtype that libtorch does not compute in.
+    #[error("cannot load {name}: dtype {dtype} is not supported; convert the checkpoint first")]
     StateDtype {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// Its type.
+        /// The dtype in the checkpoint.
         dtype: String,
     },
-    /// A tensor in a file of another shape than the job's.
-    #[error("{name} has shape {found:?}, expected {expected:?}: load the model that was saved")]
+    /// A tensor in a checkpoint has another shape than in the model of this job.
+    #[error(
+        "{name} has shape {found:?} in the checkpoint, expected {expected:?}: load it into the model that saved it"
+    )]
     StateShape {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// The file's.
+        /// The shape in the checkpoint.
         found: Vec<usize>,
-        /// The job's.
+        /// The shape in this job.
         expected: Vec<usize>,
     },
-    /// A strategy failed.
+    /// A parallelism strategy failed.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
-    /// The data a config asks for cannot be had.
+    /// The dataset of the config cannot be used.
     #[error("{0}")]
     Dataset(String),
     /// A trace could not be written.
     #[error("cannot write the trace: {0}")]
     Trace(String),
-    /// A pipeline's schedule cannot be made or cannot run.
-    #[error("the pipeline's schedule: {0}")]
+    /// The pipeline schedule cannot be built or is not valid.
+    #[error("pipeline schedule: {0}")]
     Schedule(String),
-    /// Signals cannot be listened to.
-    #[error("cannot listen to SIGTERM: {0}")]
+    /// The SIGTERM handler could not be installed.
+    #[error("cannot install the SIGTERM handler: {0}")]
     Signals(io::Error),
-    /// All ranks have saved because one was told to end, and nobody told this one.
+    /// Another node was preempted and all ranks have saved, but this rank received no SIGTERM itself.
     #[error(
-        "another machine was told to end, and all ranks have saved; nothing was heard from this machine's \
-         launcher for {} s: start the job again, it goes on from there",
+        "another node was preempted and all ranks have saved a checkpoint, but the launcher of this node sent \
+         no SIGTERM within {} s: start the job again, it resumes from that checkpoint",
         waited.as_secs()
     )]
-    LeftBehind {
-        /// For how long this rank waited.
+    SigtermTimeout {
+        /// How long this rank waited.
         waited: std::time::Duration,
     },
-    /// The job is at its end, and what it came to is not in storage.
+    /// The final checkpoint of a job could not be saved to storage.
     #[error(
-        "the state after step {step}, the job's last, was not saved, for the reason told above: make room, and \
-         start the job again, it goes on from the checkpoint before"
+        "the final checkpoint, of step {step}, was not saved; the error is logged above: fix the storage (for \
+         example, free disk space), then start the job again, it resumes from the previous checkpoint"
     )]
     NotSaved {
-        /// The last step.
+        /// The last step of the job.
         step: u64,
     },
-    /// There is nothing to train.
-    #[error("the model has no parameters, so there is no gradient to measure")]
+    /// The model has no parameters.
+    #[error("the model has no parameters to train")]
     NoParameters,
 }
 
 impl TrainError {
-    /// Names the file or folder the system refused.
+    /// Adds the path of a file or directory to an I/O error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
         move |source| TrainError::Io {
             path: path.to_owned(),

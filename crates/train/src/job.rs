@@ -1,4 +1,4 @@
-//! The loop: data in, steps, metrics, evaluation, checkpoints.
+//! The training loop: data loading, steps, metrics, validation, checkpoints, preemption.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,55 +6,56 @@ use std::time::{Duration, Instant};
 use trainyard_checkpoint::{Store, TrainState, store};
 use trainyard_config::{AsyncMode, Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
-use trainyard_nn::Place;
+use trainyard_heartbeat::Stage;
+use trainyard_nn::Device;
 use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, kernel, memory};
-use trainyard_trace::{SpanKind, Stage, chrome_file_name, readable_bytes};
+use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
 use crate::build;
-use crate::checkpoint::{self, Destination, Newest, Saver};
+use crate::checkpoint::{self, Destination, ResumeSource, Saver};
 use crate::error::{Result, TrainError};
-use crate::fits;
-use crate::heart::Heart;
-use crate::leave::{Asked, Leave};
+use crate::heartbeat_writer::HeartbeatWriter;
 use crate::memory_capacity::memory_capacity;
-use crate::memory_report::{MemoryRecord, MemoryWatch};
+use crate::memory_check;
+use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics};
+use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::sample_log::SampleLog;
 use crate::trainer::{StepOutcome, Trainer};
 
-/// Trains as the config says, on this rank, to the end.
-pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
+/// Runs a training job on this rank until its last step, or until it is preempted.
+pub fn run(config: &Config, world: &World, device: Device) -> Result<()> {
     memory::observe();
-    fits::check(config, world)?;
+    memory_check::check(config, world)?;
     kernel::use_deterministic_algorithms(config.debug.deterministic)?;
     if world.rank() == 0 {
-        for key in config.without_effect() {
-            tracing::warn!("{key} is torchtitan's and has no effect here");
+        for key in config.ignored_keys() {
+            tracing::warn!("{key} is a torchtitan setting that Trainyard ignores");
         }
     }
     let limit = config.training.memory_limit_bytes;
     memory::limit((limit > 0).then_some(limit));
-    let (asked, steps) = (Asked::default(), config.training.steps);
-    let heart = Heart::from_env(world, steps);
-    // Before the first step there is nothing to save, and SIGTERM does what it always does; unless the state
-    // comes from memory that leaves with this rank's machine.
-    let is_copied = config.checkpoint.memory_interval > 0;
-    if is_copied {
-        asked.listen().map_err(TrainError::Signals)?;
+    let (stop_flag, steps) = (StopFlag::default(), config.training.steps);
+    let heartbeat = HeartbeatWriter::from_env(world, steps);
+    // Before the first step there is nothing to save, so SIGTERM keeps its default action. With peer
+    // checkpoints it is handled from the start: the state may be in the memory of this node only.
+    let has_peer_checkpoints = config.checkpoint.memory_interval > 0;
+    if has_peer_checkpoints {
+        stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
     }
-    let mut job = Job::new(config, world, place, heart)?;
-    job.copy_at_once()?;
-    if !is_copied {
-        asked.listen().map_err(TrainError::Signals)?;
+    let mut job = Job::new(config, world, device, heartbeat)?;
+    job.replicate_resumed_state()?;
+    if !has_peer_checkpoints {
+        stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
     }
-    let mut leave = Leave::new(asked, world, job.trainer.steps_taken())?;
+    let mut preemption = PreemptionHandler::new(stop_flag, world, job.trainer.steps_taken())?;
     while job.trainer.steps_taken() < steps {
         job.step()?;
         let step = job.trainer.steps_taken();
-        if step < steps && leave.is_agreed(step)? {
-            job.leave()?;
-            return leave.wait_until_told();
+        if step < steps && preemption.should_stop(step)? {
+            job.save_and_stop()?;
+            return preemption.wait_for_sigterm();
         }
     }
     job.finish()
@@ -64,31 +65,31 @@ pub fn run(config: &Config, world: &World, place: Place) -> Result<()> {
 struct Job<'a> {
     config: &'a Config,
     world: &'a World,
-    heart: Heart,
+    heartbeat: HeartbeatWriter,
     trainer: Trainer,
     loader: Loader,
-    /// None where nothing is saved.
+    /// `None` if neither storage nor peer memory is used.
     saver: Option<Saver>,
-    /// None where nothing is saved there.
+    /// The checkpoint storage; `None` if `checkpoint.enable` is false.
     storage: Option<Destination>,
-    /// The memory of peers; none where no copies go there.
+    /// Peer memory; `None` without peer checkpoints.
     memory: Option<Destination>,
-    /// Whether the save under way goes there.
-    is_copying: bool,
-    /// The last step that was saved in storage.
-    stored: Option<u64>,
+    /// Whether the save in flight goes to peer memory.
+    is_replicating: bool,
+    /// The last step that was saved to storage.
+    stored_step: Option<u64>,
     /// Whether this process has taken a step.
     is_warm: bool,
     sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
     memory_capacity: u64,
-    /// Until the step it waits for.
-    memory_watch: Option<MemoryWatch>,
+    /// Taken when the step to profile is reached.
+    memory_profiler: Option<MemoryProfiler>,
     window: Window,
 }
 
-/// What happened since the last report.
+/// Counters since the last metrics report.
 struct Window {
     began: Instant,
     data: Duration,
@@ -108,8 +109,13 @@ impl Window {
 }
 
 impl<'a> Job<'a> {
-    fn new(config: &'a Config, world: &'a World, place: Place, heart: Heart) -> Result<Job<'a>> {
-        let mut trainer = Trainer::new(config, world, place)?;
+    fn new(
+        config: &'a Config,
+        world: &'a World,
+        device: Device,
+        heartbeat: HeartbeatWriter,
+    ) -> Result<Job<'a>> {
+        let mut trainer = Trainer::new(config, world, device)?;
         let (storage, memory) = (storage(config)?, memory(config, world)?);
         resume(config, &mut trainer, world, memory.as_ref())?;
         let loader = loader(config, &trainer, false, trainer.samples_seen())?;
@@ -117,7 +123,8 @@ impl<'a> Job<'a> {
         if world.rank() == 0 {
             let batching = trainer.batching();
             tracing::info!(
-                "mesh {}; model of {} parameters; global batch {} = {} ranks x {} micro-batches x {}",
+                "mesh {}; model size: {} parameters; global batch size {} = {} data-parallel ranks x \
+                 {} micro-batches x local batch size {}",
                 world.mesh(),
                 spec.num_parameters(),
                 batching.global,
@@ -130,39 +137,44 @@ impl<'a> Job<'a> {
             sinks: Sinks::open(config, world.rank(), trainer.steps_taken())?,
             flops_per_target: flops_per_target(&spec, config.training.seq_len),
             memory_capacity: memory_capacity()?,
-            memory_watch: MemoryWatch::from_config(config, world.rank(), trainer.steps_taken()),
+            memory_profiler: MemoryProfiler::from_config(
+                config,
+                world.rank(),
+                trainer.steps_taken(),
+            ),
             window: Window::begin(),
-            saver: match storage.is_some() || memory.is_some() {
-                true => Some(Saver::new(world)?),
-                false => None,
+            saver: if storage.is_some() || memory.is_some() {
+                Some(Saver::new(world)?)
+            } else {
+                None
             },
             storage,
             memory,
-            is_copying: false,
-            stored: None,
+            is_replicating: false,
+            stored_step: None,
             is_warm: false,
             sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
             config,
             world,
-            heart,
+            heartbeat,
             trainer,
             loader,
         })
     }
 
-    /// Copies what was resumed from into the memory of this world's machines, before the next step: a machine
-    /// that is new has nothing of it, and the one that has may be the next to go.
-    fn copy_at_once(&mut self) -> Result<()> {
+    /// Replicates the resumed state to the peers of this world before the next step: a new node has no
+    /// replica yet, and the only node that has one may fail next.
+    fn replicate_resumed_state(&mut self) -> Result<()> {
         let memory = self.memory.clone();
         let memory = memory.filter(|_| self.trainer.steps_taken() > 0);
-        self.is_copying = memory.is_some();
+        self.is_replicating = memory.is_some();
         self.save(memory.as_slice())
     }
 
-    /// One step and whatever is due after it.
+    /// One training step, then metrics, validation and checkpoints if they are due.
     fn step(&mut self) -> Result<()> {
         let next = self.trainer.steps_taken() + 1;
-        self.heart.enter(Stage::Stepping, next);
+        self.heartbeat.enter(Stage::Stepping, next);
         let batches = self.next_batches()?;
         self.window.num_steps += 1;
         self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
@@ -170,9 +182,10 @@ impl<'a> Job<'a> {
         if let Some(log) = &mut self.sample_log {
             log.write(self.trainer.steps_taken(), &batches)?;
         }
-        // A step is told when the one before is in memory: a fault costs no more than the last one told.
-        let is_copying = std::mem::take(&mut self.is_copying);
-        if let Some(saver) = self.saver.as_mut().filter(|_| is_copying) {
+        // A step is reported only after the previous one is replicated in peer memory, so that a failure
+        // loses at most the last reported step.
+        let is_replicating = std::mem::take(&mut self.is_replicating);
+        if let Some(saver) = self.saver.as_mut().filter(|_| is_replicating) {
             saver.wait_for_first();
         }
         if !std::mem::replace(&mut self.is_warm, true) {
@@ -184,9 +197,9 @@ impl<'a> Job<'a> {
             self.report(&outcome)?;
         }
         if let Some(memory) = memory {
-            self.heart.enter(Stage::Between, step);
+            self.heartbeat.enter(Stage::Between, step);
             memory.write()?;
-            // Time spent here is not the steps' own.
+            // The time spent here does not count as step time.
             self.window = Window::begin();
         }
         self.sinks.advance(step);
@@ -195,25 +208,25 @@ impl<'a> Job<'a> {
             self.validate()?;
         }
         let last = step == self.config.training.steps;
-        let stored = due(self.config.checkpoint.interval) || last;
-        let copied = due(self.config.checkpoint.memory_interval);
-        // Memory first: it is there sooner.
-        let memory = self.memory.clone().filter(|_| copied);
-        self.is_copying = memory.is_some();
-        let storage = self.storage.clone().filter(|_| stored);
-        self.stored = storage.as_ref().map_or(self.stored, |_| Some(step));
-        let places: Vec<Destination> = memory.into_iter().chain(storage).collect();
-        self.save(&places)
+        let is_stored = due(self.config.checkpoint.interval) || last;
+        let is_replicated = due(self.config.checkpoint.memory_interval);
+        // Peer memory first, because it is faster than storage.
+        let memory = self.memory.clone().filter(|_| is_replicated);
+        self.is_replicating = memory.is_some();
+        let storage = self.storage.clone().filter(|_| is_stored);
+        self.stored_step = storage.as_ref().map_or(self.stored_step, |_| Some(step));
+        let destinations: Vec<Destination> = memory.into_iter().chain(storage).collect();
+        self.save(&destinations)
     }
 
-    /// The step itself, watched if its memory is to be reported.
-    fn take_step(&mut self, batches: &[Batch]) -> Result<(StepOutcome, Option<MemoryRecord>)> {
+    /// Takes the step, under the memory profiler if it is the step to profile.
+    fn take_step(&mut self, batches: &[Batch]) -> Result<(StepOutcome, Option<MemoryProfile>)> {
         let number = self.trainer.steps_taken() + 1;
-        let due = |watch: &mut MemoryWatch| watch.step() == number;
-        match self.memory_watch.take_if(due) {
-            Some(watch) => {
+        let due = |profiler: &mut MemoryProfiler| profiler.step() == number;
+        match self.memory_profiler.take_if(due) {
+            Some(profiler) => {
                 let ledger = self.world.ledger();
-                let (outcome, memory) = watch.watch(ledger, || self.trainer.step(batches))?;
+                let (outcome, memory) = profiler.profile(ledger, || self.trainer.step(batches))?;
                 Ok((outcome, Some(memory)))
             }
             None => Ok((self.trainer.step(batches)?, None)),
@@ -233,18 +246,19 @@ impl<'a> Job<'a> {
         Ok(batches)
     }
 
-    /// Reads the step's numbers, which waits for them, and writes them where the config says.
+    /// Reads the metrics of the step from the device, which waits for them, and writes them to all sinks.
     fn report(&mut self, outcome: &StepOutcome) -> Result<()> {
-        let loss = self.trainer.global_loss(&outcome.loss_part)?;
+        let loss = self.trainer.global_loss(&outcome.local_loss)?;
         let window = std::mem::replace(&mut self.window, Window::begin());
         let elapsed = window.began.elapsed().as_secs_f64();
-        // Per rank, as torchtitan has it: ranks that share a batch share its targets.
+        // Per rank, as torchtitan counts: the ranks of a tensor, context or pipeline parallel group process the
+        // same batch, so its targets are divided among them.
         let sharers = self.world.size() / self.trainer.data_group().size();
         let tps = window.num_targets as f64 / sharers as f64 / elapsed;
         let memory_bytes = memory::report()?.peak;
         let step = self.trainer.steps_taken();
         let expert_loads = self.trainer.expert_loads()?;
-        self.heart.report(loss, tps, memory_bytes);
+        self.heartbeat.report(loss, tps, memory_bytes);
         self.sinks.write(&StepMetrics {
             expert_loads,
             expert_traffic: self.trainer.expert_traffic()?,
@@ -264,7 +278,8 @@ impl<'a> Job<'a> {
     }
 
     fn validate(&mut self) -> Result<()> {
-        self.heart.enter(Stage::Between, self.trainer.steps_taken());
+        self.heartbeat
+            .enter(Stage::Between, self.trainer.steps_taken());
         let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
         let batches = loader(self.config, &self.trainer, true, 0)?
             .take(num)
@@ -276,28 +291,28 @@ impl<'a> Job<'a> {
                 self.trainer.steps_taken()
             );
         }
-        // Time spent here is not the steps' own.
+        // The time spent here does not count as step time.
         self.window = Window::begin();
         Ok(())
     }
 
-    fn save(&mut self, places: &[Destination]) -> Result<()> {
-        let Some(saver) = self.saver.as_mut().filter(|_| !places.is_empty()) else {
+    fn save(&mut self, destinations: &[Destination]) -> Result<()> {
+        let Some(saver) = self.saver.as_mut().filter(|_| !destinations.is_empty()) else {
             return Ok(());
         };
         let ledger = self.world.ledger();
         let _span = ledger.enter(SpanKind::Checkpoint, "checkpoint");
         let step = self.trainer.steps_taken();
-        self.heart.enter(Stage::Between, step);
+        self.heartbeat.enter(Stage::Between, step);
         let state = TrainState {
             step,
             samples_seen: self.trainer.samples_seen(),
             seed: self.config.debug.seed,
             world_size: self.world.size(),
             config: self.config.to_toml()?,
-            schedule: self.trainer.paces(),
+            extra_state: self.trainer.extra_state(),
         };
-        let saved = saver.save(&self.trainer, self.world, state, places)?;
+        let saved = saver.save(&self.trainer, self.world, state, destinations)?;
         if self.world.rank() == 0 {
             tracing::info!(
                 "checkpoint of step {step}: training paused for {:.1} ms, {} of staging memory",
@@ -309,24 +324,28 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Saves what was not saved yet, everywhere, and ends before the last step.
-    fn leave(mut self) -> Result<()> {
+    /// Saves the current step to every destination that does not have it, and ends the job early.
+    fn save_and_stop(mut self) -> Result<()> {
         let step = self.trainer.steps_taken();
         if self.world.rank() == 0 {
-            tracing::info!("told to end: leaving after step {step}");
+            tracing::info!("preempted by SIGTERM: stopping after step {step}");
             if self.storage.is_none() {
-                tracing::warn!("nothing is saved in files: checkpoint.enable is off");
+                tracing::warn!("no checkpoint is written to storage: checkpoint.enable is false");
             }
         }
-        let storage = self.storage.clone().filter(|_| self.stored != Some(step));
-        let places: Vec<Destination> = self.memory.clone().into_iter().chain(storage).collect();
-        self.save(&places)?;
+        let storage = self
+            .storage
+            .clone()
+            .filter(|_| self.stored_step != Some(step));
+        let destinations: Vec<Destination> =
+            self.memory.clone().into_iter().chain(storage).collect();
+        self.save(&destinations)?;
         self.finish()
     }
 
     fn finish(mut self) -> Result<()> {
         let step = self.trainer.steps_taken();
-        self.heart.enter(Stage::Between, step);
+        self.heartbeat.enter(Stage::Between, step);
         if let Some(saver) = &mut self.saver {
             saver.finish();
         }
@@ -337,17 +356,17 @@ impl<'a> Job<'a> {
         if self.config.profiling.enable_profiling {
             write_trace(self.config, self.world)?;
         }
-        // Rank 0 serves the store: nobody leaves before all are done.
-        self.world.everyone()?.barrier()?.wait()?;
-        self.heart.enter(Stage::Ended, step);
+        // Rank 0 may host the TCPStore: no rank exits before all are done.
+        self.world.world_group()?.barrier()?.wait()?;
+        self.heartbeat.enter(Stage::Ended, step);
         match &self.saver {
-            Some(saver) if saver.has_lost(step) => Err(TrainError::NotSaved { step }),
+            Some(saver) if saver.has_failed(step) => Err(TrainError::NotSaved { step }),
             _ => Ok(()),
         }
     }
 }
 
-/// Says what went to files and came back, and how much of that nobody waited for.
+/// Logs the bytes that were offloaded and how much of the transfer time overlapped with computation.
 fn report_offload(files: &[Counters]) {
     let sum = |of: fn(&Counters) -> f64| files.iter().map(of).sum::<f64>();
     let (busy, waited) = (
@@ -356,7 +375,7 @@ fn report_offload(files: &[Counters]) {
     );
     if busy > 0.0 {
         tracing::info!(
-            "offload: {} read, {} written in {busy:.2} s, of which {:.0} % were hidden",
+            "offload: {} read, {} written in {busy:.2} s, {:.0} % of it overlapped with computation",
             readable_bytes(sum(|file| file.bytes_read as f64) as u64),
             readable_bytes(sum(|file| file.bytes_written as f64) as u64),
             100.0 * (1.0 - waited / busy).max(0.0),
@@ -364,7 +383,8 @@ fn report_offload(files: &[Counters]) {
     }
 }
 
-/// Micro-batches of this rank from a sample of the stream on, whatever batches came before.
+/// Loads the micro-batches of this rank, starting at sample `first` of the stream. The batch size may differ
+/// from that of the run before.
 fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> Result<Loader> {
     let batching = trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
@@ -388,7 +408,7 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> R
     )?)
 }
 
-/// Where the job is saved, if the config wants it.
+/// The checkpoint storage, if `checkpoint.enable` is true.
 fn storage(config: &Config) -> Result<Option<Destination>> {
     let section = &config.checkpoint;
     let destination = || -> Result<Destination> {
@@ -396,21 +416,22 @@ fn storage(config: &Config) -> Result<Option<Destination>> {
             store: checkpoints(config)?,
             keep: section.keep_latest_k,
             is_async: section.async_mode == AsyncMode::Async,
-            is_lasting: true,
+            is_durable: true,
         })
     };
     section.enable.then(destination).transpose()
 }
 
-/// The memory of peers, if the config wants copies there. The older copy goes when the newer is
-/// complete, so there are never more than two.
+/// Peer memory, if `checkpoint.memory_interval` is set. The older checkpoint is deleted when the newer one
+/// is complete, so there are never more than two.
 fn memory(config: &Config, world: &World) -> Result<Option<Destination>> {
     if config.checkpoint.memory_interval == 0 {
         return Ok(None);
     }
     let Some(peers) = checkpoint::peers(world)? else {
         tracing::warn!(
-            "checkpoint.memory_interval has no effect: there are no holders; start by `trainyard run`"
+            "checkpoint.memory_interval has no effect: there are no replica servers; start the job with \
+             `trainyard run`"
         );
         return Ok(None);
     };
@@ -418,11 +439,11 @@ fn memory(config: &Config, world: &World) -> Result<Option<Destination>> {
         store: Arc::new(peers),
         keep: 1,
         is_async: true,
-        is_lasting: false,
+        is_durable: false,
     }))
 }
 
-/// Takes model and optimiser from the newest state, if there is one and the config wants it.
+/// Loads model and optimizer state from the latest checkpoint, or else from `checkpoint.initial_load_path`.
 fn resume(
     config: &Config,
     trainer: &mut Trainer,
@@ -430,31 +451,35 @@ fn resume(
     memory: Option<&Destination>,
 ) -> Result<()> {
     let section = &config.checkpoint;
-    let own = checkpoints(config)?;
-    let storage = (section.enable && section.resume).then_some(&*own);
-    let memory = memory.filter(|_| section.resume).map(|place| &place.store);
-    let newest = checkpoint::newest(storage, memory, world)?;
-    let loaded = match (newest, &section.initial_load_path) {
-        (Newest::Memory(opened), _) => checkpoint::load_opened(opened, trainer, world)?,
-        (Newest::Storage(folder), _) => checkpoint::load(own, &folder, trainer, world)?,
-        (Newest::Nothing, Some(path)) => checkpoint::load(store::open(path)?, ".", trainer, world)?,
-        (Newest::Nothing, None) => return Ok(()),
+    let store = checkpoints(config)?;
+    let storage = (section.enable && section.resume).then_some(&*store);
+    let memory = memory
+        .filter(|_| section.resume)
+        .map(|destination| &destination.store);
+    let source = checkpoint::find_resume_source(storage, memory, world)?;
+    let loaded = match (source, &section.initial_load_path) {
+        (ResumeSource::PeerMemory(opened), _) => checkpoint::load_opened(opened, trainer, world)?,
+        (ResumeSource::Storage(folder), _) => checkpoint::load(store, &folder, trainer, world)?,
+        (ResumeSource::None, Some(path)) => {
+            checkpoint::load(store::open(path)?, ".", trainer, world)?
+        }
+        (ResumeSource::None, None) => return Ok(()),
     };
     let Some(state) = loaded.state() else {
         if world.rank() == 0 {
-            tracing::info!("began with the weights in {}", loaded.path());
+            tracing::info!("loaded initial weights from {}", loaded.path());
         }
         return Ok(());
     };
     trainer.resume_at(state.step, state.samples_seen);
-    trainer.resume_paces(&state.schedule);
+    trainer.load_extra_state(&state.extra_state);
     if world.rank() == 0 {
-        tracing::info!("resumed after step {} from {}", state.step, loaded.path());
+        tracing::info!("resumed from step {}: {}", state.step, loaded.path());
     }
     Ok(())
 }
 
-/// Where the job's checkpoints lie.
+/// The storage of the job's checkpoints.
 fn checkpoints(config: &Config) -> Result<Arc<dyn Store>> {
     let store = store::open_under(&config.job.dump_folder, &config.checkpoint.folder)?;
     Ok(store)
@@ -472,12 +497,12 @@ fn write_trace(config: &Config, world: &World) -> Result<()> {
         .write_chrome(&path)
         .map_err(|e| TrainError::Trace(e.to_string()))?;
     if world.rank() == 0 {
-        tracing::info!("trace of every rank in {}", folder.display());
+        tracing::info!("traces of all ranks written to {}", folder.display());
     }
     Ok(())
 }
 
-/// Operations per target as torchtitan counts them: 6 per parameter that multiplies, and attention.
+/// FLOPs per target token as torchtitan counts them: 6 per parameter of a matrix product, plus attention.
 fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
     match spec.decoder() {
         Some(sizes) => {
@@ -492,7 +517,7 @@ fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
             6.0 * multiplied as f64 + attention as f64
         }
         None => {
-            // Convolutions use each weight once per pixel.
+            // A convolution uses each weight once per pixel.
             let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;
             6.0 * f64::from(convolutions + 64 * 28 * 28 * 128 + 128 * 10)
         }

@@ -1,31 +1,32 @@
-//! From a config to a running job: the loop, optimisers, schedules, metrics.
+//! The training loop: from a config to a running job, with optimizers, learning rate schedules,
+//! checkpoints and metrics.
 
 pub mod build;
 pub mod checkpoint;
 pub mod clip;
 pub mod dry_run;
 mod error;
+mod expert_load;
 mod expert_traffic;
-mod fits;
-mod heart;
+pub mod full_state_dict;
+mod heartbeat_writer;
 pub mod job;
-mod leave;
-mod loads;
 mod memory_capacity;
-mod memory_report;
+mod memory_check;
+mod memory_profiler;
 pub mod metrics;
 pub mod optimizer;
 mod pipeline;
+mod preemption;
 mod recompute;
 mod sample_log;
+mod scalar_zero;
 mod schedule;
 mod trainer;
-pub mod whole_state;
-mod zero;
 
 pub use error::{Result, TrainError};
-pub use expert_traffic::{ExpertTraffic, Pace};
-pub use loads::ExpertLoad;
+pub use expert_load::ExpertLoad;
+pub use expert_traffic::{ExpertTraffic, TransferStats};
 pub use memory_capacity::memory_capacity;
 pub use schedule::Schedule;
 pub use trainer::{StepOutcome, Trainer, data_axes, loss_axes};

@@ -1,11 +1,11 @@
-//! How much memory this machine has, for memory told as a share.
+//! The host memory of this node, for metrics that report memory as a percentage.
 
 use std::fs;
 use std::path::Path;
 
 use crate::{Result, TrainError};
 
-/// All main memory of this machine, in bytes.
+/// Total host memory of this node, in bytes.
 pub fn memory_capacity() -> Result<u64> {
     let path = Path::new("/proc/meminfo");
     let text = fs::read_to_string(path).map_err(TrainError::io(path))?;
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_some() {
+    fn this_host_has_memory() {
         assert!(memory_capacity().unwrap() > 1 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! From a config to the stages of a pipeline.
+//! Builds the pipeline stages of a rank from a config.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,9 +6,12 @@ use std::rc::Rc;
 
 use trainyard_config::{Config, Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Model, Parameter, Place, Router, Unit};
-use trainyard_parallel::{Part, Pipeline, RecomputePlan, Shape, Strategy, Tie, balanced};
-use trainyard_schedule::{Reductions, Schedule, Sharing};
+use trainyard_nn::{Context, Device, Model, Parameter, Router, Unit};
+use trainyard_parallel::{
+    ActivationSpec, Pipeline, RecomputePlan, StageModel, Strategy, TiedEmbedding,
+    partition_balanced,
+};
+use trainyard_schedule::{GradReduction, Schedule, ShardingPolicy};
 use trainyard_torch::{World, meta};
 use trainyard_trace::Ledger;
 
@@ -16,58 +19,62 @@ use crate::build;
 use crate::error::{Result, TrainError};
 use crate::trainer::data_axes;
 
-/// This rank's stages, each wrapped as its degrees ask, under the config's schedule.
+/// The pipeline stages of this rank, each wrapped in its data-parallel strategy, with the schedule of the
+/// config.
 pub fn pipeline(
     config: &Config,
     world: &World,
-    place: Place,
+    device: Device,
     plan: &RecomputePlan,
 ) -> Result<Box<dyn Strategy>> {
     let group = world.group(Axis::Pp)?;
     let schedule = schedule(config, world)?;
-    // The whole model without memory: where to cut it, and what crosses the cuts.
+    // The full model on the meta device: where to split it, and which activations cross the split points.
     let fake = World::fake(
         world.mesh().clone(),
         world.rank(),
         Ledger::new(world.rank()),
     )?;
-    let outline = build::model_with(config, &fake, build::builder(config, &fake, Place::Meta)?)?;
-    let cuts = cuts(config, &*outline, schedule.num_stages())?;
-    let shapes = shapes(config, world, &*outline, &cuts, place)?;
+    let outline = build::model_with(config, &fake, build::builder(config, &fake, Device::Meta)?)?;
+    let splits = splits(config, &*outline, schedule.num_stages())?;
+    let shapes = shapes(config, world, &*outline, &splits, device)?;
 
     let own = schedule.stages_of(group.index());
-    let own: Vec<Range<usize>> = own.into_iter().map(|stage| cuts[stage].clone()).collect();
-    let builder = build::builder(config, world, place)?.only(names(&*outline, &own));
+    let own: Vec<Range<usize>> = own.into_iter().map(|stage| splits[stage].clone()).collect();
+    let builder = build::builder(config, world, device)?.only(names(&*outline, &own));
     let model: Rc<dyn Model> = build::model_with(config, world, builder)?.into();
-    let tie = tie(&*model, &schedule, group.index());
-    let copy = tie.as_ref().and_then(Tie::copy).cloned();
-    let copies: Vec<Parameter> = copy.into_iter().collect();
+    let tied_embedding = tied_embedding(&*model, &schedule, group.index());
+    let replica = tied_embedding
+        .as_ref()
+        .and_then(TiedEmbedding::replica)
+        .cloned();
+    let replicas: Vec<Parameter> = replica.into_iter().collect();
     let num_units = model.units().len();
     let stages = own.into_iter().map(|units| {
-        let mut part = Part::new(Rc::clone(&model), units.clone());
+        let mut stage = StageModel::new(Rc::clone(&model), units.clone());
         if units.end == num_units {
-            part = part.with_copies(copies.clone());
+            stage = stage.with_tied_parameters(replicas.clone());
         }
-        build::strategy(config, Rc::new(part), world, &plan.part(units))
+        build::strategy(config, Rc::new(stage), world, &plan.slice(units))
     });
     let stages = stages.collect::<Result<Vec<_>>>()?;
-    let pipeline = Pipeline::new(schedule, stages, &group, shapes, sharing(config))?;
-    Ok(Box::new(pipeline.tied(tie)))
+    let pipeline = Pipeline::new(schedule, stages, &group, shapes, sharding_policy(config))?;
+    Ok(Box::new(pipeline.with_tied_embedding(tied_embedding)))
 }
 
-/// When stages are gathered and their gradients reduced.
-fn sharing(config: &Config) -> Sharing {
+/// When the parameters of stages are all-gathered and their gradients reduced.
+fn sharding_policy(config: &Config) -> ShardingPolicy {
     let section = &config.parallelism;
-    let reductions = match section.pipeline_parallel_reduce {
-        // Stage 1 holds gradients whole in any case.
-        PipelineReduce::Each if section.zero_stage > 1 => Reductions::Each,
-        _ => Reductions::Once,
+    let grad_reduction = match section.pipeline_parallel_reduce {
+        // ZeRO stage 1 keeps unsharded gradients in any case.
+        PipelineReduce::Each if section.zero_stage > 1 => GradReduction::EveryBackward,
+        _ => GradReduction::Once,
     };
     let gathers = section.data_parallel_shard_degree != 1 && section.zero_stage == 3;
-    let stays = reductions == Reductions::Once && section.offload == Offload::None;
-    Sharing {
-        reductions,
-        most_unsharded: match section.fsdp_reshard_after_forward {
+    let stays = grad_reduction == GradReduction::Once && section.offload == Offload::None;
+    ShardingPolicy {
+        grad_reduction,
+        max_unsharded: match section.fsdp_reshard_after_forward {
             ReshardAfterForward::Default if gathers && stays => Some(2),
             ReshardAfterForward::Never if gathers && stays => Some(usize::MAX),
             _ => None,
@@ -75,16 +82,19 @@ fn sharing(config: &Config) -> Sharing {
     }
 }
 
-/// A table that the last unit borrows from the first, where different ranks hold them and this is one
-/// of both.
-fn tie(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option<Tie> {
-    let (first, last) = (*schedule.holders.first()?, *schedule.holders.last()?);
-    let borrowed = model.units().last()?.borrowed();
-    let table = borrowed.first()?.clone();
+/// The tied embedding that the first and the last stage share, if they are on different ranks and this rank
+/// has one of them.
+fn tied_embedding(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option<TiedEmbedding> {
+    let (first, last) = (
+        *schedule.stage_to_rank.first()?,
+        *schedule.stage_to_rank.last()?,
+    );
+    let tied = model.units().last()?.tied_parameters();
+    let table = tied.first()?.clone();
     match rank {
         _ if first == last => None,
-        rank if rank == first => Some(Tie::new(table, last, true)),
-        rank if rank == last => Some(Tie::new(table, first, false)),
+        rank if rank == first => Some(TiedEmbedding::new(table, last, true)),
+        rank if rank == last => Some(TiedEmbedding::new(table, first, false)),
         _ => None,
     }
 }
@@ -112,19 +122,19 @@ fn schedule(config: &Config, world: &World) -> Result<Schedule> {
     Ok(schedule)
 }
 
-/// The units of every stage: as the config says, or so that stages cost alike.
-fn cuts(config: &Config, model: &dyn Model, num_stages: usize) -> Result<Vec<Range<usize>>> {
+/// The units of every stage: split at the points of the config, or balanced by cost.
+fn splits(config: &Config, model: &dyn Model, num_stages: usize) -> Result<Vec<Range<usize>>> {
     let Some(blocks) = config.parallelism.split_points()? else {
-        return Ok(balanced(&costs(config, model)?, num_stages)?);
+        return Ok(partition_balanced(&costs(config, model)?, num_stages)?);
     };
-    // The embedding is the first unit, and blocks come after it.
+    // The embedding is the first unit; transformer blocks follow.
     let begins = blocks.iter().map(|block| block + 1);
     let ends: Vec<usize> = begins.chain([model.units().len()]).collect();
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(starts.zip(&ends).map(|(start, &end)| start..end).collect())
 }
 
-/// What a pass through each unit costs, near enough to share them: multiplications per position.
+/// The approximate cost of each unit, in multiplications per token.
 fn costs(config: &Config, model: &dyn Model) -> Result<Vec<f64>> {
     let attention = match config.model.resolve()?.decoder() {
         Some(sizes) => (sizes.query_width() * config.training.seq_len) as f64,
@@ -133,32 +143,35 @@ fn costs(config: &Config, model: &dyn Model) -> Result<Vec<f64>> {
     let units = model.units();
     let last = units.len().saturating_sub(1);
     let cost = |(index, unit): (usize, &&dyn Unit)| match index {
-        // Looking a row up multiplies nothing.
+        // An embedding lookup has no multiplications.
         0 => 0.0,
-        index if index == last => borrowed_too(*unit),
-        _ => met_by_a_token(*unit) + attention,
+        index if index == last => used_parameters(*unit),
+        _ => active_parameters(*unit) + attention,
     };
     Ok(units.iter().enumerate().map(cost).collect())
 }
 
-/// Parameters of a unit that a token meets: some of the experts, and everything else.
-fn met_by_a_token(unit: &dyn Unit) -> f64 {
-    let share = unit.router().map_or(1.0, Router::chosen_share);
-    let met = |p: &Parameter| match p.layout().is_of_experts() {
-        true => share * p.num_elements() as f64,
-        false => p.num_elements() as f64,
+/// Parameters of a unit that are used per token: those of the chosen experts, and all others.
+fn active_parameters(unit: &dyn Unit) -> f64 {
+    let share = unit.router().map_or(1.0, Router::active_fraction);
+    let active = |p: &Parameter| {
+        if p.layout().is_expert() {
+            share * p.num_elements() as f64
+        } else {
+            p.num_elements() as f64
+        }
     };
-    unit.parameters().iter().map(met).sum()
+    unit.parameters().iter().map(active).sum()
 }
 
-/// Parameters a unit computes with, its own or not.
-fn borrowed_too(unit: &dyn Unit) -> f64 {
-    let borrowed = unit.borrowed();
-    let borrowed: u64 = borrowed.iter().map(|p| p.num_elements()).sum();
-    (unit.num_parameters() + borrowed) as f64
+/// Parameters that a unit computes with, its own and tied ones.
+fn used_parameters(unit: &dyn Unit) -> f64 {
+    let tied = unit.tied_parameters();
+    let tied: u64 = tied.iter().map(|p| p.num_elements()).sum();
+    (unit.num_parameters() + tied) as f64
 }
 
-/// The names of what some units compute with.
+/// The names of all parameters that these units compute with.
 fn names(model: &dyn Model, own: &[Range<usize>]) -> HashSet<String> {
     let units = model.units();
     let own = own.iter().flat_map(|range| &units[range.clone()]);
@@ -167,36 +180,36 @@ fn names(model: &dyn Model, own: &[Range<usize>]) -> HashSet<String> {
         unit.visit(&mut |parameter| {
             names.insert(parameter.name().to_owned());
         });
-        names.extend(unit.borrowed().iter().map(|p| p.name().to_owned()));
+        names.extend(unit.tied_parameters().iter().map(|p| p.name().to_owned()));
     }
     names
 }
 
-/// What crosses each cut, found by a pass without memory.
+/// The activations that cross each split point, found by a forward pass on the meta device.
 fn shapes(
     config: &Config,
     world: &World,
     model: &dyn Model,
-    cuts: &[Range<usize>],
-    place: Place,
-) -> Result<Vec<Shape>> {
+    splits: &[Range<usize>],
+    device: Device,
+) -> Result<Vec<ActivationSpec>> {
     let batching = config.batching(world.mesh().size_of(data_axes()))?;
     let cp = build::context_parallel(config, world)?;
     let tokens = [batching.local, config.training.seq_len / cp.size()];
-    let mut x = Place::Meta.empty(&tokens, tch::Kind::Int64)?;
-    let ends: Vec<usize> = cuts.iter().map(|units| units.end).collect();
+    let mut x = Device::Meta.empty(&tokens, tch::Kind::Int64)?;
+    let ends: Vec<usize> = splits.iter().map(|units| units.end).collect();
     let mut shapes = Vec::new();
     let units = model.units();
     for (index, unit) in units.iter().enumerate() {
         x = tch::no_grad(|| unit.forward(&x, &Context::evaluation(0)))?;
         if index + 1 < units.len() && ends.contains(&(index + 1)) {
-            let like = place.empty(&[0], x.kind())?;
+            let like = device.empty(&[0], x.kind())?;
             debug_assert!(meta::is_meta(&x));
-            shapes.push(Shape {
+            shapes.push(ActivationSpec {
                 size: x.size(),
                 like,
                 num_tokens: (batching.local * config.training.seq_len) as u64,
-                num_sharers: world.mesh().size_of(AxisSet::of([Axis::Cp, Axis::Tp])) as u64,
+                num_shards: world.mesh().size_of(AxisSet::of([Axis::Cp, Axis::Tp])) as u64,
             });
         }
     }

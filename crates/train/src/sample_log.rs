@@ -1,7 +1,7 @@
-//! Which samples were trained on, in which step: what shows that none was missed or seen twice.
+//! A log of the samples of every step, to verify that a resumed job skips and repeats none.
 //!
-//! A line per step, `step: sample sample ...`, in a file per data-parallel rank; a run that begins writes
-//! `after step N on R ranks` first, since what an earlier run did beyond that step counts no more.
+//! Each data-parallel rank has a file with a line per step, `step: sample sample ...`. A run starts with
+//! the line `after step N on R ranks`: steps beyond N of an earlier run were lost and do not count.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -14,22 +14,22 @@ use trainyard_torch::World;
 use crate::error::{Result, TrainError};
 use crate::trainer::data_axes;
 
-/// The log of one rank.
+/// The sample log of one data-parallel rank.
 pub(crate) struct SampleLog {
     path: PathBuf,
     file: File,
 }
 
 impl SampleLog {
-    /// The log a config asks for, on ranks that do not see the same samples as others before them.
+    /// Opens the log if the config enables it and this rank is the first one with its samples.
     pub(crate) fn from_config(config: &Config, world: &World, after: u64) -> Result<Option<Self>> {
         let Some(folder) = &config.debug.sample_log_folder else {
             return Ok(None);
         };
         let data = world.group(data_axes())?;
-        let first_of_those = world.mesh().group(world.rank(), data_axes())?;
-        // Ranks that share samples are told apart by their other coordinates; the first ones write.
-        let is_first = first_of_those.first() == Some(&0);
+        let members = world.mesh().group(world.rank(), data_axes())?;
+        // Ranks with the same samples differ in their other coordinates; those of rank 0's group write.
+        let is_first = members.first() == Some(&0);
         if !is_first {
             return Ok(None);
         }
@@ -43,14 +43,14 @@ impl SampleLog {
         Ok(Some(log))
     }
 
-    /// Notes what a step was taken with.
+    /// Writes the samples of a step.
     pub(crate) fn write(&mut self, step: u64, batches: &[Batch]) -> Result<()> {
         let samples = batches.iter().flat_map(|batch| &batch.samples);
         let samples: Vec<String> = samples.map(u64::to_string).collect();
         self.line(&format!("{step}: {}\n", samples.join(" ")))
     }
 
-    /// In one write, so that a killed rank leaves no half of one.
+    /// Appends a line with a single write, so that a killed rank leaves no partial line.
     fn line(&mut self, line: &str) -> Result<()> {
         let written = self.file.write_all(line.as_bytes());
         written.map_err(TrainError::io(&self.path))

@@ -1,6 +1,6 @@
-//! How the learning rate moves: up over the warm-up, level, and down over the last part of the run.
+//! Learning rate schedule: warm-up, constant phase, decay.
 //!
-//! A pure function of the step, so that a resumed run needs nothing but its step.
+//! The rate is a pure function of the step, so that a resumed run needs no schedule state.
 
 use std::f64::consts::PI;
 
@@ -10,32 +10,32 @@ use trainyard_config::{Config, DecayType};
 /// The learning rate of every step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// The highest rate, scaled to the batch.
+    /// The highest rate, scaled for the global batch size.
     pub peak_lr: f64,
-    /// Steps over which it rises.
+    /// Number of warm-up steps.
     pub warmup_steps: u64,
-    /// The step with which it begins to fall.
+    /// The first step of the decay.
     pub decay_start: u64,
-    /// Steps over which it falls.
+    /// Number of decay steps.
     pub decay_steps: u64,
-    /// The shape of the fall.
+    /// The shape of the decay.
     pub decay: DecayType,
-    /// What is left at the end, as a part of the peak.
+    /// The final rate as a fraction of the peak.
     pub min_lr_factor: f64,
 }
 
 impl Schedule {
-    /// The schedule of a job whose steps see `global_batch` samples.
+    /// The schedule of a job with `global_batch` samples per step.
     ///
-    /// The fall ends one step after the last, so that no step is taken at a rate of zero. A warm-up
-    /// and a fall that do not fit into the run shorten the fall.
+    /// The decay ends one step after the last, so that no step has a rate of zero. If warm-up and decay
+    /// together are longer than the run, the decay is shortened.
     pub fn from_config(config: &Config, global_batch: usize) -> Schedule {
         let (section, steps) = (&config.lr_scheduler, config.training.steps);
         let after_warmup = steps.saturating_sub(section.warmup_steps);
-        let asked = section
+        let requested = section
             .decay_ratio
             .map(|ratio| (ratio * steps as f64).round() as u64);
-        let decay_steps = asked.unwrap_or(after_warmup).min(after_warmup);
+        let decay_steps = requested.unwrap_or(after_warmup).min(after_warmup);
         Schedule {
             peak_lr: config.optimizer.lr * section.batch_scale(global_batch),
             warmup_steps: section.warmup_steps,
@@ -51,7 +51,7 @@ impl Schedule {
         self.peak_lr * self.factor(step)
     }
 
-    /// The part of the peak that a step is taken at.
+    /// The learning rate of a step as a fraction of the peak.
     pub fn factor(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return (step + 1) as f64 / self.warmup_steps as f64;
@@ -64,12 +64,12 @@ impl Schedule {
         self.min_lr_factor + (1.0 - self.min_lr_factor) * left
     }
 
-    /// How much of the fall is behind a step, from 0 to 1.
+    /// The completed fraction of the decay, from 0 to 1.
     fn progress(&self, step: u64) -> f64 {
-        let fallen = step.saturating_sub(self.decay_start).min(self.decay_steps);
+        let decayed = step.saturating_sub(self.decay_start).min(self.decay_steps);
         match self.decay_steps {
             0 => 0.0,
-            steps => fallen as f64 / steps as f64,
+            steps => decayed as f64 / steps as f64,
         }
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn warms_up_stays_and_falls() {
+    fn warms_up_stays_constant_and_decays() {
         let schedule = schedule(
             "[training]\nsteps = 10\n[lr_scheduler]\nwarmup_steps = 2\ndecay_ratio = 0.4\nmin_lr_factor = 0.2\n",
         );
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn falls_from_the_warm_up_on_unless_told() {
+    fn decay_starts_after_the_warm_up_by_default() {
         let schedule = schedule(
             "[training]\nsteps = 8\n[lr_scheduler]\nwarmup_steps = 4\ndecay_type = \"cosine\"\n",
         );
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_batches_take_larger_steps() {
+    fn the_rate_scales_with_the_global_batch() {
         let schedule =
             schedule("[optimizer]\nlr = 0.1\n[lr_scheduler]\nlinear_scaling_base_batch = 16\n");
         assert_eq!(schedule.lr(0), 0.4);
@@ -151,7 +151,7 @@ mod tests {
         }
 
         #[test]
-        fn rises_strictly_then_never_again((schedule, steps) in any_schedule()) {
+        fn increases_during_warm_up_only((schedule, steps) in any_schedule()) {
             let factors = factors(&schedule, steps + 10);
             for (step, pair) in factors.windows(2).enumerate() {
                 if (step as u64) + 1 < schedule.warmup_steps {
@@ -163,8 +163,8 @@ mod tests {
         }
 
         #[test]
-        fn joins_without_a_jump((schedule, steps) in any_schedule()) {
-            // No step of the fall is steeper than a cosine's middle.
+        fn has_no_jumps((schedule, steps) in any_schedule()) {
+            // The steepest decay is the middle of the cosine.
             let steepest = PI / 2.0 / schedule.decay_steps.max(1) as f64 + 1e-12;
             let warmup = schedule.warmup_steps as usize;
             for pair in factors(&schedule, steps + 10).windows(2).skip(warmup.saturating_sub(1)) {
@@ -181,7 +181,7 @@ mod tests {
             let text = serde_json::to_string(&schedule).unwrap();
             let read: Schedule = serde_json::from_str(&text).unwrap();
             for step in 0..steps {
-                // JSON's reader may miss the last bit.
+                // The JSON parser may be off by the last bit.
                 prop_assert!((read.lr(step) - schedule.lr(step)).abs() <= 1e-15);
             }
         }

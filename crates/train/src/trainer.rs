@@ -1,13 +1,13 @@
-//! One optimiser step: forward, backward, clip, update.
+//! One training step: forward, backward, gradient clipping, optimizer update.
 
 use tch::{Kind, Tensor};
 use trainyard_config::{Batching, Config, Dtype};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, ContextParallel, Documents, Parameter, Place};
+use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
 use trainyard_parallel::{
-    DdpOptions, LossScale, ParallelError, Pass, RecomputePlan, Step, Strategy, Update, Verdict,
-    scaled,
+    DdpOptions, LossScale, Microbatch, ParallelError, RecomputePlan, StepDecision, StepInputs,
+    Strategy, scaled,
 };
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -15,68 +15,68 @@ use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 use crate::build;
 use crate::clip::{GradNorm, clip};
 use crate::error::Result;
+use crate::expert_load::{ExpertLoad, ExpertLoadTracker};
 use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
-use crate::loads::{ExpertLoad, Loads};
 use crate::optimizer::{self, Optimizer};
 use crate::pipeline;
 use crate::recompute;
+use crate::scalar_zero::scalar_zero_like;
 use crate::schedule::Schedule;
-use crate::zero::zero_at;
 
-/// The axes over which the batch is divided.
+/// The mesh axes that divide the batch.
 pub fn data_axes() -> AxisSet {
     AxisSet::of([Axis::DpReplicate, Axis::DpShard])
 }
 
-/// The axes over which the loss is divided, and so gradients are added up: those of the batch, and
-/// that of the sequence.
+/// The mesh axes that divide the loss, over which gradients are summed: those of the batch and of the
+/// sequence.
 pub fn loss_axes() -> AxisSet {
     AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp])
 }
 
-/// A model under training on this rank.
+/// Trains a model on this rank: model, optimizer, learning rate schedule and step counters.
 pub struct Trainer {
     model: Box<dyn Strategy>,
     parameters: Vec<Parameter>,
     optimizer: Box<dyn Optimizer>,
     schedule: Schedule,
     grad_norm: GradNorm,
-    loads: Loads,
+    expert_load: ExpertLoadTracker,
     traffic: TrafficMeter,
     max_norm: f64,
-    /// With float16 only.
+    /// Set for float16 only.
     loss_scale: Option<LossScale>,
     data_group: Group,
-    /// The ranks that see different targets.
+    /// The ranks that process different targets.
     target_group: Group,
-    /// The ranks whose losses add up to that of the global batch: those, and the stages of a pipeline,
-    /// of which only the last has a loss.
+    /// The ranks whose losses sum up to the loss of the global batch: the target group and all pipeline
+    /// stages, of which only the last has a loss.
     loss_group: Group,
     cp: ContextParallel,
-    /// The token after which attention sees nothing of what came before.
+    /// The end-of-document token; attention does not cross it.
     end_of_document: Option<i64>,
     ledger: Ledger,
     batching: Batching,
-    /// Targets of a step when every place holds one. From the config alone, because all ranks must
-    /// divide by the same number, whatever batches they are given.
-    nominal: f64,
+    /// Targets of a step if every position has one. It depends on the config only, because all ranks must
+    /// divide by the same number, whatever their batches contain.
+    nominal_targets: f64,
     is_dry_run: bool,
     step: u64,
     samples_seen: u64,
 }
 
-/// The optimiser in one step, as the strategy calls it.
-struct Stepping<'a> {
+/// The optimizer with the learning rate and gradient scale of one step, for the strategy to call.
+struct OptimizerStep<'a> {
     optimizer: &'a mut dyn Optimizer,
     learning_rate: f64,
     scale: Option<Tensor>,
 }
 
-impl Update for Stepping<'_> {
+impl trainyard_parallel::Optimizer for OptimizerStep<'_> {
     fn step(&mut self) -> trainyard_parallel::Result<()> {
         self.optimizer
             .step(self.learning_rate, self.scale.as_ref())
-            .map_err(|e| ParallelError::Update {
+            .map_err(|e| ParallelError::Optimizer {
                 reason: e.to_string(),
             })
     }
@@ -86,32 +86,32 @@ impl Update for Stepping<'_> {
     }
 }
 
-/// The global number of targets on its way.
-struct Counting {
+/// An all-reduce in flight that counts the targets of the global batch.
+struct PendingCount {
     count: Tensor,
     work: Work,
 }
 
-impl Counting {
+impl PendingCount {
     fn finish(self) -> Result<f64> {
         self.work.wait()?;
         Ok(self.count.f_int64_value(&[0])? as f64)
     }
 }
 
-/// What this rank computes of a micro-batch.
-struct Own {
+/// The part of a micro-batch that this rank computes: under context parallelism, some positions only.
+struct LocalMicrobatch {
     inputs: Tensor,
     targets: Tensor,
     num_targets: i64,
     documents: Option<Documents>,
 }
 
-/// What a step found, still on the device: reading a number waits for it.
+/// The results of a step, still on the device: reading a value waits for it.
 #[derive(Debug)]
 pub struct StepOutcome {
-    /// This rank's part of the mean loss over the global batch; the parts of all ranks add up to it.
-    pub loss_part: Tensor,
+    /// This rank's contribution to the mean loss over the global batch. The sum over all ranks is that loss.
+    pub local_loss: Tensor,
     /// Norm of the global gradient, before clipping.
     pub grad_norm: Tensor,
     /// The learning rate that was used.
@@ -119,41 +119,41 @@ pub struct StepOutcome {
 }
 
 impl Trainer {
-    /// Builds model, strategy and optimiser as the config says.
-    pub fn new(config: &Config, world: &World, place: Place) -> Result<Trainer> {
-        Self::with_plan(config, world, place, &recompute::plan(config, world)?)
+    /// Builds the model, strategy and optimizer of a config.
+    pub fn new(config: &Config, world: &World, device: Device) -> Result<Trainer> {
+        Self::with_plan(config, world, device, &recompute::plan(config, world)?)
     }
 
-    /// The same with another choice of what to recompute.
+    /// As [`Trainer::new`], with a given activation checkpointing plan.
     pub fn with_plan(
         config: &Config,
         world: &World,
-        place: Place,
+        device: Device,
         plan: &RecomputePlan,
     ) -> Result<Trainer> {
         let strategy = match world.mesh().size(Axis::Pp) {
             1 => {
-                let model = build::model(config, world, place)?;
+                let model = build::model(config, world, device)?;
                 build::strategy(config, model.into(), world, plan)?
             }
-            _ => pipeline::pipeline(config, world, place, plan)?,
+            _ => pipeline::pipeline(config, world, device, plan)?,
         };
         Self::with_strategy(config, world, strategy)
     }
 
-    /// The same, replicated, with another way of reducing gradients.
+    /// As [`Trainer::new`], with the model replicated by DDP with the given options.
     pub fn with_options(
         config: &Config,
         world: &World,
-        place: Place,
+        device: Device,
         options: DdpOptions,
     ) -> Result<Trainer> {
-        let model = build::model(config, world, place)?;
+        let model = build::model(config, world, device)?;
         let model = build::replicated(model, world, options)?;
         Self::with_strategy(config, world, Box::new(model))
     }
 
-    /// The same with a model that is wrapped already.
+    /// A trainer for a model that is already wrapped in a strategy.
     pub fn with_strategy(
         config: &Config,
         world: &World,
@@ -165,16 +165,19 @@ impl Trainer {
         Ok(Trainer {
             optimizer: optimizer::build(&config.optimizer, parameters.clone()),
             schedule: Schedule::from_config(config, batching.global),
-            grad_norm: GradNorm::new(&originals(&parameters, &model.copies()), world)?,
+            grad_norm: GradNorm::new(
+                &without_tied_replicas(&parameters, &model.tied_replicas()),
+                world,
+            )?,
             max_norm: config.training.max_norm,
             loss_scale: (config.training.compute_dtype() == Dtype::Float16)
                 .then(LossScale::default),
-            nominal: match config.model.resolve()?.decoder() {
+            nominal_targets: match config.model.resolve()?.decoder() {
                 Some(_) => batching.global * config.training.seq_len,
                 None => batching.global,
             } as f64,
             is_dry_run: world.is_fake(),
-            loads: Loads::new(&*model, world, config)?,
+            expert_load: ExpertLoadTracker::new(&*model, world, config)?,
             traffic: TrafficMeter::new(world)?,
             ledger: world.ledger().clone(),
             model,
@@ -190,39 +193,39 @@ impl Trainer {
         })
     }
 
-    /// One step over this rank's microbatches, whose sequences are whole.
+    /// One training step over the micro-batches of this rank, with full sequences.
     pub fn step(&mut self, microbatches: &[Batch]) -> Result<StepOutcome> {
-        let microbatches = &self.own_positions(microbatches)?;
+        let microbatches = &self.local_microbatches(microbatches)?;
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
-        let counting = self.start_counting(microbatches)?;
-        let nominal = self.nominal;
-        let loss_part = memory::scope(MemoryKind::Activation, || {
-            self.forward_backward(microbatches, nominal)
+        let target_count = self.start_target_count(microbatches)?;
+        let nominal_targets = self.nominal_targets;
+        let local_loss = memory::scope(MemoryKind::Activation, || {
+            self.forward_backward(microbatches, nominal_targets)
         })?;
-        // Counts that differ between ranks are set right here, where nobody waits for them any more.
-        let correction = nominal / counting.finish()?;
-        // What gradients must be multiplied by to be those of the mean loss.
+        // The count was all-reduced during forward and backward; correct the scale for it here.
+        let correction = nominal_targets / target_count.finish()?;
+        // Multiplied by this factor, the gradients are those of the mean loss.
         let factor = correction / self.scale();
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
             let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
             let learning_rate = self.schedule.lr(self.step);
-            if self.judge(&grad_norm)? == Verdict::Take {
+            if self.check_overflow(&grad_norm)? == StepDecision::Take {
                 if self.max_norm > 0.0 {
                     clip(&self.parameters, &grad_norm, self.max_norm)?;
                 }
                 let scale = (factor != 1.0).then(|| Tensor::from(1.0 / factor));
-                self.model.update(&mut Stepping {
+                self.model.optimizer_step(&mut OptimizerStep {
                     optimizer: &mut *self.optimizer,
                     learning_rate,
                     scale,
                 })?;
-                self.loads.rebalance(&*self.model)?;
+                self.expert_load.rebalance(&*self.model)?;
             }
             self.model.zero_grad()?;
             StepOutcome {
-                loss_part: scaled(&loss_part, correction)?,
+                local_loss: scaled(&local_loss, correction)?,
                 grad_norm,
                 learning_rate,
             }
@@ -232,60 +235,60 @@ impl Trainer {
         Ok(outcome)
     }
 
-    /// Which sample of the step's global batch a micro-batch begins with.
+    /// The index of the first sample of a micro-batch in the global batch of the step.
     fn first_sample(&self, microbatch: usize) -> u64 {
         let before = self.data_group.index() * self.batching.num_microbatches + microbatch;
         (before * self.batching.local) as u64
     }
 
-    /// What this rank has of sequences that several share.
-    fn own_positions(&self, batches: &[Batch]) -> Result<Vec<Own>> {
-        let part = |batch: &Batch| -> Result<Own> {
-            Ok(Own {
-                inputs: self.cp.part(&batch.inputs)?,
-                targets: self.cp.part(&batch.targets)?,
+    /// This rank's positions of the sequences, under context parallelism.
+    fn local_microbatches(&self, batches: &[Batch]) -> Result<Vec<LocalMicrobatch>> {
+        let local = |batch: &Batch| -> Result<LocalMicrobatch> {
+            Ok(LocalMicrobatch {
+                inputs: self.cp.shard(&batch.inputs)?,
+                targets: self.cp.shard(&batch.targets)?,
                 num_targets: batch.num_targets / self.cp.size() as i64,
                 documents: self.documents(batch)?,
             })
         };
-        batches.iter().map(part).collect()
+        batches.iter().map(local).collect()
     }
 
-    /// The documents of a micro-batch, where they are kept apart. A dry run knows no tokens, and takes
-    /// every sequence for one document, which needs the most.
+    /// The document boundaries of a micro-batch, if attention is limited to documents. A dry run has no token
+    /// values and assumes one document per sequence, which needs the most memory.
     fn documents(&self, batch: &Batch) -> Result<Option<Documents>> {
         let end = self.end_of_document.filter(|_| !self.is_dry_run);
-        let documents = end.map(|end| Documents::of(&batch.inputs, end));
+        let documents = end.map(|end| Documents::from_tokens(&batch.inputs, end));
         Ok(documents.transpose()?)
     }
 
-    /// What the loss is multiplied by.
+    /// The factor by which the loss is multiplied.
     fn scale(&self) -> f64 {
         self.loss_scale.as_ref().map_or(1.0, LossScale::scale)
     }
 
-    /// Whether the step may be taken. The host reads the norm only where losses are scaled.
-    fn judge(&mut self, norm: &Tensor) -> Result<Verdict> {
+    /// Whether to take or skip the step. The host reads the norm only if the loss is scaled.
+    fn check_overflow(&mut self, norm: &Tensor) -> Result<StepDecision> {
         let Some(scale) = &mut self.loss_scale else {
-            return Ok(Verdict::Take);
+            return Ok(StepDecision::Take);
         };
         if self.is_dry_run {
-            return Ok(Verdict::Take);
+            return Ok(StepDecision::Take);
         }
-        let verdict = scale.judge(f64::try_from(norm)?);
-        if verdict == Verdict::Skip && self.ledger.rank() == 0 {
+        let decision = scale.update(f64::try_from(norm)?);
+        if decision == StepDecision::Skip && self.ledger.rank() == 0 {
             tracing::warn!(
-                "step {} skipped: a gradient overflowed; loss scale is now {}",
+                "step {} skipped: gradient overflow; reducing the loss scale to {}",
                 self.step + 1,
                 scale.scale()
             );
         }
-        Ok(verdict)
+        Ok(decision)
     }
 
-    fn forward_backward(&mut self, microbatches: &[Own], count: f64) -> Result<Tensor> {
-        let step = Step {
-            passes: self.passes(
+    fn forward_backward(&mut self, microbatches: &[LocalMicrobatch], count: f64) -> Result<Tensor> {
+        let step = StepInputs {
+            microbatches: self.microbatch_inputs(
                 microbatches,
                 &Context::training(self.step).with_loss_weight(self.scale() / count),
             ),
@@ -293,12 +296,16 @@ impl Trainer {
             scale: self.scale(),
             ledger: &self.ledger,
         };
-        self.or_nothing(self.model.run_step(&step)?)
+        self.loss_or_zero(self.model.run_step(&step)?)
     }
 
-    fn passes<'a>(&self, batches: &'a [Own], cx: &Context) -> Vec<Pass<'a>> {
+    fn microbatch_inputs<'a>(
+        &self,
+        batches: &'a [LocalMicrobatch],
+        cx: &Context,
+    ) -> Vec<Microbatch<'a>> {
         let numbered = batches.iter().enumerate();
-        let pass = |(index, batch): (usize, &'a Own)| Pass {
+        let pass = |(index, batch): (usize, &'a LocalMicrobatch)| Microbatch {
             inputs: &batch.inputs,
             targets: &batch.targets,
             cx: cx
@@ -309,19 +316,19 @@ impl Trainer {
         numbered.map(pass).collect()
     }
 
-    /// A loss, or zero where other ranks have it.
-    fn or_nothing(&self, loss: Option<Tensor>) -> Result<Tensor> {
+    /// The loss, or zero on ranks without one (all pipeline stages but the last).
+    fn loss_or_zero(&self, loss: Option<Tensor>) -> Result<Tensor> {
         match (loss, self.parameters.first()) {
             (Some(loss), _) => Ok(loss),
-            (None, Some(first)) => zero_at(first.tensor()),
+            (None, Some(first)) => scalar_zero_like(first.tensor()),
             (None, None) => Err(crate::TrainError::NoParameters),
         }
     }
 
-    /// Targets in the global batch: each rank's own count, summed, so that ranks may differ.
-    fn start_counting(&self, batches: &[Own]) -> Result<Counting> {
+    /// Starts to count the targets of the global batch, which may differ between ranks.
+    fn start_target_count(&self, batches: &[LocalMicrobatch]) -> Result<PendingCount> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
-        // Where nothing is sent, every rank is taken to be like this one.
+        // A dry run does not communicate: it assumes that all ranks have the same count.
         let own = if self.is_dry_run {
             own * self.target_group.size() as i64
         } else {
@@ -331,47 +338,47 @@ impl Trainer {
         let work = self
             .target_group
             .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
-        Ok(Counting { count, work })
+        Ok(PendingCount { count, work })
     }
 
-    /// The mean loss over the global batch, from every rank's part.
-    pub fn global_loss(&self, loss_part: &Tensor) -> Result<f64> {
-        let total = loss_part.f_to_kind(Kind::Double)?.f_view(1)?;
+    /// The mean loss over the global batch, from the local losses of all ranks. This is a collective call.
+    pub fn global_loss(&self, local_loss: &Tensor) -> Result<f64> {
+        let total = local_loss.f_to_kind(Kind::Double)?.f_view(1)?;
         self.loss_group
             .all_reduce(&total, ReduceOp::Sum, Purpose::Control)?
             .wait()?;
         Ok(f64::try_from(total.f_squeeze()?)?)
     }
 
-    /// The mean loss over batches that are only looked at.
+    /// The mean loss over validation batches, without gradients. This is a collective call.
     pub fn evaluate(&self, batches: &[Batch]) -> Result<f64> {
         let _span = self.ledger.enter(SpanKind::Evaluation, "evaluation");
-        let batches = &self.own_positions(batches)?;
-        let step = Step {
-            passes: self.passes(batches, &Context::evaluation(self.step)),
-            count: self.start_counting(batches)?.finish()?,
+        let batches = &self.local_microbatches(batches)?;
+        let step = StepInputs {
+            microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
+            count: self.start_target_count(batches)?.finish()?,
             scale: 1.0,
             ledger: &self.ledger,
         };
-        let total = self.or_nothing(self.model.evaluate(&step)?)?;
+        let total = self.loss_or_zero(self.model.evaluate(&step)?)?;
         self.global_loss(&total)
     }
 
-    /// How many tokens the experts of every layer got in the last step, over all ranks, all of which must
-    /// ask; none where there are no experts.
+    /// The load of the experts of every layer in the last step, summed over all ranks; empty for a model
+    /// without experts. This is a collective call.
     pub fn expert_loads(&self) -> Result<Vec<ExpertLoad>> {
-        self.loads.of_step(&*self.model)
+        self.expert_load.step_loads(&*self.model)
     }
 
-    /// How long rows were on their way to experts and back since the last time this was asked, over all
-    /// ranks, all of which must ask; none where experts are not on different ranks.
+    /// Time and bandwidth of token dispatch and combine since the last call, averaged over all ranks; `None`
+    /// without expert parallelism. This is a collective call.
     pub fn expert_traffic(&self) -> Result<Option<ExpertTraffic>> {
         self.traffic.read(self.step)
     }
 
-    /// Waits for what the last step has left under way for the next one.
-    pub fn settle(&self) -> Result<()> {
-        Ok(self.model.settle()?)
+    /// Waits for communication that the last step left in flight.
+    pub fn wait_pending(&self) -> Result<()> {
+        Ok(self.model.wait_pending()?)
     }
 
     /// Steps taken so far.
@@ -379,36 +386,36 @@ impl Trainer {
         self.step
     }
 
-    /// Samples all ranks have seen so far.
+    /// Samples that all ranks together have trained on so far.
     pub fn samples_seen(&self) -> u64 {
         self.samples_seen
     }
 
-    /// What has a pace of its own beside the steps, to be saved.
-    pub fn paces(&self) -> serde_json::Value {
+    /// State beside parameters, optimizer and step counters that a checkpoint saves: the loss scale.
+    pub fn extra_state(&self) -> serde_json::Value {
         serde_json::json!({ "loss_scale": self.loss_scale })
     }
 
-    /// Takes up what [`Trainer::paces`] told, as far as this job has it.
-    pub fn resume_paces(&mut self, paces: &serde_json::Value) {
-        let saved = serde_json::from_value(paces["loss_scale"].clone());
+    /// Restores the result of [`Trainer::extra_state`]. State that this job does not have is ignored.
+    pub fn load_extra_state(&mut self, extra_state: &serde_json::Value) {
+        let saved = serde_json::from_value(extra_state["loss_scale"].clone());
         if let (Some(own), Ok(Some(saved))) = (&mut self.loss_scale, saved) {
             *own = saved;
         }
     }
 
-    /// Goes on as if so many steps had been taken, with so many samples.
+    /// Sets the step and sample counters of a resumed job.
     pub fn resume_at(&mut self, step: u64, samples_seen: u64) {
         self.step = step;
         self.samples_seen = samples_seen;
     }
 
-    /// How a global batch is divided.
+    /// How the global batch is divided into ranks and micro-batches.
     pub fn batching(&self) -> &Batching {
         &self.batching
     }
 
-    /// The ranks the batch is divided over.
+    /// The data-parallel group of this rank.
     pub fn data_group(&self) -> &Group {
         &self.data_group
     }
@@ -423,19 +430,23 @@ impl Trainer {
         &self.parameters
     }
 
-    /// The optimiser and its state.
+    /// The optimizer and its state.
     pub fn optimizer(&self) -> &dyn Optimizer {
         &*self.optimizer
     }
 
-    /// The optimiser, to put a saved state into.
+    /// The optimizer, to load saved state into.
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
         &mut *self.optimizer
     }
 }
 
-/// Parameters that are not copies of another rank's.
-fn originals(parameters: &[Parameter], copies: &[Parameter]) -> Vec<Parameter> {
-    let is_copy = |p: &Parameter| copies.iter().any(|copy| copy.is(p));
-    parameters.iter().filter(|p| !is_copy(p)).cloned().collect()
+/// Parameters without replicas of tied ones, which must count once in the gradient norm.
+fn without_tied_replicas(parameters: &[Parameter], replicas: &[Parameter]) -> Vec<Parameter> {
+    let is_replica = |p: &Parameter| replicas.iter().any(|replica| replica.is(p));
+    parameters
+        .iter()
+        .filter(|p| !is_replica(p))
+        .cloned()
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! Finding the other ranks.
+//! Initialization: joining the world of ranks.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use crate::config::CommSection;
 use crate::torch::{Backend, Rendezvous};
 use crate::{Axis, Ledger, Mesh, Result, World};
 
-/// Joins the ranks that the launcher started, all of them along `dp_replicate`.
+/// Joins the ranks that the launcher started, with all ranks along the mesh axis `dp_replicate`.
 ///
-/// The launcher's environment says who they are: that of `trainyard run`, or of torchrun. Without it
-/// this process is a world of one, so that a program runs alone as well. Gloo carries the messages;
-/// for NCCL call [`World::join`] with that backend.
+/// Rank, world size and store address come from the environment variables of `trainyard run` or torchrun.
+/// Without them this process is a world of one rank, so that a program also runs without a launcher. The
+/// backend is Gloo; for NCCL call [`World::join`].
 pub fn init() -> Result<World> {
     init_along(Axis::DpReplicate)
 }
 
-/// The same, all of them along another axis: `dp_shard` for sharded states.
+/// As [`init`], with all ranks along another axis, such as `dp_shard` for FSDP.
 pub fn init_along(axis: Axis) -> Result<World> {
     let at = rendezvous()?;
     join(Mesh::new(&[(axis, at.world_size)])?, &at)
 }
 
-/// The same along several axes, whose sizes multiply to the number of ranks.
+/// As [`init`], with a mesh of several axes. The product of their sizes must be the world size.
 ///
 /// ```no_run
 /// # use trainyard::Axis;
@@ -31,7 +31,7 @@ pub fn init_along(axis: Axis) -> Result<World> {
 /// # Ok::<(), trainyard::Error>(())
 /// ```
 ///
-/// `ep` counts the ranks of `dp_shard`, `cp` and `tp` a second time, and multiplies nothing: with
+/// `ep` regroups the ranks of `dp_shard`, `cp` and `tp`, so it is not part of the product: with
 /// `(Axis::DpShard, 4), (Axis::Ep, 2)` there are four ranks.
 pub fn init_mesh(sizes: &[(Axis, usize)]) -> Result<World> {
     let (ep, sizes): (Vec<_>, Vec<_>) = sizes.iter().partition(|(axis, _)| *axis == Axis::Ep);
@@ -45,7 +45,7 @@ fn rendezvous() -> Result<Rendezvous> {
 }
 
 fn join(mesh: Mesh, at: &Rendezvous) -> Result<World> {
-    // One thread per rank unless told: ranks share the machine.
+    // One thread per rank unless `OMP_NUM_THREADS` is set, because ranks share the cores of the host.
     if at.world_size > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
         tch::set_num_threads(1);
     }

@@ -1,22 +1,22 @@
-//! Trainyard: train one model on many machines. The library's face.
+//! Trainyard: distributed training of one model on many nodes.
 //!
-//! Keep your model and your loop; wrap the model in the strategy that splits the work. This is data
-//! parallelism with a model of one's own, as `examples/ddp.rs` has it in full:
+//! Keep your model and your training loop; wrap the model in a parallelism strategy. This is distributed
+//! data parallelism; `examples/ddp.rs` is a complete program:
 //!
 //! ```no_run
 //! use trainyard::train::optimizer;
-//! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Strategy, Sync};
+//! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Strategy, GradSync};
 //!
 //! fn main() -> trainyard::Result<()> {
 //!     let world = trainyard::init()?; // the ranks that `trainyard run` or torchrun started
 //!     let model = SimpleCnn::build(&Builder::new(1))?;
-//!     let model = Ddp::new(model, &world.everyone()?, DdpOptions::default())?;
+//!     let model = Ddp::new(model, &world.world_group()?, DdpOptions::default())?;
 //!     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 //! #   let batches: Vec<trainyard::data::Batch> = Vec::new();
 //!     for (step, batch) in (0..).zip(batches) {
 //!         let run = model.forward(&batch.inputs, &Context::training(step))?;
 //!         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
-//!         model.backward(run, &loss, Sync::Reduce)?; // reduced while backward goes on
+//!         model.backward(run, &loss, GradSync::Full)?; // all-reduces gradients during backward
 //!         optimizer.step(3e-4, None)?;
 //!         model.zero_grad()?;
 //!     }
@@ -24,21 +24,21 @@
 //! }
 //! ```
 //!
-//! The names most programs need are here at the top. The rest is in the modules:
+//! The items that most programs need are at the top level. The modules have the rest:
 //!
-//! - [`mesh`]: axes, ranks, groups, and which slice of a tensor a rank holds.
-//! - [`nn`]: parameters, modules, layers, models, and how a `tch` model becomes one.
-//! - [`parallel`]: the strategies that wrap a model.
-//! - [`schedule`]: what the ranks of a pipeline do in which order.
-//! - [`data`]: sources, the sampler, the loader.
-//! - [`train`]: optimisers, schedules, metrics, and the whole loop from a config file.
-//! - [`trace`]: the ledger of what a rank did.
-//! - [`torch`]: process groups, autograd hooks, storages, kernels: what `tch` lacks.
+//! - [`mesh`]: the device mesh: axes, ranks, groups, and sharded tensor layouts.
+//! - [`nn`]: parameters, modules, layers, models, and wrappers for `tch` models.
+//! - [`parallel`]: the strategies that wrap a model: DDP, FSDP (ZeRO), pipelines.
+//! - [`schedule`]: pipeline schedules.
+//! - [`data`]: datasets, the distributed sampler, the data loader.
+//! - [`train`]: optimizers, learning rate schedules, checkpoints, metrics, and the training loop of a config.
+//! - [`trace`]: the flight recorder of a rank.
+//! - [`torch`]: process groups, autograd hooks, storages and kernels that `tch` lacks.
 //! - [`config`]: the config file.
 //!
-//! Models of one's own derive [`Module`]; [`macro@Module`] finds its way through this crate.
+//! Custom models derive [`Module`] with [`macro@Module`].
 //!
-//! With the feature `cuda` the backend NCCL is there beside Gloo.
+//! The feature `cuda` adds the NCCL backend for GPUs.
 
 mod init;
 
@@ -57,17 +57,17 @@ pub use config::Config;
 pub use init::{init, init_along, init_mesh};
 pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
-    Builder, Context, ContextParallel, Init, Llama, LlamaConfig, Method as ContextMethod, Model,
-    Module, Parameter, Sequence, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
+    Builder, Context, ContextParallel, ContextParallelMethod, Init, Llama, LlamaConfig, Model,
+    Module, Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
     cross_entropy_sum,
 };
 pub use parallel::{
-    DataParallel, Ddp, DdpOptions, FullyShard, Precision, ShardOptions, Strategy, Sync,
+    DataParallel, Ddp, DdpOptions, FullyShard, GradSync, Precision, ShardOptions, Strategy,
 };
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};
-/// Any error of this library: whatever a program meets, `?` turns into this.
+/// The error type of this library; `?` converts the errors of all its crates to it.
 pub use train::TrainError as Error;
 
-/// Result of a program that uses this library.
+/// The result type of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

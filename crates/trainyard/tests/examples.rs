@@ -1,40 +1,45 @@
-//! The examples, run as a reader would run them: their losses fall, and the number of ranks does
-//! not change what they compute. The program is its own trampoline for the ranks it starts.
+//! Runs the examples as a user would: their losses decrease, and results do not depend on the number of
+//! ranks. This program is also the trampoline for the ranks it starts.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use trainyard_elastic::{Console, Job, launch, worker};
+use trainyard_launcher::{Console, Job, launch, worker};
 
 fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
     let trials: [(&str, fn()); 12] = [
-        ("ddp_runs_alone_and_the_loss_falls", ddp_alone),
-        ("ddp_on_two_ranks_computes_the_same", ddp_on_two_ranks),
+        (
+            "ddp_runs_without_launcher_and_the_loss_decreases",
+            ddp_single,
+        ),
+        ("ddp_on_two_ranks_equals_one_rank", ddp_on_two_ranks),
         ("data_parallel_trains_with_two_threads", data_parallel),
-        ("fsdp_on_two_ranks_is_close_to_one", fsdp),
-        ("zero_holds_what_the_formula_says", zero),
-        ("tensor_parallel_on_two_ranks_computes_the_same", || {
-            same_on_two_ranks("tensor_parallel");
+        ("fsdp_on_two_ranks_is_close_to_one_rank", fsdp),
+        ("zero_memory_equals_the_formula", zero),
+        ("tensor_parallel_on_two_ranks_equals_one_rank", || {
+            equals_one_rank("tensor_parallel");
         }),
         ("tensor_parallel_runs_on_four_ranks", || {
             on_ranks("tensor_parallel", 4);
         }),
-        ("context_parallel_on_two_ranks_computes_the_same", || {
-            same_on_two_ranks("context_parallel");
+        ("context_parallel_on_two_ranks_equals_one_rank", || {
+            equals_one_rank("context_parallel");
         }),
-        ("pipeline_on_two_ranks_computes_the_same", || {
-            same_on_two_ranks("pipeline");
+        ("pipeline_on_two_ranks_equals_one_rank", || {
+            equals_one_rank("pipeline");
         }),
-        ("hybrid_3d_on_eight_ranks_computes_the_same", hybrid),
-        ("moe_on_two_ranks_computes_the_same", || {
-            same_on_two_ranks("moe");
+        ("hybrid_3d_on_eight_ranks_equals_one_rank", hybrid),
+        ("moe_on_two_ranks_equals_one_rank", || {
+            equals_one_rank("moe");
         }),
-        ("layer_parallel_on_two_ranks_computes_the_same", || {
-            same_on_two_ranks("layer_parallel");
+        ("layer_parallel_on_two_ranks_equals_one_rank", || {
+            equals_one_rank("layer_parallel");
         }),
     ];
     let as_trial = |(name, test): (&str, fn())| {
@@ -47,65 +52,65 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-fn ddp_alone() {
-    assert_falls(&alone("ddp"));
+fn ddp_single() {
+    assert_decreases(&single("ddp"));
 }
 
 fn ddp_on_two_ranks() {
-    assert_falls(&same_on_two_ranks("ddp"));
+    assert_decreases(&equals_one_rank("ddp"));
 }
 
-/// Its losses on two ranks, which are those on one.
-fn same_on_two_ranks(example: &str) -> Vec<f64> {
-    let together = on_ranks(example, 2);
-    let alone = alone(example);
-    assert_close(&together, &alone, 2);
-    together
+/// Asserts that an example has the same losses on two ranks and on one, and returns them.
+fn equals_one_rank(example: &str) -> Vec<f64> {
+    let distributed = on_ranks(example, 2);
+    let single = single(example);
+    assert_close(&distributed, &single, 2);
+    distributed
 }
 
 fn data_parallel() {
-    assert_falls(&alone("data_parallel"));
+    assert_decreases(&single("data_parallel"));
 }
 
 fn fsdp() {
-    let (together, alone) = (on_ranks("fsdp", 2), alone("fsdp"));
-    assert!(together.len() >= 10 && together.len() == alone.len());
-    for (step, (together, alone)) in together.iter().zip(&alone).enumerate() {
-        // bfloat16: the halves of the batch are rounded apart.
+    let (distributed, single) = (on_ranks("fsdp", 2), single("fsdp"));
+    assert!(distributed.len() >= 10 && distributed.len() == single.len());
+    for (step, (distributed, single)) in distributed.iter().zip(&single).enumerate() {
+        // In bfloat16 the two halves of the batch are rounded separately.
         assert!(
-            (together - alone).abs() < 5e-2,
-            "step {step}: {together} on two ranks, {alone} on one"
+            (distributed - single).abs() < 5e-2,
+            "step {step}: {distributed} on two ranks, {single} on one"
         );
     }
 }
 
 fn zero() {
-    // It compares by itself, and fails where a stage holds anything else.
+    // The example itself compares each stage with the formula.
     on_ranks("zero", 2);
 }
 
 fn hybrid() {
-    let (together, alone) = (on_ranks("hybrid_3d", 8), alone("hybrid_3d"));
-    assert_close(&together, &alone, 8);
+    let (distributed, single) = (on_ranks("hybrid_3d", 8), single("hybrid_3d"));
+    assert_close(&distributed, &single, 8);
 }
 
-fn assert_close(together: &[f64], alone: &[f64], num_ranks: usize) {
-    assert_eq!(together.len(), alone.len());
-    for (step, (together, alone)) in together.iter().zip(alone).enumerate() {
+fn assert_close(distributed: &[f64], single: &[f64], num_ranks: usize) {
+    assert_eq!(distributed.len(), single.len());
+    for (step, (distributed, single)) in distributed.iter().zip(single).enumerate() {
         assert!(
-            (together - alone).abs() < 1e-4,
-            "step {step}: {together} on {num_ranks} ranks, {alone} on one"
+            (distributed - single).abs() < 1e-4,
+            "step {step}: {distributed} on {num_ranks} ranks, {single} on one"
         );
     }
 }
 
-fn assert_falls(losses: &[f64]) {
+fn assert_decreases(losses: &[f64]) {
     assert!(losses.len() >= 10, "{losses:?}");
     assert!(losses[losses.len() - 1] < 0.5 * losses[0], "{losses:?}");
 }
 
-/// The losses an example prints when it is started by itself.
-fn alone(example: &str) -> Vec<f64> {
+/// The losses of an example that is started without a launcher.
+fn single(example: &str) -> Vec<f64> {
     let mut command = Command::new(program(example));
     for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
         command.env_remove(variable);
@@ -116,7 +121,7 @@ fn alone(example: &str) -> Vec<f64> {
     losses(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The losses that whichever rank has them prints when the launcher starts several.
+/// The losses of an example on several ranks, from the output of all of them.
 fn on_ranks(example: &str, num_ranks: usize) -> Vec<f64> {
     let logs = tempfile::tempdir().unwrap();
     let job = Job::new(program(example), num_ranks)
@@ -136,7 +141,7 @@ fn stdout(logs: &Path, rank: usize) -> String {
     std::fs::read_to_string(logs.join(rank.to_string()).join("stdout.log")).unwrap()
 }
 
-/// The numbers after `loss`, in order of steps.
+/// The values after `loss` in each line.
 fn losses(text: &str) -> Vec<f64> {
     let parts = text.lines().filter_map(|line| line.split_once(" loss "));
     parts
@@ -144,12 +149,12 @@ fn losses(text: &str) -> Vec<f64> {
         .collect()
 }
 
-/// Cargo puts examples beside the folder this test is in.
+/// The path of an example: Cargo puts examples next to the directory of this test program.
 fn program(example: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.parent().and_then(Path::parent).unwrap();
     let program = profile.join("examples").join(example);
-    let hint = "`cargo build --examples -p trainyard` makes it";
+    let hint = "run `cargo build --examples -p trainyard`";
     assert!(
         program.is_file(),
         "{} is missing: {hint}",

@@ -1,7 +1,6 @@
-//! A folder of a file system, local or shared.
+//! A store in a directory of a local or shared file system.
 //!
-//! What has been written survives a power cut only after it was synced: files, and the folders that
-//! name them.
+//! Data survives a power failure only after an fsync of both the file and the directory that names it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,87 +8,87 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::{Sink, Store, too_short};
+use super::{Store, Writer, too_short};
 use crate::{CheckpointError, Result};
 
-/// Ends the name of a file that is not in its place yet.
+/// The suffix of a file before it is renamed to its final name.
 const PARTIAL: &str = ".partial";
 
-/// A folder.
+/// A store in a directory of a file system.
 #[derive(Debug)]
 pub struct LocalStore {
     root: PathBuf,
 }
 
 impl LocalStore {
-    /// The folder at `root`, which is made when something is written.
+    /// Opens the directory `root`. The first write creates it.
     pub fn new(root: impl Into<PathBuf>) -> LocalStore {
         LocalStore { root: root.into() }
     }
 
-    fn place(&self, path: &str) -> PathBuf {
+    fn absolute(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 }
 
 impl Store for LocalStore {
     fn describe(&self, path: &str) -> String {
-        self.place(path).display().to_string()
+        self.absolute(path).display().to_string()
     }
 
-    fn create(&self, path: &str) -> Result<Box<dyn Sink>> {
-        let path = self.place(path);
+    fn create(&self, path: &str) -> Result<Box<dyn Writer>> {
+        let path = self.absolute(path);
         make_parents(&path)?;
-        let file = File::create(&path).map_err(refused(&path))?;
+        let file = File::create(&path).map_err(io_error(&path))?;
         Ok(Box::new(LocalFile { path, file }))
     }
 
     fn put(&self, path: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.place(path);
+        let path = self.absolute(path);
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(PARTIAL);
         let partial = path.with_file_name(name);
         make_parents(&path)?;
-        let mut file = File::create(&partial).map_err(refused(&partial))?;
+        let mut file = File::create(&partial).map_err(io_error(&partial))?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        written.map_err(refused(&partial))?;
-        fs::rename(&partial, &path).map_err(refused(&path))?;
+        written.map_err(io_error(&partial))?;
+        fs::rename(&partial, &path).map_err(io_error(&path))?;
         sync_parent(&path)
     }
 
     fn size(&self, path: &str) -> Result<Option<u64>> {
-        let path = self.place(path);
+        let path = self.absolute(path);
         match fs::metadata(&path) {
             Ok(metadata) => Ok(metadata.is_file().then_some(metadata.len())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(refused(&path)(error)),
+            Err(error) => Err(io_error(&path)(error)),
         }
     }
 
     fn read(&self, path: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        let path = self.place(path);
-        let file = File::open(&path).map_err(refused(&path))?;
-        let length = file.metadata().map_err(refused(&path))?.len();
-        // Before anything is allocated: a range beyond the end may be a wish without bounds.
+        let path = self.absolute(path);
+        let file = File::open(&path).map_err(io_error(&path))?;
+        let length = file.metadata().map_err(io_error(&path))?.len();
+        // Check before allocating: a corrupted manifest can request a range of any size.
         if range.end > length || range.start > range.end {
             return Err(too_short(&path.display().to_string(), length, &range));
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let read = file.read_exact_at(&mut bytes, range.start);
-        read.map_err(refused(&path))?;
+        read.map_err(io_error(&path))?;
         Ok(bytes)
     }
 
-    fn list(&self, folder: &str) -> Result<Vec<String>> {
-        let folder = self.place(folder);
-        let entries = match fs::read_dir(&folder) {
+    fn list(&self, dir: &str) -> Result<Vec<String>> {
+        let dir = self.absolute(dir);
+        let entries = match fs::read_dir(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(refused(&folder))?,
+            entries => entries.map_err(io_error(&dir))?,
         };
         let mut names = Vec::new();
         for entry in entries {
-            let name = entry.map_err(refused(&folder))?.file_name();
-            // Names that are no text are nobody's of ours.
+            let name = entry.map_err(io_error(&dir))?.file_name();
+            // We never create names that are not UTF-8.
             names.extend(name.into_string().ok());
         }
         names.sort();
@@ -97,53 +96,53 @@ impl Store for LocalStore {
     }
 
     fn remove(&self, path: &str) -> Result<()> {
-        let path = self.place(path);
+        let path = self.absolute(path);
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed
-                .map_err(refused(&path))
+                .map_err(io_error(&path))
                 .and_then(|()| sync_parent(&path)),
         }
     }
 
-    fn remove_folder(&self, folder: &str) -> Result<()> {
-        let folder = self.place(folder);
-        match fs::remove_dir_all(&folder) {
+    fn remove_dir(&self, dir: &str) -> Result<()> {
+        let dir = self.absolute(dir);
+        match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.map_err(refused(&folder)),
+            removed => removed.map_err(io_error(&dir)),
         }
     }
 }
 
-/// A file under its final name: nobody reads it before a manifest names it.
+/// A file that is written under its final name: no reader opens it before a manifest names it.
 struct LocalFile {
     path: PathBuf,
     file: File,
 }
 
-impl Sink for LocalFile {
+impl Writer for LocalFile {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(refused(&self.path))
+        self.file.write_all(bytes).map_err(io_error(&self.path))
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        self.file.sync_all().map_err(refused(&self.path))?;
+        self.file.sync_all().map_err(io_error(&self.path))?;
         sync_parent(&self.path)
     }
 }
 
-/// Makes the folders above a file; their names are on the disk when this returns.
+/// Creates the parent directories of a file and syncs their names to the disk.
 fn make_parents(path: &Path) -> Result<()> {
-    // The folder above a name alone is this one, which is there.
+    // The parent of a bare file name is the working directory, which exists.
     let is_missing = |parent: &&Path| !parent.as_os_str().is_empty() && !parent.exists();
     let Some(parent) = path.parent().filter(is_missing) else {
         return Ok(());
     };
     make_parents(parent)?;
     match fs::create_dir(parent) {
-        // Another rank was faster.
+        // Another rank created it concurrently.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => made.map_err(refused(parent))?,
+        made => made.map_err(io_error(parent))?,
     }
     sync_parent(parent)
 }
@@ -153,10 +152,10 @@ fn sync_parent(path: &Path) -> Result<()> {
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
-    let synced = File::open(parent).and_then(|folder| folder.sync_all());
-    synced.map_err(refused(parent))
+    let synced = File::open(parent).and_then(|dir| dir.sync_all());
+    synced.map_err(io_error(parent))
 }
 
-fn refused(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     CheckpointError::io(path.display().to_string())
 }

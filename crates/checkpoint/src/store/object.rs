@@ -1,12 +1,12 @@
-//! A bucket of an object store that speaks S3's protocol: Amazon's, MinIO, and many others.
+//! A store in a bucket of an S3-compatible object store: Amazon S3, MinIO, and many others.
 //!
-//! A bucket has what checkpoints need and little more: a file appears whole, in one step, or not at all,
-//! and whoever lists after that sees it. So nothing is renamed and nothing is synced.
+//! Uploads to a bucket are atomic and strongly consistent: an object is visible completely or not at all,
+//! and every later listing shows it. So this store needs neither renames nor fsync.
 //!
-//! The protocol is spoken by the crate `object_store`, which is asynchronous. A store has a thread of its
-//! own for that; whoever calls it waits, as with any file.
+//! The crate `object_store` implements the protocol asynchronously. Each store runs it on one background
+//! thread; the methods of [`Store`] block until a request is complete.
 
-mod trouble;
+mod error_kind;
 mod upload;
 
 use std::collections::VecDeque;
@@ -24,31 +24,31 @@ use object_store::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Sink, Store};
+use super::{Store, Writer};
 use crate::{CheckpointError, Result};
 
-pub use trouble::Trouble;
+pub use error_kind::RemoteErrorKind;
 use upload::Upload;
 
-/// Reads under way at once.
-const READS_AT_ONCE: usize = 8;
-/// How long a server may take to accept a connection, and to answer a request; how long it is tried
-/// again. A dead one is given up after the last two together, at most.
-const CONNECTING: &str = "5 seconds";
-const ANSWERING: &str = "30 seconds";
-const TRYING: Duration = Duration::from_secs(25);
-/// How long at most between one try and the next.
-const PAUSING: Duration = Duration::from_secs(5);
-/// What the names of the variables begin with that say where the server is and who is asking.
-const VARIABLES: &str = "AWS_";
+/// The number of concurrent reads.
+const CONCURRENT_READS: usize = 8;
+/// Timeouts of a connection and of a request, and the time limit for retries. A request to a dead server
+/// fails after at most the last two together.
+const CONNECT_TIMEOUT: &str = "5 seconds";
+const REQUEST_TIMEOUT: &str = "30 seconds";
+const RETRY_TIMEOUT: Duration = Duration::from_secs(25);
+/// The longest backoff between two retries.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// The prefix of the environment variables that configure endpoint, region and credentials.
+const VARIABLE_PREFIX: &str = "AWS_";
 
-/// A part of a bucket.
+/// A store under a prefix of a bucket.
 #[derive(Debug)]
 pub struct ObjectStore {
     bucket: Arc<Bucket>,
 }
 
-/// What a store and the files that it is writing share.
+/// The client of a bucket, shared by a store and its uploads.
 #[derive(Debug)]
 struct Bucket {
     name: String,
@@ -58,15 +58,15 @@ struct Bucket {
 }
 
 impl ObjectStore {
-    /// What is under `prefix` in a bucket. `variables` are those of the environment: they have keys,
-    /// region and endpoint under the names that Amazon's own tools use.
+    /// Opens `prefix` of the bucket `name`. `variables` are environment variables: credentials, region and
+    /// endpoint are read from the names that the AWS tools use.
     pub fn new(
         name: &str,
         prefix: &str,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<ObjectStore> {
-        let refused = |reason: String| CheckpointError::Place {
-            place: format!("s3://{name}/{prefix}"),
+        let rejected = |reason: String| CheckpointError::Location {
+            location: format!("s3://{name}/{prefix}"),
             reason,
         };
         let builder = settings(variables);
@@ -74,13 +74,12 @@ impl ObjectStore {
         let endpoint = value(AmazonS3ConfigKey::Endpoint);
         let allow_http = value(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
         if endpoint.starts_with("http://") && allow_http != "true" {
-            return Err(refused(format!(
-                "{endpoint} is plain HTTP, which anybody on the way can read: set AWS_ALLOW_HTTP=true if \
-                 that is meant"
+            return Err(rejected(format!(
+                "the endpoint {endpoint} is unencrypted HTTP: use https, or set AWS_ALLOW_HTTP=true to allow it"
             )));
         }
         let client = builder.with_bucket_name(name).build();
-        let client = client.map_err(|error| refused(error.to_string()))?;
+        let client = client.map_err(|error| rejected(error.to_string()))?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("object store")
@@ -90,9 +89,9 @@ impl ObjectStore {
             name: name.to_owned(),
             prefix: prefix.to_owned(),
             client,
-            runtime: runtime.map_err(|error| refused(error.to_string()))?,
+            runtime: runtime.map_err(|error| rejected(error.to_string()))?,
         };
-        // A prefix that no file can have is refused here and not at the first save.
+        // Reject an invalid prefix now instead of at the first save.
         bucket.path("")?;
         Ok(ObjectStore {
             bucket: Arc::new(bucket),
@@ -100,44 +99,46 @@ impl ObjectStore {
     }
 }
 
-/// What variables of the environment say, over limits of our own.
+/// Our timeouts, overridden by the environment variables.
 fn settings(variables: impl IntoIterator<Item = (String, String)>) -> AmazonS3Builder {
     let retry = RetryConfig {
         backoff: BackoffConfig {
-            max_backoff: PAUSING,
+            max_backoff: MAX_BACKOFF,
             ..BackoffConfig::default()
         },
-        // Time is the limit, not how often.
+        // Only the timeout limits the retries.
         max_retries: 1000,
-        retry_timeout: TRYING,
+        retry_timeout: RETRY_TIMEOUT,
     };
-    let own = AmazonS3Builder::new()
+    let defaults = AmazonS3Builder::new()
         .with_retry(retry)
         .with_config(
             AmazonS3ConfigKey::Client(ClientConfigKey::ConnectTimeout),
-            CONNECTING,
+            CONNECT_TIMEOUT,
         )
         .with_config(
             AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
-            ANSWERING,
+            REQUEST_TIMEOUT,
         );
     variables
         .into_iter()
-        .filter(|(name, _)| name.starts_with(VARIABLES))
+        .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX))
         .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)))
-        .fold(own, |builder, (key, value)| builder.with_config(key, value))
+        .fold(defaults, |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
 }
 
 impl Bucket {
-    /// The whole name of a file or folder; `.` is where one is, as in a file system.
+    /// The full object name of a file or directory; `.` components are dropped, as in a file system.
     fn path(&self, path: &str) -> Result<Path> {
         let names = self.prefix.split('/').chain(path.split('/'));
         let names: Vec<&str> = names
             .filter(|name| !name.is_empty() && *name != ".")
             .collect();
-        Path::parse(names.join("/")).map_err(|error| CheckpointError::Place {
-            place: format!("s3://{}/{}", self.name, names.join("/")),
-            reason: format!("no file can have this name: {error}"),
+        Path::parse(names.join("/")).map_err(|error| CheckpointError::Location {
+            location: format!("s3://{}/{}", self.name, names.join("/")),
+            reason: format!("not a valid object name: {error}"),
         })
     }
 
@@ -145,34 +146,34 @@ impl Bucket {
         format!("s3://{}/{path}", self.name)
     }
 
-    /// Waits for what was asked for.
+    /// Blocks until a request is complete. Errors name `path`.
     fn wait<T>(
         &self,
         path: &Path,
-        asked: impl Future<Output = object_store::Result<T>>,
+        request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
         self.runtime
-            .block_on(asked)
-            .map_err(|error| self.refused(path, error))
+            .block_on(request)
+            .map_err(|error| self.remote_error(path, error))
     }
 
-    fn refused(&self, path: &Path, error: object_store::Error) -> CheckpointError {
+    fn remote_error(&self, path: &Path, error: object_store::Error) -> CheckpointError {
         CheckpointError::Remote {
             path: self.describe(path),
-            trouble: Trouble::of(&error),
+            kind: RemoteErrorKind::of(&error),
             source: Box::new(error),
         }
     }
 
     fn size(&self, path: &Path) -> Result<Option<u64>> {
-        let asked = async {
+        let request = async {
             match self.client.head(path).await {
                 Ok(found) => Ok(Some(found.size)),
                 Err(object_store::Error::NotFound { .. }) => Ok(None),
                 Err(error) => Err(error),
             }
         };
-        self.wait(path, asked)
+        self.wait(path, request)
     }
 }
 
@@ -184,7 +185,7 @@ impl Store for ObjectStore {
         }
     }
 
-    fn create(&self, path: &str) -> Result<Box<dyn Sink>> {
+    fn create(&self, path: &str) -> Result<Box<dyn Writer>> {
         let path = self.bucket.path(path)?;
         Ok(Box::new(Upload::new(Arc::clone(&self.bucket), path)))
     }
@@ -217,14 +218,14 @@ impl Store for ObjectStore {
         let bucket = &self.bucket;
         let path = bucket.path(path)?;
         let mut waiting = ranges.iter();
-        let mut under_way = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         loop {
-            let room = READS_AT_ONCE - under_way.len();
+            let room = CONCURRENT_READS - in_flight.len();
             for range in waiting.by_ref().take(room) {
                 let fetching = fetch(bucket.client.clone(), path.clone(), range.clone());
-                under_way.push_back((range, bucket.runtime.spawn(fetching)));
+                in_flight.push_back((range, bucket.runtime.spawn(fetching)));
             }
-            let Some((range, fetching)) = under_way.pop_front() else {
+            let Some((range, fetching)) = in_flight.pop_front() else {
                 return Ok(());
             };
             match bucket.wait(&path, async { fetching.await? })? {
@@ -236,17 +237,17 @@ impl Store for ObjectStore {
         }
     }
 
-    fn list(&self, folder: &str) -> Result<Vec<String>> {
-        let folder = self.bucket.path(folder)?;
-        let listed = self.bucket.client.list_with_delimiter(Some(&folder));
-        let listed = self.bucket.wait(&folder, listed)?;
+    fn list(&self, dir: &str) -> Result<Vec<String>> {
+        let dir = self.bucket.path(dir)?;
+        let listed = self.bucket.client.list_with_delimiter(Some(&dir));
+        let listed = self.bucket.wait(&dir, listed)?;
         let files = listed.objects.iter().map(|file| &file.location);
         let mut names: Vec<String> = files
             .chain(&listed.common_prefixes)
             .filter_map(|path| Some(path.filename()?.to_owned()))
             .collect();
         names.sort();
-        // A file and a folder may have the same name here.
+        // In a bucket an object and a common prefix may have the same name.
         names.dedup();
         Ok(names)
     }
@@ -262,32 +263,33 @@ impl Store for ObjectStore {
         self.bucket.wait(&path, removed)
     }
 
-    fn remove_folder(&self, folder: &str) -> Result<()> {
-        let folder = self.bucket.path(folder)?;
+    fn remove_dir(&self, dir: &str) -> Result<()> {
+        let dir = self.bucket.path(dir)?;
         let client = &self.bucket.client;
-        let files = client.list(Some(&folder)).map_ok(|file| file.location);
+        let files = client.list(Some(&dir)).map_ok(|file| file.location);
         let removed = client.delete_stream(files.boxed());
         let removed = removed.try_for_each(|_| async { Ok(()) });
-        self.bucket.wait(&folder, removed)
+        self.bucket.wait(&dir, removed)
     }
 }
 
-/// What came of asking for a range.
+/// The result of reading a range.
 enum Fetched {
     Bytes(Vec<u8>),
-    /// The file is shorter.
+    /// The range ends beyond the object, which has `size` bytes.
     Beyond {
         size: u64,
     },
 }
 
 async fn fetch(client: AmazonS3, path: Path, range: Range<u64>) -> object_store::Result<Fetched> {
-    // Nobody can be asked for no bytes.
+    // HTTP has no empty range.
     if range.is_empty() {
         let size = client.head(&path).await?.size;
-        return Ok(match range.start <= range.end && range.end <= size {
-            true => Fetched::Bytes(Vec::new()),
-            false => Fetched::Beyond { size },
+        return Ok(if range.start <= range.end && range.end <= size {
+            Fetched::Bytes(Vec::new())
+        } else {
+            Fetched::Beyond { size }
         });
     }
     let options = GetOptions {
@@ -295,11 +297,11 @@ async fn fetch(client: AmazonS3, path: Path, range: Range<u64>) -> object_store:
         ..GetOptions::default()
     };
     match client.get_opts(&path, options).await {
-        // Of a range that ends beyond the file the server sends what there is.
-        Ok(answer) if answer.range != range => Ok(Fetched::Beyond {
-            size: answer.meta.size,
+        // The server truncates a range that ends beyond the object.
+        Ok(response) if response.range != range => Ok(Fetched::Beyond {
+            size: response.meta.size,
         }),
-        Ok(answer) => match answer.bytes().await? {
+        Ok(response) => match response.bytes().await? {
             bytes if bytes.len() as u64 == range.end - range.start => {
                 Ok(Fetched::Bytes(bytes.into()))
             }
@@ -307,12 +309,13 @@ async fn fetch(client: AmazonS3, path: Path, range: Range<u64>) -> object_store:
                 size: range.start + bytes.len() as u64,
             }),
         },
-        // Of one that is all beyond it the server sends nothing, in words of its own.
-        Err(error) if Trouble::of(&error) == Trouble::Other => {
+        // For a range that begins beyond the object, servers return different errors.
+        Err(error) if RemoteErrorKind::of(&error) == RemoteErrorKind::Other => {
             let size = client.head(&path).await?.size;
-            match range.start >= size {
-                true => Ok(Fetched::Beyond { size }),
-                false => Err(error),
+            if range.start >= size {
+                Ok(Fetched::Beyond { size })
+            } else {
+                Err(error)
             }
         }
         Err(error) => Err(error),

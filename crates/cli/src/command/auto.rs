@@ -1,16 +1,15 @@
-//! `parallelism = "auto"`: the planner's choice, said in the keys it takes the place of.
+//! `parallelism = "auto"`: the choice of the planner as config overrides.
 //!
-//! Every rank asks for itself. The answer follows from the config and the number of ranks alone, so all get
-//! the same one.
+//! Every rank asks the planner. The result depends only on the config and the number of ranks, so all ranks agree.
 
 use trainyard_config::Config;
-use trainyard_elastic::FULL_WORLD_SIZE;
-use trainyard_plan::{Framework, Held, Plan, Shape};
+use trainyard_launcher::MAX_WORLD_SIZE;
+use trainyard_plan::{Framework, Plan, PrecisionByStage, Shape};
 
-use super::plan::question::{cluster, question};
+use super::plan::request::{cluster, request};
 use crate::failure::Failure;
 
-/// The arguments that say what the planner chose; none unless the config leaves it to the planner.
+/// The overrides that the planner chose; none unless the config says `parallelism = "auto"`.
 pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failure> {
     if !config.parallelism.auto {
         return Ok(Vec::new());
@@ -19,8 +18,8 @@ pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failu
     let chosen = Config::parse(&planned, &[]).map_err(Failure::new)?;
     let p = &chosen.parallelism;
     let mut arguments = Vec::new();
-    let mut say = |key: &str, value: String| arguments.extend([format!("--{key}"), value]);
-    say("parallelism.auto", "false".to_owned());
+    let mut set = |key: &str, value: String| arguments.extend([format!("--{key}"), value]);
+    set("parallelism.auto", "false".to_owned());
     for (key, degree) in [
         (
             "data_parallel_replicate_degree",
@@ -37,25 +36,25 @@ pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failu
             p.pipeline_parallel_stages_per_rank as i64,
         ),
     ] {
-        say(&format!("parallelism.{key}"), degree.to_string());
+        set(&format!("parallelism.{key}"), degree.to_string());
     }
-    say(
+    set(
         "parallelism.enable_sequence_parallel",
         p.enable_sequence_parallel.to_string(),
     );
-    say(
+    set(
         "parallelism.pipeline_parallel_schedule",
         p.pipeline_parallel_schedule.clone(),
     );
     if let Some(points) = &p.pipeline_parallel_split_points {
-        say("parallelism.pipeline_parallel_split_points", points.clone());
+        set("parallelism.pipeline_parallel_split_points", points.clone());
     }
-    say(
+    set(
         "training.local_batch_size",
         chosen.training.local_batch_size.to_string(),
     );
     let global = chosen.training.global_batch_size;
-    say(
+    set(
         "training.global_batch_size",
         global.unwrap_or(1).to_string(),
     );
@@ -64,17 +63,15 @@ pub(super) fn choice(config: &Config, world: usize) -> Result<Vec<String>, Failu
         trainyard_config::ActivationCheckpointMode::Selective => "selective",
         _ => "none",
     };
-    say("activation_checkpoint.mode", mode.to_owned());
+    set("activation_checkpoint.mode", mode.to_owned());
     Ok(arguments)
 }
 
-/// The best plan as a config of ours.
+/// The best plan as a config.
 fn planned(config: &Config, world: usize) -> Result<String, Failure> {
     let Some(name) = &config.job.cluster else {
-        return Err(
-            Failure::new("parallelism = \"auto\" does not say for which machines")
-                .hint("set job.cluster, as in job.cluster = \"64xH100\""),
-        );
+        return Err(Failure::new("parallelism = \"auto\" needs a cluster")
+            .hint("set job.cluster, as in job.cluster = \"64xH100\""));
     };
     let cluster = cluster(name)?;
     if cluster.world_size() != world {
@@ -82,35 +79,36 @@ fn planned(config: &Config, world: usize) -> Result<String, Failure> {
             "job.cluster = {name:?} has {} ranks, but the job has {world}",
             cluster.world_size()
         ))
-        .hint("name the machines that the job runs on, or start as many ranks"));
+        .hint("set job.cluster to the cluster of the job, or start as many ranks"));
     }
     let model = config.model.resolve().map_err(Failure::new)?;
     let shape = Shape::try_from(&model).map_err(|_| {
-        Failure::new("parallelism = \"auto\" plans for decoders alone")
-            .hint("use model.name = \"llama\" or \"gpt2\", or give the degrees")
+        Failure::new("parallelism = \"auto\" supports decoders only")
+            .hint("use model.name = \"llama\" or \"gpt2\", or set the degrees")
     })?;
     let training = &config.training;
     let global = training.global_batch_size;
     let global = global.unwrap_or(training.local_batch_size * world);
-    let held = Held::ours(training.compute_dtype().size(), training.dtype.size());
-    let question = question(shape, cluster, global, training.seq_len, held);
-    let found = trainyard_plan::search(&question);
-    let write = |plan: &Plan| Framework::Trainyard.write(&question.shape, &plan.strategy, world);
-    // The fastest that our own words say whole; what is written otherwise is another plan.
+    let precision =
+        PrecisionByStage::trainyard(training.compute_dtype().size(), training.dtype.size());
+    let request = request(shape, cluster, global, training.seq_len, precision);
+    let found = trainyard_plan::search(&request);
+    let write = |plan: &Plan| Framework::Trainyard.write(&request.shape, &plan.strategy, world);
+    // The fastest plan that our config can express without loss.
     let mut all = found.plans.iter().filter_map(|plan| write(plan).ok());
-    let written = all.find(|written| written.losses.is_empty());
+    let written = all.find(|written| written.deviations.is_empty());
     let written = written.ok_or_else(|| {
-        Failure::new(format!("the planner found nothing that fits {name}"))
-            .hint("`trainyard plan` says what is missing")
+        Failure::new(format!("no plan fits {name}"))
+            .hint("`trainyard plan` shows how much memory is missing")
     })?;
     Ok(written.text)
 }
 
-/// How many ranks the launcher says there are; one without a launcher.
+/// The number of ranks in the environment of the launcher; one without a launcher.
 pub(super) fn world_size() -> usize {
     let named = |name| std::env::var(name).ok()?.parse().ok();
-    // Where machines come and go the plan is for all of them; the engine makes it fit.
-    named(FULL_WORLD_SIZE)
+    // For an elastic job the plan is for all nodes; the engine rescales it.
+    named(MAX_WORLD_SIZE)
         .or_else(|| named("WORLD_SIZE"))
         .unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! `trainyard dry-run`: one rank of a job of any size, without memory for it.
+//! `trainyard dry-run`: one rank of a job of any size, on meta tensors.
 
 use clap::Args;
 
@@ -6,10 +6,10 @@ use super::ConfigFile;
 use crate::engine;
 use crate::failure::Failure;
 
-/// Run one step of one rank on tensors without data and a group without peers
+/// Run one step of one rank on meta tensors with a fake process group
 ///
-/// It is the code that trains, so what it counts is what happens: parameters, peak bytes by kind,
-/// collectives with their bytes, FLOPs. A model for 1024 ranks fits on a laptop.
+/// Executes the training code itself and counts parameters, peak memory by kind, collectives with
+/// their bytes, and FLOPs. A model for 1024 ranks fits on a laptop.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R] [--json] [--SECTION.KEY VALUE]...",
@@ -19,10 +19,10 @@ use crate::failure::Failure;
 pub struct DryRun {
     #[command(flatten)]
     config: ConfigFile,
-    /// How many ranks the job would have
+    /// Number of ranks of the job
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     world: u64,
-    /// Which of them to run
+    /// The rank to run
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: u64,
     /// Print JSON
@@ -31,12 +31,12 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// Checks the arguments and becomes the engine.
+    /// Validates the arguments and replaces this process by the engine.
     pub fn execute(self, overrides: &[String]) -> Failure {
         let (rank, world) = (self.rank, self.world);
         if rank >= world {
             return Failure::usage(format!("--rank {rank} is not in a world of {world}"))
-                .hint(format!("ranks count from 0 to {}", world - 1));
+                .hint(format!("ranks are numbered from 0 to {}", world - 1));
         }
         match self.config.planned(overrides, world as usize) {
             Ok(chosen) => engine::hand_over_with(&chosen),

@@ -1,17 +1,17 @@
-//! `trainyard mesh`: where ranks stand, and who works with whom.
+//! `trainyard mesh`: the coordinates and groups of all ranks.
 
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_mesh::Chart;
+use trainyard_mesh::MeshDiagram;
 
 use super::ConfigFile;
 use crate::failure::Failure;
 
-/// Say how a config lays out its ranks
+/// Show the mesh of a config
 ///
-/// One line; with `--show` a drawing: where every rank stands, which experts it has, and which ranks
-/// exchange rows, add up gradients and share states.
+/// One line; with `--show` a diagram: the coordinates and experts of every rank, and the groups that
+/// exchange tokens, reduce gradients and shard states.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard mesh CONFIG.toml --world N [--show] [--SECTION.KEY VALUE]...",
@@ -22,16 +22,16 @@ use crate::failure::Failure;
 pub struct Mesh {
     #[command(flatten)]
     config: ConfigFile,
-    /// How many ranks the job would have
+    /// Number of ranks of the job
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     world: u64,
-    /// Draw it
+    /// Draw the mesh
     #[arg(long)]
     show: bool,
 }
 
 impl Mesh {
-    /// Prints it.
+    /// Prints the mesh.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         let config = self.config.load(overrides)?;
         let mesh = config.mesh(self.world as usize).map_err(Failure::new)?;
@@ -42,7 +42,7 @@ impl Mesh {
         let spec = config.model.resolve().map_err(Failure::new)?;
         let num_experts = spec.experts().map_or(0, |experts| experts.num_experts);
         let is_sharded = config.parallelism.zero_stage > 0;
-        print!("{}", Chart::new(mesh, num_experts, is_sharded));
+        print!("{}", MeshDiagram::new(mesh, num_experts, is_sharded));
         Ok(ExitCode::SUCCESS)
     }
 }

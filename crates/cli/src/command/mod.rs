@@ -6,13 +6,13 @@ mod ckpt;
 mod data;
 mod dry_run;
 mod elastic;
-mod holder;
-mod holding;
 mod mesh;
 mod plan;
 mod rdzv;
 mod rdzv_conf;
 mod rendezvous;
+mod replica_args;
+mod replica_server;
 mod run;
 mod schedule;
 mod top;
@@ -29,11 +29,11 @@ use trainyard_config::Config;
 
 use crate::failure::Failure;
 
-/// What can be asked for.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::Run>),
-    Holder(holder::Holder),
+    ReplicaServer(replica_server::ReplicaServer),
     Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
     DryRun(dry_run::DryRun),
@@ -41,7 +41,7 @@ pub enum Command {
     Verify(verify::Verify),
     Top(top::Top),
     Trace(trace::Trace),
-    Schedule(schedule::Schedule),
+    Schedule(schedule::ScheduleArgs),
     Plan(Box<plan::Plan>),
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
@@ -49,11 +49,11 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it, with the config's keys changed as the overrides say.
+    /// Runs the command with config overrides.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         match self {
             Command::Run(run) => run.execute(),
-            Command::Holder(holder) => holder.execute(),
+            Command::ReplicaServer(server) => server.execute(),
             Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
@@ -70,16 +70,16 @@ impl Command {
     }
 }
 
-/// A config file.
+/// The config file argument.
 #[derive(Debug, Args)]
 struct ConfigFile {
-    /// The config file; every key can be changed as in `--training.steps 100`
+    /// The config file; any key can be overridden as in `--training.steps 100`
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
 }
 
 impl ConfigFile {
-    /// Refuses a bad config here, in milliseconds, rather than in every rank's engine.
+    /// Rejects an invalid config here, in milliseconds, before any engine starts.
     fn check(&self, overrides: &[String]) -> Result<(), Failure> {
         self.load(overrides).map(drop)
     }
@@ -88,7 +88,7 @@ impl ConfigFile {
         Config::load(&self.config, overrides).map_err(Failure::new)
     }
 
-    /// The same, and the arguments in which the planner says what the config leaves to it.
+    /// The same, with the overrides that the planner chose for `parallelism = "auto"`.
     fn planned(&self, overrides: &[String], world: usize) -> Result<Vec<String>, Failure> {
         auto::choice(&self.load(overrides)?, world)
     }

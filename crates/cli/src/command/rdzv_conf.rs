@@ -1,17 +1,17 @@
-//! `--rdzv-conf`: how long to wait for what, and how to reach etcd.
+//! `--rdzv-conf`: the timeouts of the rendezvous, and TLS for etcd.
 
 use std::fs;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use trainyard_agent::Way;
+use trainyard_elastic::RendezvousConfig;
 use trainyard_rendezvous::etcd::ClusterTls;
 use trainyard_rendezvous::{Address, Policy};
 
 use crate::failure::Failure;
 
-/// torchrun's keys that make no difference here.
-const IDLE: [&str; 8] = [
+/// torchrun's keys that have no effect here.
+const IGNORED: [&str; 8] = [
     "read_timeout",
     "close_timeout",
     "heartbeat_timeout",
@@ -21,18 +21,18 @@ const IDLE: [&str; 8] = [
     "rank",
     "tcp_store_port",
 ];
-const KNOWN: &str = "lease, last_call_timeout, join_timeout, regather_timeout, stop_timeout, protocol, cacert, cert, key";
+const KNOWN: &str = "lease, last_call_timeout, join_timeout, rejoin_timeout, stop_timeout, protocol, cacert, cert, key";
 
-/// So that an election in etcd does not make leases lapse.
+/// Long enough that leases do not expire during a leader election in etcd.
 const ETCD_LEASE: Duration = Duration::from_secs(6);
 
-/// What was said in `--rdzv-conf`.
+/// The parsed value of `--rdzv-conf`.
 #[derive(Debug, Default)]
 pub struct RdzvConf {
     lease: Option<Duration>,
     last_call: Option<Duration>,
     join: Option<Duration>,
-    regather: Option<Duration>,
+    rejoin: Option<Duration>,
     stop: Option<Duration>,
     is_https: bool,
     cacert: Option<String>,
@@ -41,7 +41,7 @@ pub struct RdzvConf {
 }
 
 impl RdzvConf {
-    /// Reads `KEY=VALUE,KEY=VALUE`.
+    /// Parses `KEY=VALUE,KEY=VALUE`.
     pub fn parse(text: &str) -> Result<RdzvConf, Failure> {
         let mut conf = RdzvConf::default();
         for pair in text
@@ -50,35 +50,35 @@ impl RdzvConf {
             .filter(|pair| !pair.is_empty())
         {
             let Some((key, value)) = pair.split_once('=') else {
-                let message = format!("--rdzv-conf {pair}: no value");
+                let message = format!("--rdzv-conf {pair}: the value is missing");
                 return Err(Failure::usage(message).hint("write KEY=VALUE,KEY=VALUE"));
             };
-            conf.take(key.trim(), value.trim())?;
+            conf.set(key.trim(), value.trim())?;
         }
         Ok(conf)
     }
 
-    fn take(&mut self, key: &str, value: &str) -> Result<(), Failure> {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         match key {
             "lease" => self.lease = Some(seconds(key, value)?),
             "last_call_timeout" => self.last_call = Some(seconds(key, value)?),
             "join_timeout" | "timeout" => self.join = Some(seconds(key, value)?),
-            "regather_timeout" => self.regather = Some(seconds(key, value)?),
+            "rejoin_timeout" => self.rejoin = Some(seconds(key, value)?),
             "stop_timeout" => self.stop = Some(seconds(key, value)?),
             "protocol" => self.is_https = value == "https",
             "cacert" => self.cacert = Some(value.to_owned()),
             "cert" => self.cert = Some(value.to_owned()),
             "key" => self.key = Some(value.to_owned()),
-            _ if IDLE.contains(&key) => {}
+            _ if IGNORED.contains(&key) => {}
             _ => {
-                let message = format!("--rdzv-conf: there is no `{key}`");
-                return Err(Failure::usage(message).hint(format!("there are {KNOWN}")));
+                let message = format!("--rdzv-conf: `{key}` is not a known key");
+                return Err(Failure::usage(message).hint(format!("the keys are {KNOWN}")));
             }
         }
         Ok(())
     }
 
-    /// What the run asks of its worlds.
+    /// The policy of a run with these settings.
     pub fn policy(
         &self,
         nodes: &RangeInclusive<usize>,
@@ -86,26 +86,26 @@ impl RdzvConf {
         is_etcd: bool,
     ) -> Policy {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let usual = Policy::new(number(*nodes.start()), number(*nodes.end()));
-        let lease = if is_etcd { ETCD_LEASE } else { usual.lease };
+        let default = Policy::new(number(*nodes.start()), number(*nodes.end()));
+        let lease = if is_etcd { ETCD_LEASE } else { default.lease };
         Policy {
             max_restarts: number(max_restarts),
             lease: self.lease.unwrap_or(lease),
-            last_call: self.last_call.unwrap_or(usual.last_call),
-            join_timeout: self.join.unwrap_or(usual.join_timeout),
-            regather: self.regather.unwrap_or(usual.regather),
-            stop_within: self.stop.unwrap_or(usual.stop_within),
-            ..usual
+            last_call_timeout: self.last_call.unwrap_or(default.last_call_timeout),
+            join_timeout: self.join.unwrap_or(default.join_timeout),
+            rejoin_timeout: self.rejoin.unwrap_or(default.rejoin_timeout),
+            stop_timeout: self.stop.unwrap_or(default.stop_timeout),
+            ..default
         }
     }
 
-    /// The way to etcd.
-    pub fn etcd(&self, endpoints: &[Address]) -> Result<Way, Failure> {
+    /// The configuration of the etcd backend.
+    pub fn etcd(&self, endpoints: &[Address]) -> Result<RendezvousConfig, Failure> {
         let scheme = if self.is_https { "https" } else { "http" };
         let tls = match (&self.cacert, self.is_https) {
             (_, false) => None,
             (None, true) => {
-                let message = "--rdzv-conf protocol=https needs to know whom to trust";
+                let message = "--rdzv-conf protocol=https needs a CA certificate";
                 return Err(Failure::usage(message).hint("add cacert=FILE"));
             }
             (Some(ca), true) => Some(ClusterTls {
@@ -116,7 +116,7 @@ impl RdzvConf {
                 },
             }),
         };
-        Ok(Way::Etcd {
+        Ok(RendezvousConfig::Etcd {
             members: endpoints
                 .iter()
                 .map(|endpoint| format!("{scheme}://{endpoint}"))
@@ -127,15 +127,17 @@ impl RdzvConf {
 }
 
 fn read(path: &str) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| Failure::usage(format!("{path}: {error}")))
+    fs::read_to_string(path).map_err(|error| Failure::usage(format!("cannot read {path}: {error}")))
 }
 
 fn seconds(key: &str, value: &str) -> Result<Duration, Failure> {
     let seconds = value.parse().ok();
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.ok_or_else(|| {
-        Failure::usage(format!("--rdzv-conf {key}={value}: not a time"))
-            .hint(format!("write seconds, such as {key}=3"))
+        Failure::usage(format!(
+            "--rdzv-conf {key}={value}: the value is not a number of seconds"
+        ))
+        .hint(format!("write seconds, such as {key}=3"))
     })
 }
 
@@ -144,11 +146,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_in_seconds_and_torchruns_keys_are_known() {
+    fn timeouts_are_in_seconds_and_torchruns_keys_are_accepted() {
         let text = "lease=1.5, last_call_timeout=2,timeout=9,read_timeout=60";
         let policy = RdzvConf::parse(text).unwrap().policy(&(1..=2), 0, false);
         assert_eq!(policy.lease, Duration::from_millis(1500));
-        assert_eq!(policy.last_call, Duration::from_secs(2));
+        assert_eq!(policy.last_call_timeout, Duration::from_secs(2));
         assert_eq!(policy.join_timeout, Duration::from_secs(9));
         for bad in ["lease", "lease=x", "lease=-1", "lease=nan", "lese=1"] {
             assert!(RdzvConf::parse(bad).is_err(), "{bad}");
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_needs_somebody_to_trust() {
+    fn tls_needs_a_ca_certificate() {
         assert!(
             RdzvConf::parse("protocol=https")
                 .unwrap()

@@ -1,51 +1,51 @@
-//! `trainyard run`: torchrun's job, on this machine, alone or as one of several.
+//! `trainyard run`: launches the ranks of a job on this node, as torchrun does.
 
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_elastic::{How, Job, Outcome, launch};
+use trainyard_launcher::{ExitStatus, Job, Outcome, launch};
 
 use super::elastic;
-use super::holding::Holding;
+use super::replica_args::ReplicaArgs;
 use super::torchrun::Torchrun;
 use crate::failure::Failure;
 use crate::log;
 
-/// Start N ranks of a program, watch them, and end them together
+/// Launch a distributed job: a replacement for torchrun
 ///
-/// Takes torchrun's options and gives the ranks torchrun's environment, so programs written for
-/// torchrun run unchanged. Every line of output carries its rank. The first rank that fails ends
-/// the others and is named first; its exit code (128 plus the signal, if killed) becomes this
-/// program's. With --max-restarts the ranks are started again first, and go on from the copies of
-/// their state that this program holds in memory.
+/// Accepts torchrun's options and sets torchrun's environment variables, so programs written for torchrun run
+/// unchanged. Every line of output is prefixed with its rank. When a rank fails, the other ranks are stopped, the
+/// failed rank is reported first, and its exit code (128 plus the signal, if a signal killed it) becomes the exit
+/// code of this program. With --max-restarts N the ranks are restarted up to N times and resume from in-memory
+/// checkpoints, which this program keeps across restarts.
 ///
-/// With --rdzv-backend c10d or etcd and --rdzv-endpoint, machines find each other, and a run of
-/// --nnodes MIN:MAX goes on when some of them are lost and when some come back.
+/// With --rdzv-backend server or etcd and --rdzv-endpoint the run is elastic: nodes discover each other, and a run
+/// with --nnodes MIN:MAX continues when nodes are lost or join.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
     trainyard run --nproc-per-node auto train.py --lr 3e-4\n  \
     trainyard run --standalone --nproc-per-node 2 --max-restarts 3 -- \\\n    \
       trainyard train configs/llama-tiny.toml --checkpoint.memory_interval 10\n  \
-    trainyard run --nnodes 1:4 --nproc-per-node 8 --rdzv-id llama7 --rdzv-backend c10d \\\n    \
+    trainyard run --nnodes 1:4 --nproc-per-node 8 --rdzv-id llama7 --rdzv-backend server \\\n    \
       --rdzv-endpoint 10.0.0.1:29400 --run-secret-file llama7.secret --max-restarts 3 -- \\\n    \
       trainyard train configs/llama3-8b.toml --checkpoint.memory_interval 10")]
 pub struct Run {
     #[command(flatten)]
     torchrun: Torchrun,
     #[command(flatten)]
-    holding: Holding,
+    replicas: ReplicaArgs,
 }
 
 impl Run {
-    /// Runs the job to its end.
+    /// Runs the job until all ranks have exited.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         let job = self.torchrun.job()?;
-        match self.torchrun.meeting()? {
-            Some(meeting) => {
-                log::to_stderr("warn,trainyard_agent=info");
+        match self.torchrun.elastic_args()? {
+            Some(elastic) => {
+                log::to_stderr("warn,trainyard_elastic=info");
                 let log_dir = self.torchrun.log_dir().map(Into::into);
-                elastic::run(job, meeting, &self.holding, log_dir)
+                elastic::run(job, elastic, &self.replicas, log_dir)
             }
             None => {
                 log::to_stderr("warn");
@@ -54,22 +54,22 @@ impl Run {
         }
     }
 
-    /// Without a rendezvous: this machine's ranks, again as often as allowed.
+    /// Without a rendezvous: launches the ranks of this node, and restarts them as often as allowed.
     fn launch(self, mut job: Job) -> Result<ExitCode, Failure> {
-        // Lives across restarts: that is what it is for.
-        let _held = self.holding.start(&mut job)?;
-        let mut outcome = launch(&job).map_err(|error| elastic::launch_refusal(&error))?;
+        // Must live across restarts: the ranks restore their state from it.
+        let _replicas = self.replicas.start(&mut job)?;
+        let mut outcome = launch(&job).map_err(|error| elastic::launch_failure(&error))?;
         while job.may_restart(&outcome) {
             job.restart_count += 1;
             job.faults.extend(outcome.report());
-            job.output.log_dir = self.torchrun.attempt_folder(&job);
+            job.output.log_dir = self.torchrun.attempt_dir(&job);
             eprintln!(
-                "warning: {}\nstarting again: restart {} of {}",
+                "warning: {}\nrestarting the ranks: restart {} of {}",
                 outcome.report().unwrap_or_default(),
                 job.restart_count,
                 job.max_restarts
             );
-            outcome = launch(&job).map_err(|error| elastic::launch_refusal(&error))?;
+            outcome = launch(&job).map_err(|error| elastic::launch_failure(&error))?;
         }
         let Some(report) = outcome.report() else {
             return Ok(ExitCode::SUCCESS);
@@ -82,19 +82,19 @@ impl Run {
     }
 }
 
-/// Where to look next, given how the first rank failed.
+/// What to do next, given how the first rank failed.
 fn hint(outcome: &Outcome, has_logs: bool) -> Option<&'static str> {
     const SIGKILL: i32 = 9;
     let first = outcome.first_failure?;
-    let first = outcome.ends.iter().find(|end| end.rank == first)?;
-    match first.how {
-        How::Killed(SIGKILL) if first.hung.is_some() => {
-            Some("a rank that needs longer between steps has it with --hang-timeout SECONDS")
+    let first = outcome.exits.iter().find(|exit| exit.rank == first)?;
+    match first.status {
+        ExitStatus::Signaled(SIGKILL) if first.hang_reason.is_some() => {
+            Some("if the rank needs more time outside of steps, raise --hang-timeout SECONDS")
         }
-        How::Killed(SIGKILL) => {
-            Some("a SIGKILL that nobody sent is often the kernel's when memory is out: see dmesg")
-        }
-        _ if !has_logs => Some("--log-dir FOLDER keeps every rank's whole output in files"),
+        ExitStatus::Signaled(SIGKILL) => Some(
+            "an unexpected SIGKILL is often sent by the kernel's out-of-memory killer: see dmesg",
+        ),
+        _ if !has_logs => Some("--log-dir DIR writes the complete output of every rank to files"),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
-//! torchrun's options, in both spellings, and the job they mean.
+//! torchrun's options, spelled with dashes or underscores, and the job that they describe.
 //!
-//! What makes no difference is accepted and has no effect; what would make one and is not there yet is
-//! refused by name.
+//! Options that make no difference here are accepted and ignored. Options that are not supported are rejected by
+//! name.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,26 +10,26 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use trainyard_elastic::{Console, Job};
+use trainyard_launcher::{Console, Job};
 
-use super::rdzv::{Meeting, Rdzv};
+use super::rdzv::{ElasticArgs, RdzvArgs};
 use crate::failure::Failure;
 
 /// torchrun's options.
 #[derive(Debug, Args)]
 pub struct Torchrun {
-    /// How many ranks: a number, `cpu`, `gpu`, or `auto` (GPUs if there are any, else cores)
+    /// Number of ranks per node: a number, `cpu`, `gpu`, or `auto` (GPUs if there are any, else cores)
     #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1")]
     nproc_per_node: String,
-    /// One machine, with a free port for the ranks to meet at (this is the default)
+    /// Run on this node only, with a free MASTER_PORT (this is the default)
     #[arg(long)]
     standalone: bool,
     #[command(flatten)]
-    rdzv: Rdzv,
-    /// How often to start ranks again after a failure
+    rdzv: RdzvArgs,
+    /// Number of restarts after failures
     #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 0)]
     max_restarts: usize,
-    /// Where the ranks meet
+    /// Address of rank 0, with --rdzv-backend static (MASTER_ADDR)
     #[arg(
         long,
         alias = "master_addr",
@@ -37,28 +37,29 @@ pub struct Torchrun {
         default_value = "127.0.0.1"
     )]
     master_addr: String,
-    /// The port they meet at; a free one when not given
+    /// Port on that address (MASTER_PORT); a free one by default
     #[arg(long, alias = "master_port", value_name = "PORT")]
     master_port: Option<u16>,
-    /// Accepted for torchrun's sake; a rank's end is noticed at once
+    /// Ignored, accepted for compatibility with torchrun: exits of ranks are noticed immediately
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     monitor_interval: Option<f64>,
-    /// Accepted for torchrun's sake; ranks are always new processes
+    /// Ignored, accepted for compatibility with torchrun: ranks are always new processes
     #[arg(long, alias = "start_method", value_name = "METHOD")]
     start_method: Option<String>,
-    /// The role of the ranks (ROLE_NAME)
+    /// Role of the ranks (ROLE_NAME)
     #[arg(long, value_name = "NAME", default_value = "default")]
     role: String,
-    /// Keep output in FOLDER/ID/attempt_0/RANK/{stdout,stderr}.log too
-    #[arg(long, alias = "log_dir", value_name = "FOLDER")]
+    /// Also write the output of ranks to DIR/ID/attempt_0/RANK/{stdout,stderr}.log; in elastic runs to
+    /// DIR/ID/epoch_E/node_N/RANK/
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Which streams go to files only: 0 (none) or 3 (both; needs --log-dir)
+    /// Streams to write to log files only: 0 (none) or 3 (both; needs --log-dir)
     #[arg(short, long, value_name = "0|3", default_value = "0")]
     redirects: String,
-    /// Accepted for torchrun's sake; with --log-dir output goes to console and files
+    /// Ignored, accepted for compatibility with torchrun: with --log-dir output goes to the console and to files
     #[arg(short, long, value_name = "0..3")]
     tee: Option<String>,
-    /// Show only these ranks on the console, such as `0,1`
+    /// Show only these local ranks on the console, such as `0,1`
     #[arg(
         long,
         alias = "local_ranks_filter",
@@ -66,8 +67,8 @@ pub struct Torchrun {
         value_delimiter = ','
     )]
     local_ranks_filter: Option<Vec<usize>>,
-    /// Seconds that ranks have to save and end when this program is told to end; after a failure they have
-    /// at most two
+    /// Grace period in seconds between SIGTERM and SIGKILL when this program gets a signal, in which ranks can save a
+    /// checkpoint; after a failure at most 2
     #[arg(
         long,
         alias = "shutdown_timeout",
@@ -75,8 +76,9 @@ pub struct Torchrun {
         default_value_t = 30
     )]
     shutdown_timeout: u64,
-    /// Seconds after which a rank that does not get on is taken to hang, while it starts, saves or evaluates;
-    /// for steps that is learned: 5, or three times what nearly all steps take. 0 looks after nobody
+    /// Seconds without progress after which a rank that starts, saves or evaluates counts as hung and is killed; for
+    /// training steps the limit is learned: 5 s or three times the p99 step time, whichever is longer. 0 turns hang
+    /// detection off
     #[arg(
         long,
         alias = "hang_timeout",
@@ -84,89 +86,93 @@ pub struct Torchrun {
         default_value_t = 1800
     )]
     hang_timeout: u64,
-    /// PROGRAM is the name of a Python module, as in `python -m`
+    /// Run PROGRAM as a Python module, like `python -m`
     #[arg(short, long)]
     module: bool,
-    /// Run PROGRAM as it is even if its name ends in .py
+    /// Execute PROGRAM directly even if its name ends in .py
     #[arg(long, alias = "no_python", conflicts_with = "module")]
     no_python: bool,
-    /// The program and its arguments; one that ends in .py is run with `python3 -u`
+    /// The program and its arguments; a name that ends in .py is run with `python3 -u`
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 impl Torchrun {
-    /// The job that the options mean.
+    /// The job that the options describe.
     pub fn job(&self) -> Result<Job, Failure> {
-        self.refuse_what_is_missing()?;
+        self.reject_unsupported()?;
         let mut command = self.command();
         let mut job = Job::new(command.remove(0), nproc(&self.nproc_per_node)?).args(command);
         (job.master_addr, job.master_port) = self.master()?;
-        let meeting = self.meeting()?;
-        if meeting.is_none() {
+        let elastic = self.elastic_args()?;
+        if elastic.is_none() {
             (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
         }
         job.max_restarts = self.max_restarts;
-        let id = self.rdzv.id(meeting.as_ref())?;
+        let id = self.rdzv.id(elastic.as_ref())?;
         job.run_id = id.map_or_else(new_run_id, str::to_owned);
         job.role = self.role.clone();
         job.grace = Duration::from_secs(self.shutdown_timeout);
         let hang_timeout = Some(self.hang_timeout).filter(|seconds| *seconds > 0);
         job.hang_timeout = hang_timeout.map(Duration::from_secs);
         job.output.console_ranks = self.local_ranks_filter.clone();
-        job.output.log_dir = self.attempt_folder(&job);
+        job.output.log_dir = self.attempt_dir(&job);
         if self.redirects == "3" {
             job.output.console = Console::Silent;
         }
         Ok(job)
     }
 
-    /// Where the output of this attempt goes, if it goes into files.
-    pub fn attempt_folder(&self, job: &Job) -> Option<PathBuf> {
+    /// The directory for the log files of this attempt, if there are any.
+    pub fn attempt_dir(&self, job: &Job) -> Option<PathBuf> {
         let attempt = format!("attempt_{}", job.restart_count);
-        let folder = self.log_dir.as_ref()?;
-        Some(folder.join(&job.run_id).join(attempt))
+        let dir = self.log_dir.as_ref()?;
+        Some(dir.join(&job.run_id).join(attempt))
     }
 
-    /// Where machines meet, unless there is one, or they are started by hand.
-    pub fn meeting(&self) -> Result<Option<Meeting>, Failure> {
-        match self.standalone {
-            true => Ok(None),
-            false => self.rdzv.meeting(self.max_restarts),
+    /// The arguments of an elastic run; `None` without a rendezvous.
+    pub fn elastic_args(&self) -> Result<Option<ElasticArgs>, Failure> {
+        if self.standalone {
+            Ok(None)
+        } else {
+            self.rdzv.elastic_args(self.max_restarts)
         }
     }
 
-    /// The folder for output, if it goes into files.
+    /// The directory for log files, if there is one.
     pub fn log_dir(&self) -> Option<&Path> {
         self.log_dir.as_deref()
     }
 
-    /// How many machines there are, and which this is.
+    /// The number of nodes, and the rank of this node.
     fn nodes(&self, master_port: Option<u16>) -> Result<(usize, usize), Failure> {
-        let (num_nodes, node_rank) = self.rdzv.by_hand()?;
+        let (num_nodes, node_rank) = self.rdzv.static_nodes()?;
         if num_nodes > 1 && master_port.is_none() {
-            let message = format!("--nnodes {num_nodes} needs a port that all machines know");
-            let hint = "add --rdzv-backend c10d --rdzv-endpoint HOST:PORT, \
+            let message =
+                format!("--nnodes {num_nodes} needs an address and a port that all nodes know");
+            let hint = "add --rdzv-backend server --rdzv-endpoint HOST:PORT, \
                         or --master-addr HOST --master-port PORT";
             return Err(Failure::usage(message).hint(hint));
         }
         Ok((num_nodes, node_rank))
     }
 
-    fn refuse_what_is_missing(&self) -> Result<(), Failure> {
-        let refuse = |option: &str, value: &str, hint: &str| {
-            let message = format!("{option} {value} is not supported yet");
+    fn reject_unsupported(&self) -> Result<(), Failure> {
+        let reject = |option: &str, value: &str, hint: &str| {
+            let message = format!("{option} {value} is not supported");
             Err(Failure::usage(message).hint(hint))
         };
         match (self.redirects.as_str(), &self.log_dir) {
             ("0", _) | ("3", Some(_)) => Ok(()),
-            ("3", None) => Err(Failure::usage("--redirects 3 needs a folder for the files")
-                .hint("add --log-dir FOLDER")),
-            _ => refuse("--redirects", &self.redirects, "use 0 or 3"),
+            ("3", None) => Err(
+                Failure::usage("--redirects 3 needs a directory for the log files")
+                    .hint("add --log-dir DIR"),
+            ),
+            _ => reject("--redirects", &self.redirects, "use 0 or 3"),
         }
     }
 
-    /// What a rank executes.
+    /// The command that every rank executes.
     fn command(&self) -> Vec<OsString> {
         let is_script = self
             .program
@@ -181,7 +187,7 @@ impl Torchrun {
         python.chain(self.program.iter().cloned()).collect()
     }
 
-    /// The address and port at which ranks meet; `--standalone` means a free port here.
+    /// `MASTER_ADDR` and `MASTER_PORT`; `--standalone` means a free port on this node.
     fn master(&self) -> Result<(String, Option<u16>), Failure> {
         if self.standalone {
             return Ok(("127.0.0.1".to_owned(), None));
@@ -196,35 +202,35 @@ impl Torchrun {
         match port.parse::<u16>() {
             Ok(port) => Ok((host.to_owned(), Some(port).filter(|port| *port != 0))),
             Err(_) => Err(Failure::usage(format!(
-                "--rdzv-endpoint {endpoint}: `{port}` is no port"
+                "--rdzv-endpoint {endpoint}: `{port}` is not a valid port"
             ))
             .hint("write HOST:PORT")),
         }
     }
 }
 
-/// The number of ranks that a word means on this machine.
-fn nproc(word: &str) -> Result<usize, Failure> {
+/// The number of ranks on this node.
+fn nproc(value: &str) -> Result<usize, Failure> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let gpus = num_gpus();
-    match word {
+    match value {
         "cpu" => Ok(cores()),
         "auto" if gpus == 0 => Ok(cores()),
         "auto" => Ok(gpus),
-        "gpu" if gpus == 0 => Err(Failure::usage("--nproc-per-node gpu: there is no GPU here")
+        "gpu" if gpus == 0 => Err(Failure::usage("--nproc-per-node gpu: this node has no GPU")
             .hint("use a number, `cpu` or `auto`")),
         "gpu" => Ok(gpus),
         number => match number.parse() {
             Ok(nproc) if nproc > 0 => Ok(nproc),
-            _ => Err(
-                Failure::usage(format!("--nproc-per-node {number} is no number of ranks"))
-                    .hint("use a number from 1, `cpu`, `gpu` or `auto`"),
-            ),
+            _ => Err(Failure::usage(format!(
+                "--nproc-per-node {number} is not a valid number of ranks"
+            ))
+            .hint("use a positive number, `cpu`, `gpu` or `auto`")),
         },
     }
 }
 
-/// The kernel's own count; asking CUDA would mean loading it.
+/// Counts the GPU devices of the kernel, because querying CUDA would mean loading it.
 fn num_gpus() -> usize {
     let is_gpu = |name: &str| {
         name.strip_prefix("nvidia")
@@ -236,7 +242,7 @@ fn num_gpus() -> usize {
         .count()
 }
 
-/// A name that no other job of this machine has.
+/// A name that no other job on this node has.
 fn new_run_id() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let seconds = now.map_or(0, |now| now.as_secs());
@@ -256,15 +262,15 @@ mod tests {
     }
 
     fn job(line: &str) -> Result<Job, String> {
-        let words = ["run"].into_iter().chain(line.split_whitespace());
-        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let args = ["run"].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(args).map_err(|error| error.to_string())?;
         cli.torchrun.job().map_err(|failure| failure.to_string())
     }
 
     fn command(line: &str) -> Vec<String> {
         let job = job(line).unwrap();
-        let words = [job.program.into_os_string()].into_iter().chain(job.args);
-        words.map(|word| word.into_string().unwrap()).collect()
+        let args = [job.program.into_os_string()].into_iter().chain(job.args);
+        args.map(|arg| arg.into_string().unwrap()).collect()
     }
 
     #[test]
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_own_options_are_left_alone() {
+    fn options_of_the_program_are_not_parsed() {
         let expected = ["train", "--nproc-per-node", "5", "-m", "--", "-x"];
         let line = "--nproc-per-node 2 -- train --nproc-per-node 5 -m -- -x";
         assert_eq!(command(line), expected);
@@ -294,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn python_runs_what_is_python() {
+    fn python_scripts_and_modules_run_with_python() {
         assert_eq!(command("a.py --b"), ["python3", "-u", "a.py", "--b"]);
         assert_eq!(
             command("-m pkg.mod x"),
@@ -305,32 +311,32 @@ mod tests {
     }
 
     #[test]
-    fn ranks_meet_where_they_are_told() {
-        let meet = |line: &str| job(line).map(|job| (job.master_addr, job.master_port));
+    fn the_master_address_follows_the_options() {
+        let master = |line: &str| job(line).map(|job| (job.master_addr, job.master_port));
         let local = "127.0.0.1".to_owned();
-        assert_eq!(meet("p"), Ok((local.clone(), None)));
-        assert_eq!(meet("--master-port 5 p"), Ok((local.clone(), Some(5))));
-        assert_eq!(meet("--rdzv-endpoint h:6 p"), Ok(("h".into(), Some(6))));
-        assert_eq!(meet("--rdzv-endpoint h:0 p"), Ok(("h".into(), None)));
-        let c10d = "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:6 p";
-        assert_eq!(meet(c10d), Ok((local.clone(), None)));
+        assert_eq!(master("p"), Ok((local.clone(), None)));
+        assert_eq!(master("--master-port 5 p"), Ok((local.clone(), Some(5))));
+        assert_eq!(master("--rdzv-endpoint h:6 p"), Ok(("h".into(), Some(6))));
+        assert_eq!(master("--rdzv-endpoint h:0 p"), Ok(("h".into(), None)));
+        let server = "--rdzv-backend server --rdzv-endpoint 127.0.0.1:6 p";
+        assert_eq!(master(server), Ok((local.clone(), None)));
         assert_eq!(
-            meet("--standalone --rdzv-endpoint h:6 p"),
+            master("--standalone --rdzv-endpoint h:6 p"),
             Ok((local, None))
         );
-        assert!(meet("--rdzv-endpoint h:x p").is_err());
+        assert!(master("--rdzv-endpoint h:x p").is_err());
     }
 
     #[test]
-    fn what_is_not_there_yet_is_refused_by_name() {
+    fn unsupported_options_are_rejected_by_name() {
         let error = job("--redirects 1 --log-dir l p").unwrap_err();
         assert!(error.contains("--redirects"), "{error}");
-        assert!(error.contains("not supported yet"), "{error}");
+        assert!(error.contains("not supported"), "{error}");
         assert!(error.contains("\nhint: "), "{error}");
     }
 
     #[test]
-    fn machines_are_numbered_and_meet_at_a_port() {
+    fn static_nodes_have_ranks_and_need_a_port() {
         let nodes = |line: &str| job(line).map(|job| (job.num_nodes, job.node_rank));
         assert_eq!(nodes("p"), Ok((1, 0)));
         assert_eq!(nodes("--nnodes 1:1 p"), Ok((1, 0)));
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_ranks_is_a_number_or_a_word() {
+    fn the_number_of_ranks_is_a_number_or_a_keyword() {
         assert_eq!(job("--nproc-per-node 4 p").unwrap().nproc, 4);
         assert!(job("--nproc-per-node cpu p").unwrap().nproc >= 1);
         assert!(job("--nproc-per-node auto p").unwrap().nproc >= 1);

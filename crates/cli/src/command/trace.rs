@@ -1,4 +1,4 @@
-//! `trainyard trace`: where the time of a run went.
+//! `trainyard trace`: where the time of a run goes.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,14 +8,14 @@ use trainyard_trace::{draw_step, read_all, summarize};
 
 use crate::failure::Failure;
 
-/// Summarise traces: compute, communication, hidden and exposed, per kind; the slowest rank
+/// Summarize traces: compute, overlapped and exposed communication, per kind; the slowest rank
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard trace outputs/profile_traces\n  \
     trainyard trace rank0.json rank1.json --json\n  \
     trainyard trace outputs/profile_traces --svg step.svg --step 5")]
 pub struct Trace {
-    /// Trace files, one per rank, or folders of them
+    /// Trace files, one per rank, or directories of them
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Print JSON
@@ -24,7 +24,7 @@ pub struct Trace {
     /// Draw one step of all ranks into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// The step to draw; the last one if not given
+    /// The step to draw; the last one by default
     #[arg(long, requires = "svg")]
     step: Option<u64>,
 }

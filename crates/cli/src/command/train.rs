@@ -6,10 +6,10 @@ use super::{ConfigFile, auto};
 use crate::engine;
 use crate::failure::Failure;
 
-/// Train the model that a config file describes
+/// Train a model from a config file
 ///
-/// Alone this is one rank. `trainyard run` starts several, which find each other through
-/// torchrun's environment variables.
+/// Trains on one rank. Start it with `trainyard run` to train on several ranks, which find each other
+/// through torchrun's environment variables.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard train CONFIG.toml [--SECTION.KEY VALUE]...",
@@ -23,7 +23,7 @@ pub struct Train {
 }
 
 impl Train {
-    /// Checks the config and becomes the engine.
+    /// Validates the config and replaces this process by the engine.
     pub fn execute(self, overrides: &[String]) -> Failure {
         match self.config.planned(overrides, auto::world_size()) {
             Ok(chosen) => engine::hand_over_with(&chosen),

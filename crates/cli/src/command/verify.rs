@@ -1,4 +1,4 @@
-//! `trainyard verify`: does the split compute the same thing?
+//! `trainyard verify`: proves that a strategy equals one rank.
 
 use clap::Args;
 
@@ -6,10 +6,10 @@ use super::ConfigFile;
 use crate::engine;
 use crate::failure::Failure;
 
-/// Compare a config's strategy on N local ranks with the same config on one
+/// Compare a strategy on N local ranks with the same config on one rank
 ///
-/// Losses, gradient norms and every parameter, in fp64 and in the config's own type, and the bytes
-/// sent against the closed form. Exits with 1 when something differs.
+/// Compares losses, gradient norms and every parameter, in fp64 and in the config's own type, and the
+/// bytes sent with the closed form. Exits with 1 if anything differs.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard verify CONFIG.toml --nproc N [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
@@ -20,7 +20,7 @@ use crate::failure::Failure;
 pub struct Verify {
     #[command(flatten)]
     config: ConfigFile,
-    /// How many local ranks
+    /// Number of local ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     nproc: u64,
     /// Steps to compare
@@ -29,16 +29,16 @@ pub struct Verify {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Verify a copy of the config scaled down to fit this machine
+    /// Verify a scaled-down copy of the config
     #[arg(long)]
     shrink: bool,
-    /// Break the strategy on purpose, to see that it is noticed: `unreduced-gradient`
+    /// Break the strategy on purpose, to test the verification: `unreduced-gradient`
     #[arg(long, hide = true)]
-    sabotage: Option<String>,
+    inject_fault: Option<String>,
 }
 
 impl Verify {
-    /// Checks the config and becomes the engine.
+    /// Validates the config and replaces this process by the engine.
     pub fn execute(self, overrides: &[String]) -> Failure {
         self.config
             .check(overrides)

@@ -1,4 +1,4 @@
-//! `[activation_checkpoint]`: recomputing activations instead of keeping them.
+//! `[activation_checkpoint]`: recomputation of activations in backward.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub enum ActivationCheckpointMode {
     #[default]
     #[serde(rename = "none")]
     None,
-    /// What `selective_ac_option` says.
+    /// As `selective_ac_option` says.
     #[serde(rename = "selective")]
     Selective,
     /// Every block.
@@ -22,12 +22,12 @@ pub enum ActivationCheckpointMode {
     MemoryBudget,
 }
 
-/// What selective recomputation makes again.
+/// What selective recomputation recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectiveOption {
     /// The attention of every block.
     Attention,
-    /// All of every so manieth block.
+    /// Every k-th block.
     Every(usize),
 }
 
@@ -37,9 +37,9 @@ pub enum SelectiveOption {
 pub struct ActivationCheckpointSection {
     /// What is recomputed in backward.
     pub mode: ActivationCheckpointMode,
-    /// For `selective`: "attention", or a number k for all of every k-th block.
+    /// For `selective`: "attention", or a number k for every k-th block.
     pub selective_ac_option: String,
-    /// For `memory_budget`: the most bytes a rank may hold.
+    /// For `memory_budget`: the memory budget of a rank.
     pub memory_budget_bytes: u64,
 }
 
@@ -54,16 +54,14 @@ impl Default for ActivationCheckpointSection {
 }
 
 impl ActivationCheckpointSection {
-    /// What selective recomputation makes again.
+    /// What selective recomputation recomputes.
     pub fn selective(&self) -> Result<SelectiveOption, ConfigError> {
         let option = self.selective_ac_option.as_str();
         match (option, option.parse()) {
             ("attention", _) => Ok(SelectiveOption::Attention),
             (_, Ok(k)) if k > 0 => Ok(SelectiveOption::Every(k)),
             _ => Err(ConfigError::contradiction(
-                format!(
-                    "activation_checkpoint.selective_ac_option = {option:?} names nothing to recompute"
-                ),
+                format!("activation_checkpoint.selective_ac_option = {option:?} is not valid"),
                 "use \"attention\", or \"2\" for every second block",
             )),
         }

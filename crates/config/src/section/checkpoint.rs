@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::at_least_one;
 use crate::ConfigError;
 
-/// Whether training goes on while a checkpoint is written.
+/// Whether training continues while a checkpoint is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AsyncMode {
-    /// It waits.
+    /// Training waits.
     #[default]
     #[serde(rename = "disabled")]
     Disabled,
-    /// It goes on as soon as the state has been copied.
+    /// Training continues as soon as the state is copied to staging memory.
     #[serde(rename = "async")]
     Async,
 }
@@ -23,22 +23,21 @@ pub enum AsyncMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointSection {
-    /// Whether anything is saved in the folder or resumed from it.
+    /// Whether checkpoints are saved to the folder and resumed from it.
     pub enable: bool,
     /// Folder for checkpoints, under `job.dump_folder`, or `s3://bucket/prefix`.
     pub folder: PathBuf,
     /// Steps between two checkpoints.
     pub interval: u64,
-    /// Whether training goes on while a checkpoint is written.
+    /// Whether training continues while a checkpoint is written.
     pub async_mode: AsyncMode,
-    /// How many checkpoints are kept; 0 keeps all.
+    /// Number of checkpoints to keep; 0 keeps all.
     pub keep_latest_k: usize,
-    /// A checkpoint to start from when the folder has none: a path, or `s3://bucket/prefix`.
+    /// A checkpoint to start from if the folder has none: a path, or `s3://bucket/prefix`.
     pub initial_load_path: Option<PathBuf>,
-    /// Whether to go on from the newest checkpoint, in the folder or in peers' memory.
+    /// Whether to resume from the newest checkpoint, in the folder or in the memory of peers.
     pub resume: bool,
-    /// Steps between two copies in the memory of peers, whether or not anything is saved in the
-    /// folder; 0 for none.
+    /// Steps between two in-memory checkpoints on peers, with or without `enable`; 0 for none.
     pub memory_interval: u64,
 }
 

@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 use super::at_least_one;
 use crate::ConfigError;
 
-/// What carries collectives.
+/// The backend of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
-    /// TCP between CPUs.
+    /// Gloo: CPU, over TCP.
     #[default]
     #[serde(rename = "gloo")]
     Gloo,
-    /// NVIDIA GPUs.
+    /// NCCL: NVIDIA GPUs.
     #[serde(rename = "nccl")]
     Nccl,
-    /// Nothing: collectives return at once. For dry runs.
+    /// A fake backend whose collectives return at once, for dry runs.
     #[serde(rename = "fake")]
     Fake,
 }
@@ -24,13 +24,13 @@ pub enum Backend {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommSection {
-    /// What carries collectives.
+    /// The backend of collectives.
     pub backend: Backend,
-    /// How long ranks may take to find each other, and to finish the first step.
+    /// Timeout of initialization and of the first step.
     pub init_timeout_seconds: u64,
-    /// How long a collective may take after that.
+    /// Timeout of a collective after that.
     pub train_timeout_seconds: u64,
-    /// torchtitan's; without effect, since the last collective of every group is always known.
+    /// torchtitan's; no effect, because the last collective of every group is always recorded.
     pub trace_buf_size: usize,
 }
 

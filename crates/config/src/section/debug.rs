@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DebugSection {
-    /// Initial weights, synthetic data and shuffling depend on it.
+    /// The seed of initial weights, synthetic data, shuffling and dropout.
     pub seed: u64,
     /// Whether only deterministic kernels may run.
     pub deterministic: bool,
-    /// A folder under `job.dump_folder` for logs of every sample that was trained on; none if absent.
+    /// A directory under `job.dump_folder` in which every rank logs its samples; none if absent.
     pub sample_log_folder: Option<PathBuf>,
-    /// How much routers prefer the first experts, to try what unequal loads cost: by one over an expert's
-    /// number to this power. A dry run, which knows no tokens, takes loads from it; 0 is an equal load.
+    /// The skew of routing towards the first experts, as the exponent of a power law, to measure the cost of unequal
+    /// loads. A dry run, which has no tokens, uses it for the loads; 0 is an equal load.
     pub routing_skew: f64,
 }
 

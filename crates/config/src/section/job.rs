@@ -1,4 +1,4 @@
-//! `[job]`: where the job writes, and what it is called.
+//! `[job]`: the output directory and the description of the job.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JobSection {
-    /// Folder under which checkpoints, metrics and traces are written.
+    /// The output directory for checkpoints, metrics and traces.
     pub dump_folder: PathBuf,
-    /// A line for people.
+    /// A description for people.
     pub description: String,
-    /// The machines, as `trainyard plan --cluster` takes them: for `parallelism = "auto"`.
+    /// The cluster, in the format of `trainyard plan --cluster`, for `parallelism = "auto"`.
     pub cluster: Option<String>,
 }
 

@@ -1,23 +1,23 @@
-//! `[lr_scheduler]`: how the learning rate moves.
+//! `[lr_scheduler]`: the schedule of the learning rate.
 //!
-//! It rises linearly over the warm-up, stays, and falls over the last part of the run.
+//! It rises linearly during warm-up, stays constant, and decays at the end of the run.
 
 use serde::{Deserialize, Serialize};
 
 use super::within;
 use crate::ConfigError;
 
-/// The shape of the fall.
+/// The form of the decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DecayType {
-    /// No fall.
+    /// No decay.
     #[default]
     #[serde(rename = "constant")]
     Constant,
-    /// A straight line.
+    /// Linear.
     #[serde(rename = "linear")]
     Linear,
-    /// Half a cosine wave.
+    /// Cosine.
     #[serde(rename = "cosine")]
     Cosine,
 }
@@ -26,20 +26,20 @@ pub enum DecayType {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerSection {
-    /// Steps over which the rate rises.
+    /// Warm-up steps.
     pub warmup_steps: u64,
-    /// Part of the run over which it falls; all that follows the warm-up if absent.
+    /// The share of the steps over which it decays; all steps after warm-up if absent.
     pub decay_ratio: Option<f64>,
-    /// The shape of the fall; see [`LrSchedulerSection::decay`] if absent.
+    /// The form of the decay; see [`LrSchedulerSection::decay`] if absent.
     pub decay_type: Option<DecayType>,
-    /// What is left at the end, as a part of the peak.
+    /// The final learning rate, relative to the peak.
     pub min_lr_factor: f64,
-    /// If given, the rate is multiplied by the global batch over this one.
+    /// If given, the learning rate is multiplied by the global batch size divided by this value.
     pub linear_scaling_base_batch: Option<usize>,
 }
 
 impl LrSchedulerSection {
-    /// The shape of the fall: as given; otherwise linear if `decay_ratio` is given, else constant.
+    /// The form of the decay: as given; otherwise linear if `decay_ratio` is given, else constant.
     pub fn decay(&self) -> DecayType {
         match (self.decay_type, self.decay_ratio) {
             (Some(decay), _) => decay,
@@ -48,7 +48,7 @@ impl LrSchedulerSection {
         }
     }
 
-    /// What the peak learning rate is multiplied by for this global batch.
+    /// The factor on the peak learning rate for this global batch size.
     pub fn batch_scale(&self, global_batch: usize) -> f64 {
         match self.linear_scaling_base_batch {
             Some(base) => global_batch as f64 / base as f64,

@@ -19,9 +19,9 @@ pub struct MetricsSection {
     pub save_tb_folder: PathBuf,
     /// Whether metrics are written as JSON lines.
     pub enable_jsonl: bool,
-    /// Whether log lines go without colour.
+    /// Whether log lines are printed without color.
     pub disable_color_printing: bool,
-    /// Whether a terminal shows a progress bar.
+    /// Whether a progress bar is shown on a terminal.
     pub progress: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The sections of the config file, one file each: keys, defaults, and what each may hold by itself.
+//! The sections of the config file, one file each: keys, defaults, and validation within the section.
 
 mod activation_checkpoint;
 mod checkpoint;
@@ -37,29 +37,31 @@ pub use validation::ValidationSection;
 
 use crate::ConfigError;
 
-/// Refuses a count that must be at least one.
+/// Rejects a count below one.
 fn at_least_one(key: &str, value: u64) -> Result<(), ConfigError> {
     if value >= 1 {
         return Ok(());
     }
     Err(ConfigError::contradiction(
-        format!("{key} = 0 leaves nothing to do"),
+        format!("{key} = 0 must be at least 1"),
         format!("use {key} = 1 or more"),
     ))
 }
 
-/// Refuses a number outside `low..=high`, infinities and not-a-number among them.
+/// Rejects a number outside `low..=high`, including infinities and NaN.
 pub(crate) fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), ConfigError> {
     if value.is_finite() && (low..=high).contains(&value) {
         return Ok(());
     }
-    let range = match high.is_finite() {
-        true => format!("between {low} and {high}"),
-        false => format!("finite and at least {low}"),
+    let range = if high.is_finite() {
+        format!("between {low} and {high}")
+    } else {
+        format!("finite and at least {low}")
     };
-    let remedy = match value.is_finite() {
-        true => format!("the nearest valid choice is {}", value.clamp(low, high)),
-        false => "choose a finite number".into(),
+    let remedy = if value.is_finite() {
+        format!("the nearest valid choice is {}", value.clamp(low, high))
+    } else {
+        "choose a finite number".into()
     };
     let conflict = format!("{key} = {value} must be {range}");
     Err(ConfigError::contradiction(conflict, remedy))

@@ -1,6 +1,6 @@
-//! `[model]`: which model, and its shape.
+//! `[model]`: the model and its dimensions.
 //!
-//! A flavor gives a complete shape; the keys with Hugging Face names change parts of it.
+//! A flavor is a complete set of dimensions; the keys with Hugging Face names override some of them.
 
 use std::path::PathBuf;
 
@@ -24,19 +24,19 @@ pub enum ModelName {
     Cnn,
 }
 
-/// What attention may see.
+/// The attention mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionMask {
-    /// Everything before.
+    /// All earlier positions.
     #[default]
     #[serde(rename = "causal")]
     Causal,
-    /// What came before in the same document.
+    /// Earlier positions of the same document.
     #[serde(rename = "block_causal")]
     BlockCausal,
 }
 
-/// A complete published or built-in shape of the Llama decoder.
+/// A published or built-in set of dimensions of the Llama decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Flavor {
     /// 1.05 M parameters.
@@ -61,50 +61,49 @@ pub enum Flavor {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
-    /// The family.
+    /// The family of the model.
     pub name: ModelName,
-    /// The shape to start from; `tiny` if absent. Llama only.
+    /// The flavor; `tiny` if absent. Llama only.
     pub flavor: Option<Flavor>,
-    /// Number of different tokens.
+    /// Vocabulary size.
     pub vocab_size: Option<usize>,
-    /// Width of the residual stream.
+    /// Hidden size.
     pub hidden_size: Option<usize>,
-    /// Width inside the MLP.
+    /// Width of the MLP.
     pub intermediate_size: Option<usize>,
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub num_hidden_layers: Option<usize>,
     /// Number of query heads.
     pub num_attention_heads: Option<usize>,
-    /// Number of key/value heads; divides the query heads.
+    /// Number of KV heads; divides the number of query heads.
     pub num_key_value_heads: Option<usize>,
     /// Width of one head; `hidden_size / num_attention_heads` if absent.
     pub head_dim: Option<usize>,
     /// Base of the rotary embedding.
     pub rope_theta: Option<f64>,
-    /// How rotations are stretched over longer sequences, as Llama 3.1 has it.
+    /// Rotary scaling for longer sequences, as in Llama 3.1.
     pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: Option<f64>,
     /// Added to the variance in LayerNorm. GPT-2 only.
     pub layer_norm_epsilon: Option<f64>,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     pub tie_word_embeddings: Option<bool>,
-    /// Whether queries, keys and values have a bias, as Qwen 2 has it.
+    /// Whether queries, keys and values have a bias, as in Qwen 2.
     pub attention_bias: Option<bool>,
-    /// Whether every head of queries and keys is normed, as Qwen 3 has it.
+    /// Whether every head of queries and keys is normalized, as in Qwen 3.
     pub qk_norm: Option<bool>,
-    /// Longest sequence the model accepts.
+    /// Maximum sequence length.
     pub max_position_embeddings: Option<usize>,
-    /// Share of what attention and the MLP add to the residual stream that training leaves out.
+    /// Dropout probability of what attention and the MLP add to the residual stream.
     pub resid_pdrop: Option<f64>,
-    /// What attention may see: `causal`, everything before, or `block_causal`, the same document alone,
-    /// which `training.eos_token_id` ends.
+    /// The attention mask: `causal` (all earlier positions), or `block_causal` (only those of the same document, which
+    /// `training.eos_token_id` ends).
     pub attn_mask_type: AttentionMask,
-    /// The experts of blocks that have them; Llama only.
+    /// Mixture of experts; Llama only.
     pub moe: Option<MoeSection>,
-    /// A folder of Hugging Face's with the model's `config.json`, which takes the place of the family
-    /// and the flavor.
+    /// A Hugging Face folder whose `config.json` replaces name and flavor.
     pub hf_assets_path: Option<PathBuf>,
-    /// A safetensors file to start from, instead of weights made from the seed.
+    /// A safetensors file with initial weights, instead of weights generated from the seed.
     pub initial_weights: Option<PathBuf>,
 }

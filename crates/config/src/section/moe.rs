@@ -1,15 +1,15 @@
-//! `[model.moe]`: the experts of a mixture, under Hugging Face's names where it has them.
+//! `[model.moe]`: mixture of experts, with Hugging Face's names where they exist.
 
 use serde::{Deserialize, Serialize};
 
-/// How the scores of experts are made from logits.
+/// The scoring function of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScoringFunc {
-    /// They add up to one.
+    /// Softmax over all experts.
     #[default]
     #[serde(rename = "softmax")]
     Softmax,
-    /// Each for itself, as DeepSeek-V3 has it.
+    /// Sigmoid per expert, as in DeepSeek-V3.
     #[serde(rename = "sigmoid")]
     Sigmoid,
 }
@@ -18,28 +18,28 @@ pub enum ScoringFunc {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeSection {
-    /// Experts of a layer. (Mixtral calls it `num_local_experts`, DeepSeek `n_routed_experts`.)
+    /// Experts per layer. (Mixtral calls it `num_local_experts`, DeepSeek `n_routed_experts`.)
     pub num_experts: Option<usize>,
-    /// Experts each token goes to; 2 if absent.
+    /// Experts per token; 2 if absent.
     pub num_experts_per_tok: Option<usize>,
-    /// Width inside an expert; `model.intermediate_size` if absent.
+    /// Width of an expert; `model.intermediate_size` if absent.
     pub moe_intermediate_size: Option<usize>,
-    /// Experts that every token goes through.
+    /// Shared experts, which process every token.
     pub n_shared_experts: Option<usize>,
-    /// Blocks at the beginning that have a dense feed-forward part.
+    /// Number of dense blocks at the beginning.
     pub first_k_dense_replace: Option<usize>,
-    /// How scores are made: `softmax` or `sigmoid`.
+    /// The router's scoring function: `softmax` or `sigmoid`.
     pub scoring_func: Option<ScoringFunc>,
-    /// Whether a token's weights are divided by their sum; true if absent.
+    /// Whether the weights of a token are normalized to sum to 1; true if absent.
     pub norm_topk_prob: Option<bool>,
-    /// What weights are multiplied by.
+    /// Factor on the weights.
     pub routed_scaling_factor: Option<f64>,
-    /// The weight of the loss that punishes unequal loads, of each sequence for itself.
+    /// Coefficient of the load-balancing loss, computed per sequence.
     pub router_aux_loss_coef: Option<f64>,
-    /// The weight of the loss that keeps the router's logits small.
+    /// Coefficient of the router z-loss.
     pub router_z_loss_coef: Option<f64>,
-    /// How far a step moves the bias that balances without a loss; no bias if absent.
+    /// Update rate of the expert bias of auxiliary-loss-free balancing; no bias if absent.
     pub bias_update_rate: Option<f64>,
-    /// Rows an expert takes of a sequence, in shares of an equal load; all that come if absent.
+    /// Capacity of an expert per sequence, relative to an equal load; unlimited if absent.
     pub capacity_factor: Option<f64>,
 }

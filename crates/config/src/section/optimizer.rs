@@ -1,4 +1,4 @@
-//! `[optimizer]`: the optimiser and its numbers.
+//! `[optimizer]`: the optimizer and its hyperparameters.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,17 +22,17 @@ pub enum OptimizerName {
     Lars,
 }
 
-/// Which kernels carry the update out. All compute the same.
+/// The implementation of the update. All compute the same result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OptimizerImplementation {
     /// One kernel for all parameters.
     #[default]
     #[serde(rename = "fused")]
     Fused,
-    /// One kernel per operation for all parameters.
+    /// One kernel per operation, over all parameters.
     #[serde(rename = "foreach")]
     Foreach,
-    /// Operation by operation, parameter by parameter.
+    /// One kernel per operation and parameter.
     #[serde(rename = "for-loop")]
     ForLoop,
 }
@@ -55,7 +55,7 @@ pub struct OptimizerSection {
     pub weight_decay: f64,
     /// Momentum (SGD, LARS).
     pub momentum: f64,
-    /// Which kernels carry the update out.
+    /// The implementation of the update.
     pub implementation: OptimizerImplementation,
 }
 
@@ -76,7 +76,7 @@ impl Default for OptimizerSection {
 
 impl OptimizerSection {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        // A decay of exactly 1 never forgets, and bias correction would divide by zero.
+        // With a decay of exactly 1, bias correction would divide by zero.
         let below_one = 1.0 - f64::EPSILON;
         within("optimizer.lr", self.lr, 0.0, f64::INFINITY)?;
         within("optimizer.beta1", self.beta1, 0.0, below_one)?;

@@ -1,30 +1,30 @@
-//! `[parallelism]`: how the work is split over ranks.
+//! `[parallelism]`: the parallel strategy.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::within;
-use trainyard_schedule::{Kind, ScheduleError};
+use trainyard_schedule::{ScheduleError, ScheduleKind};
 
 use crate::ConfigError;
 
-/// What is done to gradients before they travel.
+/// Compression of gradients before their reduction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GradientCompression {
-    /// Sent as they are.
+    /// No compression.
     #[default]
     #[serde(rename = "none")]
     None,
-    /// Rounded to `bfloat16` for the journey.
+    /// Reduced in `bfloat16`.
     #[serde(rename = "bf16")]
     Bf16,
 }
 
-/// Whether parameters sharded over ranks go after forward and are gathered again for backward.
+/// Whether parameters are resharded after forward and unsharded again for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReshardAfterForward {
-    /// All but the last unit's, which backward needs at once.
+    /// All but those of the last unit, which backward needs first.
     #[default]
     #[serde(rename = "default")]
     Default,
@@ -36,14 +36,14 @@ pub enum ReshardAfterForward {
     Never,
 }
 
-/// Where parameters and optimiser states are kept while nobody computes with them.
+/// Where unused parameters and optimizer states are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Offload {
-    /// With the layers that compute with them.
+    /// In device memory: no offload.
     #[default]
     #[serde(rename = "none")]
     None,
-    /// In main memory, outside of what tensors are allocated from.
+    /// In the in-memory file system.
     #[serde(rename = "cpu")]
     Cpu,
     /// In files.
@@ -51,91 +51,89 @@ pub enum Offload {
     Nvme,
 }
 
-/// When a pipeline's stages reduce their gradients.
+/// When pipeline stages reduce their gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipelineReduce {
-    /// With the last backward of each stage; until then a stage's gradients are held whole.
+    /// With the last backward of each stage; until then a stage holds full gradients.
     #[default]
     #[serde(rename = "once")]
     Once,
-    /// With every backward: as many times the messages, and no gradient held whole (stages 2 and 3).
+    /// With every backward: one reduction per micro-batch, and no full gradients (stages 2 and 3).
     #[serde(rename = "each")]
     Each,
 }
 
-/// How ranks that share a sequence reach each other's keys and values.
+/// The method of context parallelism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextMethod {
-    /// Keys and values go round.
+    /// Ring attention: keys and values travel around a ring.
     #[default]
     #[serde(rename = "ring")]
     Ring,
-    /// Positions are exchanged for heads.
+    /// Ulysses: an all-to-all exchanges positions for heads.
     #[serde(rename = "ulysses")]
     Ulysses,
 }
 
-/// `[parallelism]`. A degree of -1 takes all ranks that the others leave.
+/// `[parallelism]`. A degree of -1 takes all remaining ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelismSection {
-    /// Whether the planner chooses all of these, for the machines of `job.cluster`; the short form is
-    /// `parallelism = "auto"`.
+    /// Whether the planner chooses all of these for the cluster `job.cluster`; short form: `parallelism = "auto"`.
     pub auto: bool,
-    /// Copies of the model that see different data.
+    /// Data-parallel replicas of the model.
     pub data_parallel_replicate_degree: i64,
-    /// Ranks over which the state of one copy is sharded.
+    /// Ranks over which each replica is sharded.
     pub data_parallel_shard_degree: i64,
-    /// What those ranks shard: 1 optimiser states, 2 gradients too, 3 parameters too; with 0 nothing, so
-    /// that they are copies over which experts can be laid.
+    /// What those ranks shard: 1 optimizer states, 2 also gradients, 3 also parameters; 0 nothing, so that expert
+    /// parallelism can use replicas.
     pub zero_stage: usize,
-    /// Whether sharded parameters go after forward; stage 3 only. A pipeline's stages stay gathered from
-    /// micro-batch to micro-batch, two of a rank's at once, all with `never`, none with `always`.
+    /// Whether parameters are resharded after forward; stage 3 only. Pipeline stages stay unsharded over micro-batches: two
+    /// of a rank at a time, all with `never`, none with `always`.
     pub fsdp_reshard_after_forward: ReshardAfterForward,
-    /// How many units' parameters are gathered ahead of their use; stage 3 only.
+    /// The number of units that are unsharded ahead of their use; stage 3 only.
     pub fsdp_prefetch: usize,
-    /// Where parameters and optimiser states are kept while nobody computes with them.
+    /// Where unused parameters and optimizer states are stored.
     pub offload: Offload,
-    /// The folder of the files, on a fast disk, for `nvme`.
+    /// The directory of offload files, on a fast disk, for `nvme`.
     pub offload_folder: Option<PathBuf>,
-    /// Ranks that share every matrix.
+    /// The tensor-parallel degree.
     pub tensor_parallel_degree: i64,
-    /// Whether those ranks share the positions between matrices too, which takes less memory.
+    /// Whether tensor-parallel ranks also split the activations between matrix products by position, which saves memory.
     pub enable_sequence_parallel: bool,
-    /// Whether backward gathers those positions again: least memory, more bytes.
+    /// Whether backward gathers those activations again: least memory, more bytes.
     pub sequence_parallel_regather: bool,
-    /// Whether matrices are multiplied while positions and their gradients travel.
+    /// Whether tensor-parallel communication overlaps with matrix products.
     pub enable_async_tensor_parallel: bool,
-    /// Ranks that share the layers.
+    /// The pipeline-parallel degree.
     pub pipeline_parallel_degree: i64,
-    /// The order of their work: `1F1B`, `GPipe`, `interleaved`, `looped-bfs`, `zb-h1`, `zb-v`,
+    /// The schedule: `1F1B`, `GPipe`, `interleaved`, `looped-bfs`, `zb-h1`, `zb-v`,
     /// `dualpipe-v`, or PyTorch's names.
     pub pipeline_parallel_schedule: String,
-    /// A file with another order, a line per rank.
+    /// A file with another schedule, in PyTorch's CSV format.
     pub pipeline_parallel_schedule_csv: Option<PathBuf>,
-    /// Stages each rank has, in the schedules that leave it open.
+    /// Stages per rank, for schedules that allow a choice.
     pub pipeline_parallel_stages_per_rank: usize,
-    /// The blocks with which the second stage and those after it begin, as in `layers.2,layers.4`; where
-    /// stages cost alike if absent.
+    /// The first blocks of the second and later stages, as in `layers.2,layers.4`; balanced by cost if absent.
     pub pipeline_parallel_split_points: Option<String>,
-    /// When stages reduce gradients that are sharded.
+    /// When stages reduce sharded gradients.
     pub pipeline_parallel_reduce: PipelineReduce,
-    /// Ranks that share a sequence.
+    /// The context-parallel degree.
     pub context_parallel_degree: i64,
-    /// How they reach each other's keys and values.
+    /// The method of context parallelism.
     pub context_parallel_method: ContextMethod,
-    /// Ranks that share the experts.
+    /// The expert-parallel degree.
     pub expert_parallel_degree: i64,
-    /// How many of those that follow each other are on one machine; as the launcher says if 0. Where they are
-    /// on several, a token goes to a machine once, and from rank to rank inside of it.
+    /// How many consecutive expert-parallel ranks are on one node; 0 takes it from the launcher. If they are on several
+    /// nodes, the all-to-all is hierarchical.
     pub expert_parallel_local_degree: usize,
-    /// Megabytes (2^20 bytes) of gradients that are reduced together.
+    /// Bucket size in MiB.
     pub bucket_cap_mb: f64,
-    /// The same for the first bucket to be ready, small so that reduction starts early.
+    /// Size of the first bucket in MiB, small so that reduction starts early.
     pub first_bucket_mb: f64,
-    /// Whether reduction starts while backward goes on.
+    /// Whether gradient reduction overlaps with backward.
     pub overlap: bool,
-    /// What is done to gradients before they travel.
+    /// Compression of gradients before their reduction.
     pub gradient_compression: GradientCompression,
     /// Whether a step may leave parameters without a gradient.
     pub find_unused_parameters: bool,
@@ -176,8 +174,8 @@ impl Default for ParallelismSection {
 }
 
 impl ParallelismSection {
-    /// The order of a pipeline's work.
-    pub fn schedule_kind(&self) -> Result<Kind, ConfigError> {
+    /// The pipeline schedule.
+    pub fn schedule_kind(&self) -> Result<ScheduleKind, ConfigError> {
         let name = &self.pipeline_parallel_schedule;
         name.parse().map_err(|error: ScheduleError| {
             ConfigError::contradiction(
@@ -187,25 +185,26 @@ impl ParallelismSection {
         })
     }
 
-    /// The blocks with which the second stage and those after it begin, if they are given.
+    /// The first blocks of the second and later stages, if given.
     pub fn split_points(&self) -> Result<Option<Vec<usize>>, ConfigError> {
         let Some(text) = &self.pipeline_parallel_split_points else {
             return Ok(None);
         };
-        let refused = || {
+        let rejected = || {
             ConfigError::contradiction(
                 format!(
-                    "parallelism.pipeline_parallel_split_points = {text:?} is no list of blocks"
+                    "parallelism.pipeline_parallel_split_points = {text:?} is not a list of blocks"
                 ),
-                "write rising numbers of blocks, as in \"layers.2,layers.4\"",
+                "write increasing block numbers, as in \"layers.2,layers.4\"",
             )
         };
         let block = |name: &str| name.trim().strip_prefix("layers.")?.parse::<usize>().ok();
         let blocks: Option<Vec<usize>> = text.split(',').map(block).collect();
-        let blocks = blocks.ok_or_else(refused)?;
-        match blocks.windows(2).all(|pair| pair[0] < pair[1]) {
-            true => Ok(Some(blocks)),
-            false => Err(refused()),
+        let blocks = blocks.ok_or_else(rejected)?;
+        if blocks.windows(2).all(|pair| pair[0] < pair[1]) {
+            Ok(Some(blocks))
+        } else {
+            Err(rejected())
         }
     }
 
@@ -219,7 +218,7 @@ impl ParallelismSection {
             1.0,
             64.0,
         )?;
-        // A bucket holds at least one parameter, so any cap above zero has a meaning.
+        // A bucket holds at least one parameter, so any positive size is valid.
         let smallest = 1.0 / 1024.0;
         for (key, value) in [
             ("parallelism.bucket_cap_mb", self.bucket_cap_mb),

@@ -1,4 +1,4 @@
-//! `[profiling]`: traces and memory records.
+//! `[profiling]`: traces and memory reports.
 
 use std::path::PathBuf;
 
@@ -15,16 +15,16 @@ pub struct ProfilingSection {
     pub enable_profiling: bool,
     /// Folder for traces, under `job.dump_folder`.
     pub save_traces_folder: PathBuf,
-    /// torchtitan's; without effect, since a trace has all steps.
+    /// torchtitan's; no effect, because a trace contains all steps.
     pub profile_freq: u64,
-    /// torchtitan's; without effect.
+    /// torchtitan's; no effect.
     pub profiler_active: u64,
-    /// torchtitan's; not built: `memory` reports the second step.
+    /// torchtitan's; not supported: `memory` reports the second step.
     pub enable_memory_snapshot: bool,
-    /// torchtitan's; without effect.
+    /// torchtitan's; no effect.
     pub save_memory_snapshot_folder: PathBuf,
-    /// A file for the picture of the second step's memory, as HTML. Rank 0 writes it; rank N puts
-    /// `.rankN` before the extension.
+    /// An HTML file for the memory report of the second step. Rank 0 writes it; rank N inserts `.rankN` before the
+    /// extension.
     pub memory: Option<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ mod tests {
             config.profiling.memory.as_deref(),
             Some("out/step.html".as_ref())
         );
-        let refused = Config::parse("[profiling]\nmemory = ''\n", &[]).unwrap_err();
-        assert!(refused.to_string().contains("memory.html"), "{refused}");
+        let rejected = Config::parse("[profiling]\nmemory = ''\n", &[]).unwrap_err();
+        assert!(rejected.to_string().contains("memory.html"), "{rejected}");
     }
 }

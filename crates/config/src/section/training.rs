@@ -1,4 +1,4 @@
-//! `[training]`: data, batch, length and number types of the run.
+//! `[training]`: data, batch sizes, sequence length, steps and types.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::{at_least_one, within};
 use crate::ConfigError;
 
-/// Where samples come from.
+/// The source of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dataset {
-    /// Made from the seed; endless, and learnable.
+    /// Generated from the seed; endless and learnable.
     #[default]
     #[serde(rename = "synthetic")]
     Synthetic,
-    /// A folder with MNIST's IDX files.
+    /// A directory with the IDX files of MNIST.
     #[serde(rename = "mnist")]
     Mnist,
     /// A token file.
@@ -22,7 +22,7 @@ pub enum Dataset {
     Tokens,
 }
 
-/// A number type.
+/// An element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
     /// 32 bits.
@@ -35,13 +35,13 @@ pub enum Dtype {
     /// 16 bits with the range of `float32`.
     #[serde(rename = "bfloat16")]
     Bfloat16,
-    /// 16 bits with more precision and little range: losses are scaled.
+    /// 16 bits with more precision and a small range: losses are scaled.
     #[serde(rename = "float16")]
     Float16,
 }
 
 impl Dtype {
-    /// Bytes of one number.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             Dtype::Bfloat16 | Dtype::Float16 => 2,
@@ -50,7 +50,7 @@ impl Dtype {
         }
     }
 
-    /// The name used in config files.
+    /// The name in config files.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::Bfloat16 => "bfloat16",
@@ -65,27 +65,27 @@ impl Dtype {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingSection {
-    /// Where samples come from.
+    /// The source of samples.
     pub dataset: Dataset,
-    /// The file or folder of the dataset, if it has one.
+    /// The file or directory of the dataset, if it has one.
     pub dataset_path: Option<PathBuf>,
-    /// Samples that one rank computes at once.
+    /// Micro-batch size: samples per rank and forward pass.
     pub local_batch_size: usize,
-    /// Samples of one optimiser step over all ranks; `local_batch_size` times the data-parallel
-    /// degree if absent. If it is larger, each rank accumulates gradients.
+    /// Samples per optimizer step over all ranks; `local_batch_size` times the data-parallel degree if absent. If it is
+    /// larger, ranks accumulate gradients.
     pub global_batch_size: Option<usize>,
-    /// Tokens in one sample.
+    /// Sequence length: tokens per sample.
     pub seq_len: usize,
-    /// The token that ends a document, where attention keeps documents apart.
+    /// The token that ends a document, for document masks.
     pub eos_token_id: Option<i64>,
-    /// Gradients are scaled down to this norm; 0 turns clipping off.
+    /// Maximum gradient norm; 0 turns clipping off.
     pub max_norm: f64,
-    /// Optimiser steps.
+    /// Optimizer steps.
     pub steps: u64,
-    /// The most bytes that tensors of a rank may hold; 0 for no limit. A job that would need more is
-    /// refused before it starts, with what would fit.
+    /// Memory limit for the tensors of a rank; 0 for no limit. A job that needs more is rejected before it starts, with
+    /// suggestions that fit.
     pub memory_limit_bytes: u64,
-    /// The type in which weights and optimiser state are held.
+    /// The type in which weights and optimizer state are held.
     pub dtype: Dtype,
     /// The type in which layers compute; `dtype` if absent.
     pub mixed_precision_param: Option<Dtype>,

@@ -17,9 +17,9 @@ pub struct ValidationSection {
     pub freq: u64,
     /// Batches of one evaluation.
     pub steps: u64,
-    /// Where held-out samples come from; as for training if absent.
+    /// The source of held-out samples; as for training if absent.
     pub dataset: Option<Dataset>,
-    /// The file or folder of that dataset; as for training if absent.
+    /// The file or directory of that dataset; as for training if absent.
     pub dataset_path: Option<PathBuf>,
 }
 

@@ -1,14 +1,15 @@
-//! Saves and loads a sharded model and its optimiser, and reports how long that took, as the peer does.
+//! `bench-checkpoint`: times saving and loading a sharded model and its optimizer, for comparison with
+//! PyTorch.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use trainyard_checkpoint::{TrainState, step_folder, store};
+use trainyard_checkpoint::{TrainState, step_dir, store};
 use trainyard_config::Config;
 use trainyard_data::{Sampler, step_batches};
-use trainyard_nn::Place;
+use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous};
 use trainyard_trace::Ledger;
 use trainyard_train::checkpoint::{self, Destination, Saver};
@@ -17,21 +18,21 @@ use trainyard_train::{Trainer, build};
 use crate::error::Result;
 use crate::ranks::join_mesh;
 
-/// What is saved, and where.
+/// Arguments of `bench-checkpoint`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The model: `tiny` or `small`.
+    /// The model: `tiny` or `small`
     #[arg(long, default_value = "small")]
     preset: String,
-    /// Saves of each kind.
+    /// Number of synchronous and of asynchronous saves
     #[arg(long, default_value_t = 3)]
     repeats: u64,
-    /// Where to.
+    /// Directory to save to
     #[arg(long)]
     folder: PathBuf,
 }
 
-/// Seconds, one per repeat.
+/// The measured times in seconds, one per repeat.
 #[derive(Debug, Default, Serialize)]
 struct Line {
     save: Vec<f64>,
@@ -39,45 +40,46 @@ struct Line {
     load: Vec<f64>,
 }
 
-/// Measures and prints the line on rank 0.
+/// Measures on all ranks; rank 0 prints a JSON line.
 pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     tch::set_num_threads(1);
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let config = config(&arguments.preset, at.world_size)?;
     let mesh = config.mesh(at.world_size)?;
     let world = join_mesh(mesh, Backend::Gloo, &at, |_| Ledger::new(at.rank))?;
-    let everyone = world.everyone()?;
-    let mut trainer = Trainer::new(&config, &world, Place::Cpu)?;
+    let world_group = world.world_group()?;
+    let mut trainer = Trainer::new(&config, &world, Device::Cpu)?;
     let sampler = Sampler::new(at.world_size, at.world_size, 1)?;
     let source = build::source(&config, false)?;
-    // A step, so that the optimiser has states.
+    // One step allocates the optimizer state.
     trainer.step(&step_batches(&*source, &sampler, 0, at.rank)?)?;
-    let place = store::open(&arguments.folder)?;
+    let store = store::open(&arguments.folder)?;
     let mut line = Line::default();
     for repeat in 0..arguments.repeats {
         for is_async in [false, true] {
             let step = 2 * repeat + u64::from(is_async);
             let mut saver = Saver::new(&world)?;
-            let place = Destination {
-                store: std::sync::Arc::clone(&place),
+            let destination = Destination {
+                store: std::sync::Arc::clone(&store),
                 keep: 2,
                 is_async,
-                is_lasting: true,
+                is_durable: true,
             };
-            let began = together(&everyone)?;
-            saver.save(&trainer, &world, state(step, at.world_size), &[place])?;
+            let began = barrier_time(&world_group)?;
+            saver.save(&trainer, &world, state(step, at.world_size), &[destination])?;
             let paused = began.elapsed();
             saver.finish();
-            let ended = together(&everyone)?.duration_since(began);
-            match is_async {
-                true => line.pause.push(paused.as_secs_f64()),
-                false => line.save.push(ended.as_secs_f64()),
+            let ended = barrier_time(&world_group)?.duration_since(began);
+            if is_async {
+                line.pause.push(paused.as_secs_f64())
+            } else {
+                line.save.push(ended.as_secs_f64())
             }
         }
-        let folder = step_folder(2 * repeat);
-        let began = together(&everyone)?;
-        checkpoint::load(std::sync::Arc::clone(&place), &folder, &mut trainer, &world)?;
-        let ended = together(&everyone)?.duration_since(began);
+        let folder = step_dir(2 * repeat);
+        let began = barrier_time(&world_group)?;
+        checkpoint::load(std::sync::Arc::clone(&store), &folder, &mut trainer, &world)?;
+        let ended = barrier_time(&world_group)?.duration_since(began);
         line.load.push(ended.as_secs_f64());
     }
     if at.rank == 0 {
@@ -86,9 +88,9 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The time when all ranks are here.
-fn together(everyone: &Group) -> Result<Instant> {
-    everyone.barrier()?.wait()?;
+/// The time at which all ranks have reached the barrier.
+fn barrier_time(world_group: &Group) -> Result<Instant> {
+    world_group.barrier()?.wait()?;
     Ok(Instant::now())
 }
 
@@ -99,7 +101,7 @@ fn state(step: u64, world_size: usize) -> TrainState {
         seed: 1,
         world_size,
         config: String::new(),
-        schedule: serde_json::Value::Null,
+        extra_state: serde_json::Value::Null,
     }
 }
 

@@ -1,4 +1,4 @@
-//! `trainyard bench comm`: the table nccl-tests users know, for every collective.
+//! `trainyard bench comm`: latency and bandwidth of collectives, in the format of nccl-tests.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -6,54 +6,54 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
-use trainyard_elastic::Console;
+use trainyard_launcher::Console;
 use trainyard_mesh::{Axis, Mesh};
-use trainyard_torch::{Backend, Group, Message, ReduceOp, Rendezvous, Result as TorchResult};
+use trainyard_torch::{Backend, Group, P2pOp, ReduceOp, Rendezvous, Result as TorchResult};
 use trainyard_trace::{Ledger, Purpose};
 
 use crate::error::{EngineError, Result};
+use crate::matmuls::Matmuls;
 use crate::measure::quantile;
-use crate::products::Products;
 use crate::ranks::{join_mesh, run_locally};
 
-/// What is measured, and how much of it.
+/// The collectives and sizes to measure.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Range {
-    /// Collectives, separated by commas; all by default.
+    /// Collectives, separated by commas; all by default
     #[arg(long, value_delimiter = ',')]
     ops: Vec<Op>,
-    /// Smallest size in bytes.
+    /// Smallest size in bytes
     #[arg(long, default_value_t = 4 << 10)]
     min_bytes: usize,
-    /// Largest size in bytes.
+    /// Largest size in bytes
     #[arg(long, default_value_t = 64 << 20)]
     max_bytes: usize,
-    /// Each size is this many times the one before.
+    /// Factor between consecutive sizes
     #[arg(long, default_value_t = 4)]
     factor: usize,
-    /// Products every rank computes before each call, separated by commas. Beyond none, a call's time is what
-    /// it adds to them: cold caches, and the wait for the slower rank.
+    /// Matrix products that every rank computes before each call, separated by commas. With 1 or more, the
+    /// time of a call is what it adds to them, including cold caches and the wait for the slowest rank
     #[arg(long, value_delimiter = ',', default_value = "0")]
     work: Vec<usize>,
-    /// Seconds to spend on each size.
+    /// Seconds to spend on each size
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Print JSON lines.
+    /// Print JSON lines
     #[arg(long)]
     json: bool,
 }
 
-/// Arguments of `bench comm`.
+/// Measure latency and bandwidth of collectives
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Number of ranks to start here.
+    /// Number of local ranks
     #[arg(long, default_value_t = 2)]
     nproc: usize,
     #[command(flatten)]
     range: Range,
 }
 
-/// Arguments of one rank.
+/// Arguments of one rank of `bench comm`.
 #[derive(Debug, clap::Args)]
 pub struct RankArguments {
     #[command(flatten)]
@@ -94,7 +94,7 @@ const ALL: [Op; 10] = [
 pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     if arguments.nproc < 2 {
         return Err(EngineError::Rank(
-            "bench comm needs --nproc 2 or more".to_owned(),
+            "`bench comm` needs at least two ranks: set --nproc 2 or more".to_owned(),
         ));
     }
     let range = &arguments.range;
@@ -122,7 +122,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug, Serialize)]
 struct Row {
     op: Op,
@@ -141,7 +141,7 @@ pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(60))?;
     let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
     let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
-    let group = world.everyone()?;
+    let group = world.world_group()?;
     let range = arguments.range;
     let ops = if range.ops.is_empty() {
         ALL.to_vec()
@@ -150,7 +150,7 @@ pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
     };
     if at.rank == 0 && !range.json {
         println!(
-            "# {} ranks, gloo, float32; sizes and bus bandwidth as nccl-tests define them",
+            "# {} ranks, gloo, float32; sizes and bus bandwidth as defined by nccl-tests",
             at.world_size
         );
         println!(
@@ -193,13 +193,13 @@ fn print(row: &Row, json: bool) {
     );
 }
 
-/// One size, after each amount of work.
+/// Measures one size, for each amount of computation before the call.
 fn measure(op: Op, bytes: usize, group: &Group, range: &Range) -> Result<Vec<Row>> {
     let case = Case::new(op, bytes, group);
     for _ in 0..3 {
         case.call(group)?;
     }
-    // A ping and a pong are two messages.
+    // A ping-pong is two messages.
     let messages = if op == Op::SendRecv { 2.0 } else { 1.0 };
     let row = |timed: Timed| {
         let one = timed.seconds / messages;
@@ -221,13 +221,13 @@ fn measure(op: Op, bytes: usize, group: &Group, range: &Range) -> Result<Vec<Row
         }
     };
     let each = range.work.iter().map(|&work| match work {
-        0 => case.alone(group, range.seconds),
-        _ => case.between(work, group, range.seconds),
+        0 => case.back_to_back(group, range.seconds),
+        _ => case.after_computation(work, group, range.seconds),
     });
     each.map(|timed| timed.map(row)).collect()
 }
 
-/// What each link carries in an optimal algorithm, over the size.
+/// Bus bandwidth divided by algorithm bandwidth, as nccl-tests defines it.
 fn bus_factor(op: Op, ranks: f64) -> f64 {
     match op {
         Op::AllReduce => 2.0 * (ranks - 1.0) / ranks,
@@ -239,9 +239,9 @@ fn bus_factor(op: Op, ranks: f64) -> f64 {
     }
 }
 
-/// What a call took.
+/// The time of a call.
 struct Timed {
-    /// Seconds of the work before it.
+    /// Seconds of computation before the call.
     work: f64,
     seconds: f64,
     repeats: usize,
@@ -262,13 +262,13 @@ fn over_ranks(group: &Group, times: &[f64], op: ReduceOp) -> Result<Vec<f64>> {
     Ok(Vec::<f64>::try_from(&all)?)
 }
 
-/// Buffers of one measurement. `whole` has the size; `part` one rank's share of it.
+/// Buffers of one measurement: `full` has the measured size, `shard` is one rank's part of it.
 struct Case {
     op: Op,
-    whole: Tensor,
+    full: Tensor,
     other: Tensor,
-    part: Tensor,
-    parts: Vec<Tensor>,
+    shard: Tensor,
+    shards: Vec<Tensor>,
     splits: Vec<i64>,
 }
 
@@ -279,16 +279,16 @@ impl Case {
         let zeros = |n: i64| Tensor::zeros([n], (Kind::Float, Device::Cpu));
         Case {
             op,
-            whole: zeros(share * ranks),
+            full: zeros(share * ranks),
             other: zeros(share * ranks),
-            part: zeros(share),
-            parts: (0..ranks).map(|_| zeros(share)).collect(),
+            shard: zeros(share),
+            shards: (0..ranks).map(|_| zeros(share)).collect(),
             splits: vec![share; ranks as usize],
         }
     }
 
-    /// Calls one after the other: the middle one of the slowest rank's.
-    fn alone(&self, group: &Group, seconds: f64) -> Result<Timed> {
+    /// Back-to-back calls: the median time on the slowest rank.
+    fn back_to_back(&self, group: &Group, seconds: f64) -> Result<Timed> {
         let start = Instant::now();
         self.call(group)?;
         let guess = slowest(group, &[start.elapsed().as_secs_f64()])?[0];
@@ -307,16 +307,16 @@ impl Case {
         })
     }
 
-    /// What a call adds to the work before it. Work with and without calls takes turns, because machines are
-    /// faster at one time than at another.
-    fn between(&self, work: usize, group: &Group, seconds: f64) -> Result<Timed> {
-        const TURNS: usize = 7;
-        let products = Products::new();
+    /// The time that a call adds to the computation before it. Rounds with and without calls alternate, because
+    /// the speed of a host varies over time.
+    fn after_computation(&self, work: usize, group: &Group, seconds: f64) -> Result<Timed> {
+        const ROUNDS: usize = 7;
+        let matmuls = Matmuls::new();
         let timed = |repeats: usize, calls: bool| -> Result<f64> {
             group.barrier()?.wait()?;
             let start = Instant::now();
             for _ in 0..repeats {
-                products.compute(work);
+                matmuls.compute(work);
                 if calls {
                     self.call(group)?;
                 }
@@ -324,10 +324,10 @@ impl Case {
             Ok(start.elapsed().as_secs_f64() / repeats as f64)
         };
         let guess = slowest(group, &[timed(2, true)?])?[0];
-        let turn = seconds / (2 * TURNS) as f64;
-        let repeats = ((turn / guess.max(1e-6)) as usize).clamp(2, 1000);
+        let round = seconds / (2 * ROUNDS) as f64;
+        let repeats = ((round / guess.max(1e-6)) as usize).clamp(2, 1000);
         let (mut without, mut with) = (Vec::new(), Vec::new());
-        for _ in 0..TURNS {
+        for _ in 0..ROUNDS {
             without.push(timed(repeats, false)?);
             with.push(timed(repeats, true)?);
         }
@@ -338,46 +338,50 @@ impl Case {
         Ok(Timed {
             work: quantile(&without, 0.5),
             seconds: quantile(&added, 0.5),
-            repeats: TURNS * repeats,
+            repeats: ROUNDS * repeats,
         })
     }
 
     fn call(&self, group: &Group) -> TorchResult<()> {
-        const WHY: Purpose = Purpose::Control;
-        let at_root: &[Tensor] = if group.index() == 0 { &self.parts } else { &[] };
+        const PURPOSE: Purpose = Purpose::Control;
+        let at_root: &[Tensor] = if group.index() == 0 {
+            &self.shards
+        } else {
+            &[]
+        };
         match self.op {
-            Op::AllReduce => group.all_reduce(&self.whole, ReduceOp::Sum, WHY)?.wait(),
-            Op::AllGather => group.all_gather(&self.whole, &self.part, WHY)?.wait(),
+            Op::AllReduce => group.all_reduce(&self.full, ReduceOp::Sum, PURPOSE)?.wait(),
+            Op::AllGather => group.all_gather(&self.full, &self.shard, PURPOSE)?.wait(),
             Op::ReduceScatter => group
-                .reduce_scatter(&self.part, &self.whole, ReduceOp::Sum, WHY)?
+                .reduce_scatter(&self.shard, &self.full, ReduceOp::Sum, PURPOSE)?
                 .wait(),
             Op::AllToAll => group
-                .all_to_all(&self.other, &self.whole, &self.splits, &self.splits, WHY)?
+                .all_to_all(&self.other, &self.full, &self.splits, &self.splits, PURPOSE)?
                 .wait(),
-            Op::Broadcast => group.broadcast(&self.whole, 0, WHY)?.wait(),
-            Op::Reduce => group.reduce(&self.whole, 0, ReduceOp::Sum, WHY)?.wait(),
-            Op::Gather => group.gather(at_root, &self.part, 0, WHY)?.wait(),
-            Op::Scatter => group.scatter(&self.part, at_root, 0, WHY)?.wait(),
+            Op::Broadcast => group.broadcast(&self.full, 0, PURPOSE)?.wait(),
+            Op::Reduce => group.reduce(&self.full, 0, ReduceOp::Sum, PURPOSE)?.wait(),
+            Op::Gather => group.gather(at_root, &self.shard, 0, PURPOSE)?.wait(),
+            Op::Scatter => group.scatter(&self.shard, at_root, 0, PURPOSE)?.wait(),
             Op::SendRecv => self.ping_pong(group),
             Op::Barrier => group.barrier()?.wait(),
         }
     }
 
     fn ping_pong(&self, group: &Group) -> TorchResult<()> {
-        const WHY: Purpose = Purpose::Control;
-        let there = |peer| {
+        const PURPOSE: Purpose = Purpose::Control;
+        let send = |peer| {
             group
-                .batch(&[Message::Send(&self.whole, peer)], 0, WHY)?
+                .batch_send_recv(&[P2pOp::Send(&self.full, peer)], 0, PURPOSE)?
                 .wait()
         };
-        let back = |peer| {
+        let recv = |peer| {
             group
-                .batch(&[Message::Recv(&self.whole, peer)], 0, WHY)?
+                .batch_send_recv(&[P2pOp::Recv(&self.full, peer)], 0, PURPOSE)?
                 .wait()
         };
         match group.index() {
-            0 => there(1).and_then(|()| back(1)),
-            1 => back(0).and_then(|()| there(0)),
+            0 => send(1).and_then(|()| recv(1)),
+            1 => recv(0).and_then(|()| send(0)),
             _ => Ok(()),
         }
     }

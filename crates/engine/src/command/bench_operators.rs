@@ -1,4 +1,4 @@
-//! `bench operators`: what every operator of a model costs on this machine, with all its ranks at work.
+//! `trainyard bench operators`: time of every operator of a model on this host, while all local ranks compute.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use trainyard_config::Config;
 use trainyard_data::{Batch, Sampler, step_batches};
-use trainyard_elastic::Console;
+use trainyard_launcher::Console;
 use trainyard_mesh::{Axis, Mesh};
-use trainyard_nn::Place;
+use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous, World, operators};
 use trainyard_trace::{Calls, Ledger, Operator, calls};
 use trainyard_train::{Trainer, build};
@@ -18,20 +18,20 @@ use trainyard_train::{Trainer, build};
 use crate::error::Result;
 use crate::ranks::{join_mesh, run_locally};
 
-/// Arguments of `bench operators`.
+/// Measure the time of every operator of a model
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The config whose model is run, by every rank alone.
+    /// Path of the config file; every rank runs its model without communication
     config: PathBuf,
-    /// Number of ranks to start here.
+    /// Number of local ranks
     #[arg(long, default_value_t = 2)]
     nproc: usize,
-    /// Steps to time at each size.
+    /// Steps to measure per size
     #[arg(long, default_value_t = 4)]
     steps: usize,
 }
 
-/// Arguments of one rank.
+/// Arguments of one rank of `bench operators`.
 #[derive(Debug, clap::Args)]
 pub struct RankArguments {
     config: PathBuf,
@@ -39,7 +39,7 @@ pub struct RankArguments {
     steps: usize,
 }
 
-/// What one size took.
+/// The measurements of one size.
 #[derive(Debug, Serialize)]
 struct Row {
     batch: usize,
@@ -50,7 +50,7 @@ struct Row {
     operators: Vec<Calls>,
 }
 
-/// Starts the ranks; rank 0 prints a line of JSON for every size.
+/// Starts the ranks; rank 0 prints a JSON line for every size.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     let steps = arguments.steps.max(1).to_string();
     let mut args: Vec<OsString> = vec!["bench-operators-rank".into(), arguments.config.into()];
@@ -60,34 +60,34 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Steps alone, at the same time as the others.
+/// Measures on this rank, at the same time as the other ranks.
 pub fn execute_rank(arguments: RankArguments, overrides: &[String]) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
     let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
-    let everyone = world.everyone()?;
+    let world_group = world.world_group()?;
     let config = Config::load(&arguments.config, overrides)?;
     let sizes = sizes(&config).into_iter();
-    let sizes = sizes.map(|size| Size::new(&config, size, at.rank));
-    let mut sizes = sizes.collect::<Result<Vec<_>>>()?;
-    // In turns, because machines are faster at one time than at another.
+    let sizes = sizes.map(|size| BenchCase::new(&config, size, at.rank));
+    let mut cases = sizes.collect::<Result<Vec<_>>>()?;
+    // Sizes alternate, because the speed of a host varies over time.
     for _ in 0..arguments.steps {
-        for size in &mut sizes {
-            size.measure(&everyone)?;
+        for case in &mut cases {
+            case.measure(&world_group)?;
         }
     }
-    for size in sizes.iter().filter(|_| at.rank == 0) {
-        println!("{}", serde_json::to_string(&size.row()).unwrap_or_default());
+    for case in cases.iter().filter(|_| at.rank == 0) {
+        println!("{}", serde_json::to_string(&case.row()).unwrap_or_default());
     }
-    everyone.barrier()?.wait()?;
+    world_group.barrier()?.wait()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Samples of a pass, tokens of a sample, and passes of a step.
+/// Samples per micro-batch, tokens per sample, and micro-batches per step.
 type Shape = (usize, usize, usize);
 
-/// The batch as it is, and less of it in either direction: a line needs several points. Single samples follow
-/// each other, as a pipeline's do.
+/// The batch of the config, half of it in either dimension (a linear fit needs several points), and single
+/// samples as the micro-batches of a pipeline.
 fn sizes(config: &Config) -> Vec<Shape> {
     let (batch, seq_len) = (config.training.local_batch_size, config.training.seq_len);
     let mut sizes = vec![
@@ -96,7 +96,7 @@ fn sizes(config: &Config) -> Vec<Shape> {
         ((batch / 2).max(1), seq_len, 1),
         (1, seq_len, batch),
     ];
-    // A batch of one is its own half.
+    // Half of a batch of one is one.
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -104,48 +104,48 @@ fn sizes(config: &Config) -> Vec<Shape> {
 
 const WARMUP: usize = 2;
 
-/// Steps of one size.
-struct Size {
+/// The trainer and measurements of one size.
+struct BenchCase {
     config: Config,
     trainer: Trainer,
     batches: Vec<Batch>,
-    /// Of every step, without anybody looking.
+    /// Time of every step, without operator recording.
     seconds: Vec<f64>,
-    seen: Vec<Operator>,
+    operators: Vec<Operator>,
 }
 
-impl Size {
-    fn new(config: &Config, shape: Shape, rank: usize) -> Result<Size> {
+impl BenchCase {
+    fn new(config: &Config, shape: Shape, rank: usize) -> Result<BenchCase> {
         let (batch, seq_len, num_microbatches) = shape;
         let mut config = config.clone();
         config.training.local_batch_size = batch;
         config.training.global_batch_size = Some(batch * num_microbatches);
         config.training.seq_len = seq_len;
-        let alone = World::alone(Ledger::new(rank))?;
-        let mut trainer = Trainer::new(&config, &alone, Place::Cpu)?;
+        let alone = World::single_rank(Ledger::new(rank))?;
+        let mut trainer = Trainer::new(&config, &alone, Device::Cpu)?;
         let batches = batches(&config, num_microbatches)?;
         for _ in 0..WARMUP {
             trainer.step(&batches)?;
         }
-        Ok(Size {
+        Ok(BenchCase {
             config,
             trainer,
             batches,
             seconds: Vec::new(),
-            seen: Vec::new(),
+            operators: Vec::new(),
         })
     }
 
-    /// One step by the clock, and one by its operators.
-    fn measure(&mut self, everyone: &Group) -> Result<()> {
-        everyone.barrier()?.wait()?;
+    /// Measures the time of one step, and the operators of another one.
+    fn measure(&mut self, world_group: &Group) -> Result<()> {
+        world_group.barrier()?.wait()?;
         let start = Instant::now();
         self.trainer.step(&self.batches)?;
         self.seconds.push(start.elapsed().as_secs_f64());
-        everyone.barrier()?.wait()?;
-        let (stepped, seen) = operators::record(|| self.trainer.step(&self.batches))?;
+        world_group.barrier()?.wait()?;
+        let (stepped, operators) = operators::record(|| self.trainer.step(&self.batches))?;
         stepped?;
-        self.seen.extend(seen);
+        self.operators.extend(operators);
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Size {
             seq_len: self.config.training.seq_len,
             step_seconds: self.seconds.iter().sum::<f64>() / self.seconds.len().max(1) as f64,
             num_steps: self.seconds.len() as u64,
-            operators: calls(&self.seen),
+            operators: calls(&self.operators),
         }
     }
 }

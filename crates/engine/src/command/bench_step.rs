@@ -1,16 +1,16 @@
-//! `bench-step`: trains a preset as the PyTorch peers do and prints the same JSON line.
+//! `bench-step`: trains a preset like the PyTorch programs in `bench/peers` and prints the same JSON line.
 //!
-//! It is the trainer of `trainyard train` with the peers' settings; only the loop around it measures.
+//! It uses the trainer of `trainyard train` with their settings; only the loop that measures differs.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use trainyard_config::Config;
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
-use trainyard_nn::Place;
+use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous, World, memory};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::{Trainer, build, data_axes};
@@ -19,13 +19,13 @@ use crate::error::{EngineError, Result};
 use crate::measure::{cpu_seconds, peak_resident_bytes, quantile, resident_bytes};
 use crate::ranks::join_mesh;
 
-/// Arguments of `bench-step`, named as the peers'.
+/// Arguments of `bench-step`, with the names that `bench/peers` uses.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Model and batch.
+    /// Model and batch size
     #[arg(long, value_parser = ["tiny", "small", "cnn", "tiny_moe", "small_moe"])]
     preset: String,
-    /// How the work is divided; `bare` is one rank's work without communication.
+    /// Parallelism strategy; `bare` is the computation of one rank without communication
     #[arg(
         long,
         value_parser = [
@@ -36,48 +36,48 @@ pub struct Arguments {
         default_value = "ddp"
     )]
     strategy: String,
-    /// Number types.
+    /// Precision
     #[arg(long, value_parser = ["fp32", "bf16"], default_value = "fp32")]
     dtype: String,
-    /// Ranks that share every matrix, where others share the batch.
+    /// Tensor parallel degree, for strategies that combine it with data parallelism
     #[arg(long, default_value_t = 2)]
     tp: usize,
-    /// Ranks that share the experts of every layer; all if absent.
+    /// Expert parallel degree; all ranks by default
     #[arg(long)]
     ep: Option<usize>,
-    /// Timed steps.
+    /// Timed steps
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// Untimed steps before them; they train too.
+    /// Untimed warm-up steps before them
     #[arg(long, default_value_t = 3)]
     warmup: usize,
-    /// Micro-batches per step; one, or four in a pipeline, as the peers have it.
+    /// Micro-batches per step; by default 1, or 4 for pipeline parallelism
     #[arg(long)]
     micro_batches: Option<usize>,
-    /// Threads per rank.
+    /// Threads per rank
     #[arg(long, default_value_t = 1)]
     threads: i32,
-    /// Seed of weights and data.
+    /// Seed of weights and data
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Megabytes per bucket.
+    /// Gradient bucket size in megabytes
     #[arg(long, default_value_t = 25.0)]
     bucket_mb: f64,
-    /// Reduce only after backward.
+    /// Reduce gradients after backward instead of overlapping
     #[arg(long)]
     no_overlap: bool,
-    /// Count allocations (costs a little).
+    /// Count allocations (slightly slower)
     #[arg(long)]
     observe_memory: bool,
-    /// Print where one more step spends its time, by operator.
+    /// Print the operator times of one more step
     #[arg(long)]
     operators: bool,
-    /// Write a trace of all steps into this folder.
+    /// Write a trace of all steps to this directory
     #[arg(long)]
     trace: Option<std::path::PathBuf>,
 }
 
-/// The fields of the peers' line that are read by `bench/compare`.
+/// The JSON line that `bench/compare` reads.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     #[serde(rename = "impl")]
@@ -122,7 +122,7 @@ impl Arguments {
     }
 }
 
-/// Trains and prints the line on rank 0.
+/// Trains on all ranks; rank 0 prints the JSON line.
 pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     tch::set_num_threads(arguments.threads);
     if arguments.observe_memory {
@@ -141,7 +141,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         None => Ledger::new(at.rank),
     };
     let world = join_mesh(mesh, Backend::Gloo, &at, |_| ledger)?;
-    let everyone = world.everyone()?;
+    let world_group = world.world_group()?;
     let rss_before = resident_bytes();
 
     let sampler = Sampler::new(
@@ -155,27 +155,27 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let batches = (0..num_steps)
         .map(|step| step_batches(&*source, &sampler, step as u64, data_rank))
         .collect::<Result<Vec<_>, _>>()?;
-    let alone = World::alone(Ledger::new(at.rank))?;
+    let alone = World::single_rank(Ledger::new(at.rank))?;
     if is_bare {
         config.training.global_batch_size =
             config.training.global_batch_size.map(|b| b / at.world_size);
     }
-    let mut trainer = Trainer::new(&config, if is_bare { &alone } else { &world }, Place::Cpu)?;
+    let mut trainer = Trainer::new(&config, if is_bare { &alone } else { &world }, Device::Cpu)?;
 
     let mut measured = Measured::default();
     for (step, microbatches) in batches.iter().enumerate() {
         if step == arguments.warmup {
-            everyone.barrier()?.wait()?;
+            world_group.barrier()?.wait()?;
             measured.begin(&world);
         }
         let start = Instant::now();
         let outcome = trainer.step(microbatches)?;
-        measured.losses.push(f64::try_from(&outcome.loss_part)?);
+        measured.losses.push(f64::try_from(&outcome.local_loss)?);
         measured.norms.push(f64::try_from(&outcome.grad_norm)?);
         measured.seconds.push(start.elapsed().as_secs_f64());
     }
     let cpu_ms = 1e3 * (cpu_seconds() - measured.cpu_before) / arguments.steps as f64;
-    everyone.barrier()?.wait()?;
+    world_group.barrier()?.wait()?;
     let wire = world.wire_bytes();
     let per_step = |after: u64, before: u64| (after - before) as f64 / arguments.steps as f64;
     let mine = [
@@ -185,9 +185,9 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         per_step(wire.sent, measured.wire_before.sent),
         per_step(wire.received, measured.wire_before.received),
     ];
-    let facts = gather(&everyone, &mine)?;
-    let losses = gather(&everyone, &measured.losses)?;
-    let times = gather(&everyone, &measured.seconds[arguments.warmup..])?;
+    let facts = gather(&world_group, &mine)?;
+    let losses = gather(&world_group, &measured.losses)?;
+    let times = gather(&world_group, &measured.seconds[arguments.warmup..])?;
     if arguments.operators {
         let (stepped, operators) = trainyard_torch::operators::record(|| {
             trainer.step(batches.last().map_or(&[], Vec::as_slice))
@@ -204,13 +204,14 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
 
-    // Ranks that work together are as fast as the slowest; bare ones do not wait for each other.
+    // Ranks that communicate are as fast as the slowest one; `bare` ranks do not wait for each other.
     let step_ms: Vec<f64> = (0..arguments.steps)
         .map(|step| {
             let of_ranks = times.iter().map(|t| 1e3 * t[step]);
-            match is_bare {
-                true => of_ranks.sum::<f64>() / times.len() as f64,
-                false => of_ranks.fold(0.0, f64::max),
+            if is_bare {
+                of_ranks.sum::<f64>() / times.len() as f64
+            } else {
+                of_ranks.fold(0.0, f64::max)
             }
         })
         .collect();
@@ -221,7 +222,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         "cnn" => global_batch,
         _ => global_batch * config.training.seq_len,
     };
-    // Ranks that share every matrix have the same loss.
+    // The ranks of a tensor parallel group have the same loss.
     let num_copies = world.mesh().size(Axis::Tp) as f64;
     let line = Line {
         implementation: "trainyard",
@@ -250,16 +251,17 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
             sent: column(3),
             received: column(4),
         },
-        peak_allocated_bytes: match arguments.observe_memory {
-            true => Some(memory::report()?.peak),
-            false => None,
+        peak_allocated_bytes: if arguments.observe_memory {
+            Some(memory::report()?.peak)
+        } else {
+            None
         },
     };
     println!("{}", serde_json::to_string(&line).unwrap_or_default());
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is read off while stepping.
+/// Measurements of this rank.
 #[derive(Default)]
 struct Measured {
     losses: Vec<f64>,
@@ -277,7 +279,7 @@ impl Measured {
     }
 }
 
-/// The peers' settings as a config.
+/// The config of a preset, with the settings of `bench/peers`.
 fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
     let (flavor, moe) = match arguments.preset.split_once('_') {
         Some((flavor, _)) => (flavor, mixture(&arguments.preset)),
@@ -311,7 +313,7 @@ fn preset(arguments: &Arguments, world_size: usize) -> Result<Config> {
     Ok(Config::parse(&text, &[])?)
 }
 
-/// The experts of the repository's config that has the preset's name: its section `[model.moe]`.
+/// The section `[model.moe]` of the config file with the name of the preset.
 fn mixture(preset: &str) -> &'static str {
     let text = match preset {
         "tiny_moe" => include_str!("../../../../configs/tiny_moe.toml"),
@@ -322,7 +324,7 @@ fn mixture(preset: &str) -> &'static str {
     found.unwrap_or_default()
 }
 
-/// A strategy as keys of `[parallelism]`.
+/// The keys of `[parallelism]` for a strategy.
 fn strategy_keys(arguments: &Arguments, world_size: usize) -> String {
     const SHARDED: &str = "data_parallel_shard_degree = -1";
     let tp = arguments.tp;
@@ -358,11 +360,14 @@ fn strategy_keys(arguments: &Arguments, world_size: usize) -> String {
     }
 }
 
-/// Every rank's list, on every rank.
+/// All-gathers the values of every rank.
 fn gather(group: &Group, values: &[f64]) -> Result<Vec<Vec<f64>>> {
     let mine = Tensor::from_slice(values);
     let length = values.len() as i64;
-    let all = Tensor::zeros([group.size() as i64 * length], (Kind::Double, Device::Cpu));
+    let all = Tensor::zeros(
+        [group.size() as i64 * length],
+        (Kind::Double, tch::Device::Cpu),
+    );
     group.all_gather(&all, &mine, Purpose::Control)?.wait()?;
     let flat = Vec::<f64>::try_from(&all)?;
     Ok(flat

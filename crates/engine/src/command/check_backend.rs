@@ -1,22 +1,22 @@
-//! `check-backend`: whether messages can be carried that way here.
+//! `check-backend`: whether a communication backend is available on this host.
 
 use std::process::ExitCode;
 
 use crate::error::Result;
 
-/// Arguments of `check-backend`.
+/// Check whether a communication backend is available on this host
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// `gloo` or `nccl`.
+    /// The backend
     #[arg(value_parser = ["gloo", "nccl"])]
     backend: String,
 }
 
-/// Fails with the reason where the backend cannot be used.
+/// Returns an error with the reason if the backend is not available.
 pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     if arguments.backend == "nccl" {
         trainyard_torch::require_gpu(0)?;
     }
-    println!("{} can be used here", arguments.backend);
+    println!("{} is available", arguments.backend);
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `trainyard dry-run`: will it fit, and what will it send?
+//! `trainyard dry-run`: peak memory, FLOPs and communication of a step, without running it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,32 +8,33 @@ use trainyard_train::dry_run::{DryRun, dry_run};
 
 use crate::error::Result;
 
-/// Arguments of `dry-run`.
+/// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The config file.
+    /// Path of the config file (TOML)
     config: PathBuf,
-    /// Number of ranks.
+    /// World size: the number of ranks of the job
     #[arg(long)]
     world: usize,
-    /// The rank to follow.
+    /// The rank to simulate
     #[arg(long, default_value_t = 0)]
     rank: usize,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Follows one step and prints what it found.
+/// Simulates one step and prints the results.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     let config = Config::load(&arguments.config, overrides)?;
     let found = dry_run(&config, arguments.world, arguments.rank)?;
-    match arguments.json {
-        true => println!(
+    if arguments.json {
+        println!(
             "{}",
             serde_json::to_string_pretty(&found).unwrap_or_default()
-        ),
-        false => print!("{}", table(&found)),
+        )
+    } else {
+        print!("{}", table(&found))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -56,9 +57,10 @@ fn table(found: &DryRun) -> String {
     out += &format!(
         "states      {} between steps ({})\n",
         readable(states),
-        match states == formula {
-            true => "as the formula says".to_owned(),
-            false => format!("{states} bytes, {formula} by formula"),
+        if states == formula {
+            "equal to the formula".to_owned()
+        } else {
+            format!("{states} bytes, formula: {formula}")
         }
     );
     out += &format!(
@@ -78,7 +80,7 @@ fn table(found: &DryRun) -> String {
     out
 }
 
-/// Bytes with a unit a person reads.
+/// Formats bytes with a binary unit.
 fn readable(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -93,7 +95,7 @@ fn readable(bytes: u64) -> String {
     }
 }
 
-/// Digits in groups of three.
+/// Formats a number with a comma between groups of three digits.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();

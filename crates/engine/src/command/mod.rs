@@ -1,4 +1,4 @@
-//! One file per command.
+//! The commands of the engine, one module each.
 
 mod bench_checkpoint;
 mod bench_comm;
@@ -15,49 +15,54 @@ use clap::Subcommand;
 
 use crate::error::Result;
 
-/// What to do. Arguments are those of `trainyard`, which checked them first.
+/// The command to run. Its arguments are those of `trainyard`, which has checked them.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Trains as a config says.
+    /// Train the model of a config file
+    ///
+    /// A single process trains on one rank. To train on several, start it with `trainyard run` (or torchrun),
+    /// which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Every key of the config file can be
+    /// overridden on the command line. With `checkpoint.enable` a job resumes from its latest checkpoint, and
+    /// on SIGTERM it saves one before it exits.
     Train(train::Arguments),
-    /// Follows one rank of any world on tensors without memory.
+    /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
     DryRun(dry_run::Arguments),
-    /// Shows that a config's strategy equals one rank.
+    /// Verify that a parallel strategy computes the same as one rank
     Verify(verify::Arguments),
-    /// One rank of `verify`.
+    /// One rank of `verify`
     #[command(hide = true)]
     VerifyRank(verify::RankArguments),
-    /// Measures.
+    /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
-    /// One rank of `bench comm`.
+    /// One rank of `bench comm`
     #[command(hide = true)]
     BenchCommRank(bench_comm::RankArguments),
-    /// One rank of `bench operators`.
+    /// One rank of `bench operators`
     #[command(hide = true)]
     BenchOperatorsRank(bench_operators::RankArguments),
-    /// Trains a preset and reports speed, memory and losses as `bench/peers` do.
+    /// Train a preset and report throughput, memory and losses in the format of `bench/peers`
     #[command(hide = true)]
     BenchStep(bench_step::Arguments),
-    /// Saves and loads a preset's state and reports how long that took, as `bench/peers` do.
+    /// Save and load checkpoints of a preset and report times in the format of `bench/peers`
     #[command(hide = true)]
     BenchCheckpoint(bench_checkpoint::Arguments),
-    /// Says whether a backend can be used here.
+    /// Check whether a communication backend is available on this host
     #[command(hide = true)]
     CheckBackend(check_backend::Arguments),
 }
 
-/// What can be measured.
+/// The available benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Latency and bandwidth of every collective.
+    /// Latency and bandwidth of collectives, as nccl-tests reports them
     Comm(bench_comm::Arguments),
-    /// What every operator of a config's model costs.
+    /// Time of every operator of a model
     Operators(bench_operators::Arguments),
 }
 
 impl Command {
-    /// Carries it out; `overrides` are the config keys among the arguments.
+    /// Runs the command; `overrides` are the config keys among the arguments.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode> {
         match self {
             Command::Train(arguments) => train::execute(arguments, overrides),

@@ -1,59 +1,70 @@
-//! `trainyard train`: the job a config describes, on this rank.
+//! `trainyard train`: one rank of a training job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use trainyard_config::{Backend, Config};
-use trainyard_elastic::{FULL_WORLD_SIZE, LEAST_WORLD_SIZE};
-use trainyard_nn::Place;
+use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
+use trainyard_nn::Device;
 use trainyard_trace::Ledger;
 
 use crate::error::Result;
 use crate::ranks::join;
 
-/// Arguments of `train`; keys of the config may stand among them.
+/// Arguments of `train`; overrides of config keys have been split off.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "trainyard train CONFIG.toml [--SECTION.KEY VALUE]...",
+    after_help = "Examples:\n  \
+    trainyard train configs/llama-tiny.toml --training.steps 100\n  \
+    trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
+    trainyard train configs/llama-tiny.toml --checkpoint.enable true --checkpoint.interval 50"
+)]
 pub struct Arguments {
-    /// The config file.
+    /// Path of the config file (TOML)
+    #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
 }
 
-/// Joins the other ranks and trains to the end.
+/// Joins the other ranks and runs the training job.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     let config = fitted(Config::load(&arguments.config, overrides)?)?;
-    let ledger = match config.profiling.enable_profiling {
-        true => Ledger::recording,
-        false => Ledger::new,
+    let ledger = if config.profiling.enable_profiling {
+        Ledger::recording
+    } else {
+        Ledger::new
     };
     let world = join(&config, ledger)?;
-    let place = match config.comm.backend {
-        Backend::Nccl => Place::Cuda(local_rank()),
-        Backend::Gloo | Backend::Fake => Place::Cpu,
+    let device = match config.comm.backend {
+        Backend::Nccl => Device::Cuda(local_rank()),
+        Backend::Gloo | Backend::Fake => Device::Cpu,
     };
-    trainyard_train::job::run(&config, &world, place)?;
+    trainyard_train::job::run(&config, &world, device)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where machines come and go, the same job on as many ranks as there are.
+/// Adapts the config of an elastic job to the current number of ranks.
 fn fitted(config: Config) -> Result<Config> {
-    let (Some(full), Some(num_ranks)) = (number(FULL_WORLD_SIZE), number("WORLD_SIZE")) else {
+    let (Some(full), Some(num_ranks)) = (number(MAX_WORLD_SIZE), number("WORLD_SIZE")) else {
         return Ok(config);
     };
-    let refit = config.refit(num_ranks, full)?;
+    let rescaled = config.rescale(num_ranks, full)?;
     if number("RANK") == Some(0) {
-        tracing::info!("{}", refit.reason);
-        if let Some(misfit) = config.misfit(&possible_sizes(num_ranks, full), full) {
-            tracing::warn!("{misfit}");
+        tracing::info!("{}", rescaled.reason);
+        if let Some(elasticity_warning) =
+            config.elasticity_warning(&possible_sizes(num_ranks, full), full)
+        {
+            tracing::warn!("{elasticity_warning}");
         }
     }
-    Ok(refit.config)
+    Ok(rescaled.config)
 }
 
-/// How many ranks this run may have, as machines come and go.
+/// The world sizes that an elastic job may have, as nodes join and leave.
 fn possible_sizes(num_ranks: usize, full: usize) -> Vec<usize> {
-    let least = number(LEAST_WORLD_SIZE).unwrap_or(num_ranks);
-    let per_machine = number("LOCAL_WORLD_SIZE").unwrap_or(1).max(1);
-    (least..=full).step_by(per_machine).collect()
+    let min = number(MIN_WORLD_SIZE).unwrap_or(num_ranks);
+    let ranks_per_node = number("LOCAL_WORLD_SIZE").unwrap_or(1).max(1);
+    (min..=full).step_by(ranks_per_node).collect()
 }
 
 fn local_rank() -> usize {

@@ -1,59 +1,59 @@
-//! `trainyard verify`: the config's strategy on N ranks against one rank.
+//! `trainyard verify`: compares a parallel strategy on N ranks with one rank.
 //!
-//! The same job runs four times on this machine: on one rank and on N, in fp64 and in the config's
-//! own types. Equality is proven in fp64, where rounding cannot hide a mistake.
+//! The same job runs four times on this host: on one rank and on N, in float64 and in the dtypes of the
+//! config. In float64 rounding errors are too small to hide a mistake.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use trainyard_config::{Config, Dtype, GradientCompression};
-use trainyard_elastic::Console;
+use trainyard_launcher::Console;
 
 use crate::error::{EngineError, Result};
 use crate::ranks::run_locally;
 use crate::verify::compare::{Comparison, Tolerance, compare};
-use crate::verify::rank::{self, Sabotage};
+use crate::verify::rank::{self, InjectedFault};
 
-/// Arguments of `verify`.
+/// Verify that a parallel strategy computes the same as one rank
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The config file.
+    /// Path of the config file (TOML)
     config: PathBuf,
-    /// Number of ranks to start here.
+    /// Number of local ranks
     #[arg(long)]
     nproc: usize,
-    /// Steps to compare.
+    /// Steps to compare
     #[arg(long, default_value_t = 5)]
     steps: u64,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Verify a scaled-down copy of a big config.
+    /// Verify a scaled-down version of a large config
     #[arg(long)]
     shrink: bool,
-    /// Break the strategy on purpose, to see that it is noticed.
+    /// Inject a fault into the strategy, to test that `verify` detects it
     #[arg(long, hide = true)]
-    sabotage: Option<Sabotage>,
+    inject_fault: Option<InjectedFault>,
 }
 
-/// Arguments of one rank.
+/// Arguments of one rank of `verify`.
 #[derive(Debug, clap::Args)]
 pub struct RankArguments {
-    /// The config to run, complete.
+    /// The complete config to run
     config: PathBuf,
-    /// Where results go.
+    /// Directory for the results
     #[arg(long)]
     out: PathBuf,
-    /// Steps to run.
+    /// Steps to run
     #[arg(long)]
     steps: u64,
-    /// What to break.
+    /// The fault to inject
     #[arg(long)]
-    sabotage: Option<Sabotage>,
+    inject_fault: Option<InjectedFault>,
 }
 
-/// Runs the job each way, compares, prints the table.
+/// Runs the job on one rank and on N, compares the results and prints a table.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     let mut config = Config::load(&arguments.config, overrides)?;
     if arguments.shrink {
@@ -61,7 +61,7 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     }
     let mesh = config.mesh(arguments.nproc)?;
     let ranks = mesh.size_of(trainyard_train::data_axes());
-    // The reference must see the same global batch.
+    // The reference must train on the same global batch.
     config.training.global_batch_size = Some(config.batching(ranks)?.global);
     config.validation.enable = false;
     config.checkpoint.enable = false;
@@ -83,7 +83,10 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
             continue;
         }
         if !arguments.json {
-            eprintln!("{name}: one rank, then {} ...", arguments.nproc);
+            eprintln!(
+                "{name}: running on 1 rank, then on {} ranks ...",
+                arguments.nproc
+            );
         }
         let reference = folder.path().join(format!("{name}-1"));
         let strategy = folder.path().join(format!("{name}-{}", arguments.nproc));
@@ -93,35 +96,32 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
             arguments.nproc,
             &strategy,
             arguments.steps,
-            arguments.sabotage,
+            arguments.inject_fault,
         )?;
         comparisons.push(compare(&reference, &strategy, arguments.nproc, tolerance)?);
     }
     let passed = comparisons.iter().all(Comparison::passed);
-    match arguments.json {
-        true => {
-            let report = serde_json::json!({
-                "mesh": mesh.to_string(),
-                "nproc": arguments.nproc,
-                "steps": arguments.steps,
-                "passed": passed,
-                "comparisons": comparisons,
-            });
-            println!(
-                "{}",
-                serde_json::to_string_pretty(&report).unwrap_or_default()
-            );
+    if arguments.json {
+        let report = serde_json::json!({
+            "mesh": mesh.to_string(),
+            "nproc": arguments.nproc,
+            "steps": arguments.steps,
+            "passed": passed,
+            "comparisons": comparisons,
+        });
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&report).unwrap_or_default()
+        );
+    } else {
+        println!(
+            "{mesh} on {} ranks compared with one rank, {} steps\n",
+            arguments.nproc, arguments.steps
+        );
+        for comparison in &comparisons {
+            println!("{comparison}");
         }
-        false => {
-            println!(
-                "{mesh} on {} ranks against one rank, {} steps\n",
-                arguments.nproc, arguments.steps
-            );
-            for comparison in &comparisons {
-                println!("{comparison}");
-            }
-            println!("{}", if passed { "PASS" } else { "FAIL" });
-        }
+        println!("{}", if passed { "PASS" } else { "FAIL" });
     }
     Ok(if passed {
         ExitCode::SUCCESS
@@ -130,10 +130,15 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     })
 }
 
-/// One rank's part: train, and leave what was computed in `out`.
+/// Trains on this rank and writes the results to `out`.
 pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
     let config = Config::load(&arguments.config, &[])?;
-    rank::run(&config, arguments.steps, &arguments.out, arguments.sabotage)?;
+    rank::run(
+        &config,
+        arguments.steps,
+        &arguments.out,
+        arguments.inject_fault,
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,7 +147,7 @@ fn run(
     nproc: usize,
     out: &Path,
     steps: u64,
-    sabotage: Option<Sabotage>,
+    inject_fault: Option<InjectedFault>,
 ) -> Result<()> {
     let io = |source| EngineError::Io {
         path: out.to_owned(),
@@ -158,8 +163,8 @@ fn run(
         out.into(),
     ];
     args.extend(["--steps".into(), steps.to_string().into()]);
-    if let Some(sabotage) = sabotage {
-        args.extend(["--sabotage".into(), sabotage.to_string().into()]);
+    if let Some(inject_fault) = inject_fault {
+        args.extend(["--inject-fault".into(), inject_fault.to_string().into()]);
     }
     run_locally(nproc, &args, Console::Silent)
 }

@@ -1,4 +1,4 @@
-//! Judging two runs: numbers against numbers, bytes against the closed form.
+//! Compares two runs: losses, gradient norms and parameters, and communicated bytes with closed formulas.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,23 @@ use tch::{Kind, Tensor};
 use trainyard_config::{Config, Dtype, GradientCompression};
 
 use crate::error::{EngineError, Result};
-use crate::verify::rank::{Findings, findings_file, parameters_file};
+use crate::verify::rank::{RankReport, parameters_file, report_file};
 
-/// How close is equal.
+/// The largest differences that count as equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
-    /// The types it is for.
+    /// The dtype that the tolerance is for.
     pub name: &'static str,
-    /// Losses and gradient norms, relative.
+    /// Relative tolerance of losses and gradient norms.
     pub scalars: f64,
-    /// Parameters, relative to the tensor.
+    /// Tolerance of parameters, relative to the magnitude of the tensor.
     pub parameters: f64,
-    /// Whether a parameter's difference is its largest element's, or its norm's.
+    /// Whether parameters are compared by their largest element or by their norm.
     pub by_element: bool,
 }
 
 impl Tolerance {
-    /// Where equality is proven.
+    /// The tolerance for float64.
     pub const FP64: Tolerance = Tolerance {
         name: "float64",
         scalars: 1e-9,
@@ -33,7 +33,7 @@ impl Tolerance {
         by_element: true,
     };
 
-    /// What rounding of a type allows.
+    /// The tolerance for a dtype, from its rounding errors.
     pub fn of(dtype: Dtype, config: &Config) -> Tolerance {
         let compressed = config.parallelism.gradient_compression != GradientCompression::None;
         match dtype {
@@ -54,30 +54,30 @@ impl Tolerance {
     }
 }
 
-/// What was compared in one type.
+/// The comparison of two runs in one dtype.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// The types.
+    /// The dtype of the runs.
     pub types: &'static str,
-    /// One row per thing compared.
+    /// One row per compared quantity.
     pub rows: Vec<Row>,
 }
 
-/// One thing compared.
+/// The comparison of one quantity.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// What.
+    /// The name of the quantity.
     pub what: String,
-    /// The worst difference that was found.
+    /// The largest difference.
     pub worst: f64,
-    /// Where it was found.
+    /// Where the largest difference is.
     pub at: String,
-    /// The most that is allowed.
+    /// The tolerance.
     pub allowed: f64,
 }
 
 impl Row {
-    /// Whether the difference is allowed. NaN is not.
+    /// Whether the difference is within the tolerance. NaN is not.
     pub fn passed(&self) -> bool {
         self.worst <= self.allowed
     }
@@ -90,16 +90,17 @@ impl Comparison {
     }
 }
 
-/// Compares the run in `strategy` with the one-rank run in `reference`.
+/// Compares the results of a run on `num_ranks` ranks, in the directory `strategy`, with those of a run on
+/// one rank, in the directory `reference`.
 pub fn compare(
     reference: &Path,
     strategy: &Path,
     num_ranks: usize,
     tolerance: Tolerance,
 ) -> Result<Comparison> {
-    let expected = findings(reference, 0)?;
+    let expected = report(reference, 0)?;
     let ranks = (0..num_ranks)
-        .map(|rank| findings(strategy, rank))
+        .map(|rank| report(strategy, rank))
         .collect::<Result<Vec<_>>>()?;
     let found = &ranks[0];
     let mut rows = vec![
@@ -124,7 +125,7 @@ pub fn compare(
     })
 }
 
-/// Relative differences of one number per step.
+/// Compares one value per step by relative difference.
 fn scalars(what: &str, expected: &[f64], found: &[f64], allowed: f64) -> Row {
     let differences = expected
         .iter()
@@ -156,9 +157,10 @@ fn tensors(expected: &Tensors, found: &Tensors, tolerance: Tolerance) -> Result<
         };
         differences.push((difference, name.clone()));
     }
-    let what = match tolerance.by_element {
-        true => "parameters, by largest element",
-        false => "parameters, by norm",
+    let what = if tolerance.by_element {
+        "parameters, by largest element"
+    } else {
+        "parameters, by norm"
     };
     Ok(worst(what, differences.into_iter(), tolerance.parameters))
 }
@@ -167,15 +169,16 @@ fn relative_difference(expected: &Tensor, found: &Tensor, by_element: bool) -> R
     let expected = expected.f_to_kind(Kind::Double)?;
     let difference = found.f_to_kind(Kind::Double)?.f_sub(&expected)?;
     let size = |t: &Tensor| -> Result<f64> {
-        Ok(match by_element {
-            true => f64::try_from(t.f_abs()?.f_max()?)?,
-            false => f64::try_from(t.f_norm()?)?,
+        Ok(if by_element {
+            f64::try_from(t.f_abs()?.f_max()?)?
+        } else {
+            f64::try_from(t.f_norm()?)?
         })
     };
     Ok(size(&difference)? / size(&expected)?.max(f64::MIN_POSITIVE))
 }
 
-/// Number of parameters that differ in any bit between ranks.
+/// The number of parameters that are not bitwise equal on all ranks.
 fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> {
     let mut different = 0;
     let mut at = "all ranks".to_owned();
@@ -196,9 +199,9 @@ fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> 
     })
 }
 
-/// What all ranks sent together: exactly what the formulas say, and what the kernel saw.
-fn bytes(ranks: &[Findings]) -> Vec<Row> {
-    let sum = |of: fn(&Findings) -> u64| ranks.iter().map(of).sum::<u64>();
+/// Compares the bytes that all ranks sent with the formulas (exactly) and with the kernel's counters.
+fn bytes(ranks: &[RankReport]) -> Vec<Row> {
+    let sum = |of: fn(&RankReport) -> u64| ranks.iter().map(of).sum::<u64>();
     let exact = |what: &str, found: u64, expected: u64| Row {
         what: what.to_owned(),
         worst: found.abs_diff(expected) as f64,
@@ -208,11 +211,11 @@ fn bytes(ranks: &[Findings]) -> Vec<Row> {
     let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
     let (sent, wire) = (sum(|r| r.sent), sum(|r| r.wire_sent));
     let formula = &ranks[0];
-    // Stages of a pipeline hold different parameters: each stage's formula once.
-    let mut stages: Vec<&Findings> = ranks.iter().collect();
+    // Pipeline stages have different parameters: sum the formula over stages, once per stage.
+    let mut stages: Vec<&RankReport> = ranks.iter().collect();
     stages.sort_by_key(|rank| rank.stage);
     stages.dedup_by_key(|rank| rank.stage);
-    let of_stages = |of: fn(&Findings) -> u64| stages.iter().map(|rank| of(rank)).sum::<u64>();
+    let of_stages = |of: fn(&RankReport) -> u64| stages.iter().map(|rank| of(rank)).sum::<u64>();
     let (gradient_formula, parameter_formula) = (
         of_stages(|rank| rank.gradient_formula),
         of_stages(|rank| rank.parameter_formula),
@@ -261,7 +264,7 @@ fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: 
         allowed,
     };
     for (difference, at) in differences {
-        // NaN counts as worst: nothing is larger than it by comparison, so it is taken by hand.
+        // NaN counts as the largest difference, although comparisons with it are false.
         if difference >= row.worst || difference.is_nan() {
             (row.worst, row.at) = (difference, at);
             if difference.is_nan() {
@@ -272,8 +275,8 @@ fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: 
     row
 }
 
-fn findings(folder: &Path, rank: usize) -> Result<Findings> {
-    let path = findings_file(folder, rank);
+fn report(folder: &Path, rank: usize) -> Result<RankReport> {
+    let path = report_file(folder, rank);
     let text = std::fs::read_to_string(&path).map_err(|source| EngineError::Io {
         path: path.clone(),
         source,
@@ -317,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn not_a_number_never_passes() {
+    fn nan_never_passes() {
         let row = scalars("losses", &[1.0, 2.0], &[1.0, f64::NAN], 1e-5);
         assert!(!row.passed());
         assert_eq!(row.at, "step 2");

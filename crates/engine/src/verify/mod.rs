@@ -1,4 +1,4 @@
-//! What `trainyard verify` runs on each rank, and how it judges what they computed.
+//! `trainyard verify`: the run on each rank, and the comparison of the results.
 
 pub mod compare;
 pub mod rank;

@@ -1,4 +1,4 @@
-//! One rank of a verification: trains, and writes down everything that can be compared.
+//! One rank of `trainyard verify`: trains and writes the results to compare.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,20 @@ use tch::Tensor;
 use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Place, weights};
-use trainyard_parallel::{GradientHook, Passes, PlainReduction, Reduction};
+use trainyard_nn::{Device, weights};
+use trainyard_parallel::{CommCounts, GradientHook, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
 use trainyard_trace::{Ledger, Purpose};
-use trainyard_train::whole_state::whole_parameters;
+use trainyard_train::full_state_dict::full_parameters;
 use trainyard_train::{Trainer, build};
 
 use crate::error::{EngineError, Result};
 use crate::ranks::join;
 
-/// What one rank found.
+/// The results of one rank.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Findings {
-    /// Which stage of a pipeline this rank is of: formulas are of all its ranks.
+pub struct RankReport {
+    /// The pipeline stage of this rank; formulas are for all ranks of a stage.
     pub stage: usize,
     /// Mean loss over the global batch, per step.
     pub losses: Vec<f64>,
@@ -29,68 +29,73 @@ pub struct Findings {
     pub grad_norms: Vec<f64>,
     /// Bytes of gradients reduced, over all steps.
     pub gradient_payload: u64,
-    /// Bytes of gradients this rank sent by its algorithm.
+    /// Bytes of gradients that this rank sent, by the algorithms of the collectives.
     pub gradient_sent: u64,
-    /// Bytes of parameters this rank sent by its algorithm.
+    /// Bytes of parameters that this rank sent.
     pub parameter_sent: u64,
-    /// Bytes of activations this rank's layers sent by their algorithms.
+    /// Bytes of activations that the layers of this rank sent.
     pub activation_sent: u64,
-    /// Bytes of anything this rank sent by its algorithms.
+    /// All bytes that this rank sent.
     pub sent: u64,
-    /// Bytes the kernel counted as sent.
+    /// Bytes sent as counted by the kernel.
     pub wire_sent: u64,
     /// Bytes of gradients reduced in all steps, by formula.
     pub payload_formula: u64,
-    /// Bytes of gradients all ranks send in all steps, by formula.
+    /// Bytes of gradients that all ranks send in all steps, by formula.
     pub gradient_formula: u64,
-    /// The same of parameters.
+    /// Bytes of parameters that all ranks send in all steps, by formula.
     pub parameter_formula: u64,
-    /// The same of activations; unknown where layers run more than once a step.
+    /// Bytes of activations that all ranks send in all steps, by formula; `None` with recomputation.
     pub activation_formula: Option<u64>,
 }
 
-/// A deliberate mistake.
+/// A deliberate fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sabotage {
-    /// The first rank keeps its own gradients.
+pub enum InjectedFault {
+    /// Rank 0 uses its local gradients instead of the reduced ones.
     UnreducedGradient,
 }
 
-impl fmt::Display for Sabotage {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("unreduced-gradient")
     }
 }
 
-/// Where a rank's findings are.
-pub fn findings_file(folder: &Path, rank: usize) -> PathBuf {
+/// The path of the report of a rank.
+pub fn report_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.json"))
 }
 
-/// Where a rank's parameters are.
+/// The path of the parameters of a rank.
 pub fn parameters_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
 }
 
-/// Trains `steps` steps and writes findings and parameters into `out`.
-pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) -> Result<()> {
+/// Trains for `steps` steps and writes report and parameters to `out`.
+pub fn run(
+    config: &Config,
+    steps: u64,
+    out: &Path,
+    inject_fault: Option<InjectedFault>,
+) -> Result<()> {
     let world = join(config, Ledger::new)?;
-    let mut trainer = match sabotage {
-        None => Trainer::new(config, &world, Place::Cpu)?,
-        Some(Sabotage::UnreducedGradient) => {
+    let mut trainer = match inject_fault {
+        None => Trainer::new(config, &world, Device::Cpu)?,
+        Some(InjectedFault::UnreducedGradient) => {
             let mut options = build::ddp_options(config);
             options.hook = Box::new(Unreduced);
-            Trainer::with_options(config, &world, Place::Cpu, options)?
+            Trainer::with_options(config, &world, Device::Cpu, options)?
         }
     };
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let source = build::source(config, false)?;
     let group = trainer.data_group().clone();
-    let everyone = world.everyone()?;
+    let world_group = world.world_group()?;
 
-    // Nobody may be counting while another still starts up.
-    everyone.barrier()?.wait()?;
+    // Start counting bytes only when all ranks have initialized.
+    world_group.barrier()?.wait()?;
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
@@ -101,21 +106,22 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
             }
         }
         let outcome = trainer.step(&batches)?;
-        losses.push(trainer.global_loss(&outcome.loss_part)?);
+        losses.push(trainer.global_loss(&outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
-    trainer.settle()?;
-    // Whoever is here has received everything, so everything sent is acknowledged.
-    everyone.barrier()?.wait()?;
+    trainer.wait_pending()?;
+    // After the barrier all ranks have received everything, so all sent bytes are acknowledged.
+    world_group.barrier()?.wait()?;
     let totals = world.ledger().totals() - before;
     let gradients = totals.of_purpose(Purpose::Gradient);
-    let volume = trainer
-        .model()
-        .volume(Passes::each(batching.num_microbatches), world.size());
+    let volume = trainer.model().volume(
+        CommCounts::per_microbatch(batching.num_microbatches),
+        world.size(),
+    );
     let num_tokens = batching.global * config.training.seq_len;
-    let sent_by_layers = trainer.model().sent_by_layers(num_tokens as u64);
+    let layer_comm_bytes = trainer.model().layer_comm_bytes(num_tokens as u64);
     let runs_once = config.activation_checkpoint.mode == ActivationCheckpointMode::None;
-    let findings = Findings {
+    let report = RankReport {
         stage: world.mesh().coordinates(world.rank())?.get(Axis::Pp),
         losses,
         grad_norms,
@@ -128,20 +134,20 @@ pub fn run(config: &Config, steps: u64, out: &Path, sabotage: Option<Sabotage>) 
         payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,
         parameter_formula: steps * volume.parameters,
-        activation_formula: runs_once.then_some(steps * sent_by_layers),
+        activation_formula: runs_once.then_some(steps * layer_comm_bytes),
     };
-    let path = findings_file(out, world.rank());
-    let text = serde_json::to_string(&findings).unwrap_or_default();
+    let path = report_file(out, world.rank());
+    let text = serde_json::to_string(&report).unwrap_or_default();
     std::fs::write(&path, text).map_err(|source| EngineError::Io { path, source })?;
-    let parameters = whole_parameters(&trainer, &world)?;
+    let parameters = full_parameters(&trainer, &world)?;
     weights::save(parameters_file(out, world.rank()), &parameters)?;
-    // Rank 0 serves the store: nobody leaves before all are done.
-    everyone.barrier()?.wait()?;
+    // Rank 0 may host the TCPStore: no rank exits before all are done.
+    world_group.barrier()?.wait()?;
     Ok(())
 }
 
-/// Takes part in every reduction, but on the first rank leaves the result out: the bytes are right
-/// and the gradients are not.
+/// Takes part in every reduction, but discards the result on rank 0: the communicated bytes are right, the
+/// gradients of rank 0 are not.
 struct Unreduced;
 
 impl GradientHook for Unreduced {

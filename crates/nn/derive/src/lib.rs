@@ -1,10 +1,8 @@
-//! `#[derive(Module)]`: the parameters of a struct are those of its fields, in the order in which
-//! they are written.
+//! `#[derive(Module)]`: the parameters of a struct are those of its fields, in declaration order.
 //!
-//! A field marked `#[module(skip)]` is left out: a parameter that another module owns, or a type
-//! that is no module. The trait is found through the crate's dependency on `trainyard-nn`, or else
-//! on `trainyard`; a crate that reaches it under another path names that with
-//! `#[module(crate = path)]` on the struct.
+//! A field marked `#[module(skip)]` is skipped: a parameter that another module owns, or a type that is not a module.
+//! The macro finds the trait through the crate's dependency on `trainyard-nn`, or else on `trainyard`; a crate that
+//! has it under another path gives the path with `#[module(crate = path)]` on the struct.
 
 use proc_macro::TokenStream;
 use proc_macro_crate::{FoundCrate, crate_name};
@@ -15,7 +13,7 @@ use syn::{
     parse_quote, spanned::Spanned,
 };
 
-/// Implements `Module` for a struct with named fields by visiting each of them.
+/// Implements `Module` for a struct with named fields by visiting each field.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -62,16 +60,16 @@ fn named_fields(input: &DeriveInput) -> Result<impl Iterator<Item = &Field>> {
     match &input.data {
         Data::Struct(data) => match &data.fields {
             Fields::Named(fields) => Ok(fields.named.iter()),
-            _ => Err(refusal(input)),
+            _ => Err(unsupported(input)),
         },
-        _ => Err(refusal(input)),
+        _ => Err(unsupported(input)),
     }
 }
 
-fn refusal(input: &DeriveInput) -> Error {
+fn unsupported(input: &DeriveInput) -> Error {
     Error::new(
         input.ident.span(),
-        "Module can be derived for structs with named fields; implement it by hand here",
+        "Module can be derived only for structs with named fields; implement it by hand",
     )
 }
 
@@ -83,7 +81,7 @@ fn is_skipped(field: &Field) -> Result<bool> {
                 skipped = true;
                 Ok(())
             } else {
-                Err(meta.error("unknown attribute of a field: did you mean `skip`?"))
+                Err(meta.error("unknown field attribute: did you mean `skip`?"))
             }
         })?;
     }
@@ -101,14 +99,14 @@ fn crate_path(attributes: &[Attribute]) -> Result<Path> {
                 path = meta.value()?.call(Path::parse_mod_style)?;
                 Ok(())
             } else {
-                Err(meta.error("unknown attribute of a struct: did you mean `crate = path`?"))
+                Err(meta.error("unknown struct attribute: did you mean `crate = path`?"))
             }
         })?;
     }
     Ok(path)
 }
 
-/// The path of `trainyard-nn` for a crate that knows a package by the name `name_of` gives.
+/// The path of `trainyard-nn` in the using crate; `name_of` returns the crate's name of a package.
 fn default_path(name_of: &dyn Fn(&str) -> Option<String>) -> Path {
     if let Some(name) = name_of("trainyard-nn") {
         let name = format_ident!("{name}");
@@ -116,7 +114,7 @@ fn default_path(name_of: &dyn Fn(&str) -> Option<String>) -> Path {
     }
     match name_of("trainyard").map(|name| format_ident!("{name}")) {
         Some(name) => parse_quote!(::#name::nn),
-        // Without either, the compiler's own words about the missing crate are the clearest.
+        // Without either, the compiler's error about the missing crate is the clearest.
         None => parse_quote!(::trainyard_nn),
     }
 }
@@ -143,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trait_is_found_through_either_crate_by_any_name() {
+    fn the_trait_is_found_through_either_crate_under_any_name() {
         assert_eq!(path(&[("trainyard-nn", "trainyard_nn")]), "::trainyard_nn");
         assert_eq!(path(&[("trainyard-nn", "yard")]), "::yard");
         assert_eq!(path(&[("trainyard", "trainyard")]), "::trainyard::nn");

@@ -1,19 +1,19 @@
-//! Attention of some queries to some keys, and how the results for one query are put together.
+//! Attention of some queries to a block of keys, and merging of the results for several blocks.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::TorchError;
 
 use crate::loss::wide;
 
-/// Attention to some of the keys a query will see.
-pub(super) struct Attended {
-    /// [batch, heads, positions, head_dim], as if there were no other keys.
+/// The attention of queries to some of their keys.
+pub(super) struct PartialAttention {
+    /// [batch, heads, positions, head_dim], normalized over these keys only.
     pub out: Tensor,
-    /// [batch, heads, positions]: the logarithm of the sum of all exponentials.
+    /// [batch, heads, positions]: the log-sum-exp of the scores.
     pub lse: Tensor,
 }
 
-/// Gradients of one block.
+/// The gradients of one block.
 pub(super) struct Gradients {
     pub q: Tensor,
     pub k: Tensor,
@@ -26,7 +26,7 @@ pub(super) fn attend(
     k: &Tensor,
     v: &Tensor,
     causal: bool,
-) -> Result<Attended, TorchError> {
+) -> Result<PartialAttention, TorchError> {
     let (k, v) = (repeated(k, q)?, repeated(v, q)?);
     let (out, lse) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
         q,
@@ -37,15 +37,15 @@ pub(super) fn attend(
         None::<&Tensor>,
         None,
     )?;
-    Ok(Attended { out, lse })
+    Ok(PartialAttention { out, lse })
 }
 
-/// The gradients of one block, given what all blocks together made: with the overall logarithm of
-/// sums, a block's share of the softmax is what it is in the whole.
+/// The gradients of one block, given the merged attention of all blocks: with the overall log-sum-exp, the block's
+/// softmax weights are those of the full attention.
 pub(super) fn attend_backward(
     gradient: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
-    whole: &Attended,
+    full: &PartialAttention,
     causal: bool,
 ) -> Result<Gradients, TorchError> {
     let (all_k, all_v) = (repeated(k, q)?, repeated(v, q)?);
@@ -54,8 +54,8 @@ pub(super) fn attend_backward(
         q,
         &all_k,
         &all_v,
-        &whole.out,
-        &whole.lse,
+        &full.out,
+        &full.lse,
         0.0,
         causal,
         None::<&Tensor>,
@@ -68,25 +68,25 @@ pub(super) fn attend_backward(
     })
 }
 
-impl Attended {
-    /// The same in at least single precision, to be merged into.
-    pub(super) fn widened(self) -> Result<Attended, TorchError> {
-        Ok(Attended {
+impl PartialAttention {
+    /// The same in at least fp32, to merge into.
+    pub(super) fn widened(self) -> Result<PartialAttention, TorchError> {
+        Ok(PartialAttention {
             out: self.out.f_to_kind(wide(self.out.kind()))?,
             lse: self.lse,
         })
     }
 
-    /// The part for some of the queries; shares memory.
-    pub(super) fn narrow(&self, start: i64, length: i64) -> Result<Attended, TorchError> {
-        Ok(Attended {
+    /// The result for some of the queries; shares memory.
+    pub(super) fn narrow(&self, start: i64, length: i64) -> Result<PartialAttention, TorchError> {
+        Ok(PartialAttention {
             out: self.out.f_narrow(2, start, length)?,
             lse: self.lse.f_narrow(2, start, length)?,
         })
     }
 
-    /// Takes in attention of the same queries to other keys.
-    pub(super) fn merge(&mut self, other: &Attended) -> Result<(), TorchError> {
+    /// Merges the attention of the same queries to other keys.
+    pub(super) fn merge(&mut self, other: &PartialAttention) -> Result<(), TorchError> {
         let lse = self.lse.f_logaddexp(&other.lse)?;
         let share = |lse_of: &Tensor| -> Result<Tensor, TorchError> {
             Ok(lse_of.f_sub(&lse)?.f_exp()?.f_unsqueeze(-1)?)
@@ -99,7 +99,7 @@ impl Attended {
     }
 }
 
-/// Every head of `kv` as often as queries share it.
+/// Repeats every KV head for the query heads that share it.
 fn repeated(kv: &Tensor, q: &Tensor) -> Result<Tensor, TorchError> {
     let (batch, heads, length, dim) = kv.size4()?;
     let groups = num_groups(q, heads);
@@ -113,7 +113,7 @@ fn repeated(kv: &Tensor, q: &Tensor) -> Result<Tensor, TorchError> {
         .f_flatten(1, 2)?)
 }
 
-/// The gradients of repeated heads, added up.
+/// Sums the gradients of repeated heads.
 fn summed(gradient: &Tensor, kv: &Tensor) -> Result<Tensor, TorchError> {
     let (_, heads, _, _) = kv.size4()?;
     let groups = num_groups(gradient, heads);
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_halves_of_the_keys_make_the_whole_forward_and_backward() -> Result<(), TorchError> {
+    fn merging_two_blocks_equals_full_attention_forward_and_backward() -> Result<(), TorchError> {
         let options = (Kind::Double, Device::Cpu);
         let q = Tensor::randn([2, 4, 6, 8], options);
         let (k, v) = (
@@ -143,16 +143,16 @@ mod tests {
             Tensor::randn([2, 2, 10, 8], options),
         );
         let gradient = Tensor::randn([2, 4, 6, 8], options);
-        let whole = attend(&q, &k, &v, false)?;
-        let expected = attend_backward(&gradient, (&q, &k, &v), &whole, false)?;
+        let full = attend(&q, &k, &v, false)?;
+        let expected = attend_backward(&gradient, (&q, &k, &v), &full, false)?;
 
         let half = |t: &Tensor, start| t.narrow(2, start, 5);
         let mut merged = attend(&q, &half(&k, 0), &half(&v, 0), false)?.widened()?;
         merged.merge(&attend(&q, &half(&k, 5), &half(&v, 5), false)?)?;
-        assert!(merged.out.allclose(&whole.out, 1e-12, 1e-12, false));
-        assert!(merged.lse.allclose(&whole.lse, 1e-12, 1e-12, false));
+        assert!(merged.out.allclose(&full.out, 1e-12, 1e-12, false));
+        assert!(merged.lse.allclose(&full.lse, 1e-12, 1e-12, false));
 
-        let part = |start| {
+        let block = |start| {
             attend_backward(
                 &gradient,
                 (&q, &half(&k, start), &half(&v, start)),
@@ -160,7 +160,7 @@ mod tests {
                 false,
             )
         };
-        let (first, second) = (part(0)?, part(5)?);
+        let (first, second) = (block(0)?, block(5)?);
         assert!((first.q + second.q).allclose(&expected.q, 1e-12, 1e-12, false));
         let joined = |a: &Tensor, b: &Tensor| Tensor::cat(&[a, b], 2);
         assert!(joined(&first.k, &second.k).allclose(&expected.k, 1e-12, 1e-12, false));

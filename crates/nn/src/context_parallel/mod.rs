@@ -1,22 +1,22 @@
-//! Context parallelism: ranks that share every sequence.
+//! Context parallelism: the ranks of a group shard every sequence.
 //!
-//! Every rank has some positions of each sequence and computes everything but attention with them
-//! alone. Attention needs the keys and values of all earlier positions, which reach a rank in one of
-//! two ways:
+//! Every rank has some positions of each sequence and computes everything but attention locally. Attention needs the
+//! keys and values of all earlier positions. There are two methods:
 //!
-//! - [`Method::Ring`]: keys and values go round; each rank attends with its own queries to whatever
-//!   has arrived and merges the results. A causal mask leaves early positions less to do, so a rank
-//!   has one chunk from the head of the sequence and its mirror image from the tail.
-//! - [`Method::Ulysses`]: ranks exchange positions for heads, attend to whole sequences with some
-//!   heads each, and exchange back. As many ranks as there are heads, at most.
+//! - [`ContextParallelMethod::Ring`]: keys and values move around a ring; each rank attends with its queries to the
+//!   keys that have arrived and merges the results. With a causal mask, early positions have less work, so a rank has
+//!   one chunk from the start of the sequence and its mirror image from the end.
+//! - [`ContextParallelMethod::Ulysses`]: an all-to-all exchanges positions for heads, each rank attends to full
+//!   sequences with some heads, and another all-to-all exchanges back. The number of ranks is at most the number of
+//!   heads.
 //!
-//! The loss is each rank's own positions' part of the whole, like that of a part of the batch: over
-//! the ranks that share a sequence gradients are added up just as over those that share a batch.
+//! The loss of a rank covers its own positions, like that of a part of the batch: gradients are reduced over
+//! context-parallel ranks just as over data-parallel ranks.
 
 mod block;
-mod order;
 mod ring;
 mod ulysses;
+mod zigzag;
 
 use std::fmt;
 use std::ops::Range;
@@ -26,77 +26,77 @@ use trainyard_torch::{Group, kernel};
 
 use crate::{Documents, NnError, Result};
 
-/// How keys and values of other ranks' positions are reached.
+/// How attention reaches the keys and values of other ranks.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub enum Method {
-    /// Keys and values go round.
+pub enum ContextParallelMethod {
+    /// Ring attention: keys and values move around a ring.
     #[default]
     Ring,
-    /// Positions are exchanged for heads.
+    /// Ulysses: an all-to-all exchanges positions for heads.
     Ulysses,
 }
 
-/// The ranks that share every sequence, or this rank alone. Cloning shares them.
+/// The context-parallel group, or none. Clones share it.
 #[derive(Clone, Default)]
 pub struct ContextParallel(Option<Ranks>);
 
 #[derive(Clone)]
 struct Ranks {
     group: Group,
-    method: Method,
+    method: ContextParallelMethod,
 }
 
 impl ContextParallel {
-    /// Sequences are whole.
-    pub fn alone() -> ContextParallel {
+    /// No context parallelism: every rank has full sequences.
+    pub fn disabled() -> ContextParallel {
         ContextParallel(None)
     }
 
-    /// Sequences are shared by the ranks of `group`.
-    pub fn new(group: &Group, method: Method) -> ContextParallel {
+    /// Shards sequences over the ranks of `group`.
+    pub fn new(group: &Group, method: ContextParallelMethod) -> ContextParallel {
         ContextParallel((group.size() > 1).then(|| Ranks {
             group: group.clone(),
             method,
         }))
     }
 
-    /// How many ranks share a sequence.
+    /// The number of context-parallel ranks.
     pub fn size(&self) -> usize {
         self.0.as_ref().map_or(1, |ranks| ranks.group.size())
     }
 
-    /// How they share it; none where there is one rank.
-    pub fn method(&self) -> Option<Method> {
+    /// The method; `None` without context parallelism.
+    pub fn method(&self) -> Option<ContextParallelMethod> {
         self.0.as_ref().map(|ranks| ranks.method)
     }
 
-    /// The positions this rank has of a sequence of `length`, in the order in which it has them.
+    /// This rank's shard of `sequences` [batch, positions, ..].
     pub fn positions(&self, length: usize) -> Result<Vec<Range<usize>>> {
         let Some(Ranks { group, method }) = &self.0 else {
             return Ok(std::iter::once(0..length).collect());
         };
-        order::positions(*method, length, group.size(), group.index()).ok_or_else(|| {
-            NnError::Uneven {
-                what: "positions of a sequence".to_owned(),
+        zigzag::positions(*method, length, group.size(), group.index()).ok_or_else(|| {
+            NnError::NotDivisible {
+                what: "sequence length".to_owned(),
                 length,
-                num_ranks: group.size() * order::chunks_per_rank(*method),
+                num_ranks: group.size() * zigzag::chunks_per_rank(*method),
             }
         })
     }
 
-    /// This rank's positions of `sequences` [batch, positions, ..].
-    pub fn part(&self, sequences: &Tensor) -> Result<Tensor> {
+    /// This rank's shard of `sequences` [batch, positions, ..].
+    pub fn shard(&self, sequences: &Tensor) -> Result<Tensor> {
         if self.0.is_none() {
             return Ok(sequences.shallow_clone());
         }
         let length = sequences.size().get(1).copied().unwrap_or(0);
-        let parts = self.positions(length as usize)?.into_iter();
-        let parts = parts.map(|p| sequences.f_narrow(1, p.start as i64, p.len() as i64));
-        Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, 1)?)
+        let shards = self.positions(length as usize)?.into_iter();
+        let shards = shards.map(|p| sequences.f_narrow(1, p.start as i64, p.len() as i64));
+        Ok(Tensor::f_cat(&shards.collect::<Result<Vec<_>, _>>()?, 1)?)
     }
 
-    /// Causal attention of this rank's positions to all of the sequence, or of their document, on
-    /// [batch, positions, heads, head_dim].
+    /// Causal attention of this rank's positions to the whole sequence, or to their document, on [batch, positions,
+    /// heads, head_dim].
     pub fn attention(
         &self,
         q: &Tensor,
@@ -104,38 +104,45 @@ impl ContextParallel {
         v: &Tensor,
         documents: Option<&Documents>,
     ) -> Result<Tensor> {
-        let documents = documents.filter(|documents| !documents.are_sequences());
+        let documents = documents.filter(|documents| !documents.is_trivial());
         let Some(ranks) = &self.0 else {
-            return whole(q, k, v, documents);
+            return local_attention(q, k, v, documents);
         };
         let group = &ranks.group;
         match (ranks.method, documents) {
-            (Method::Ring, None) => by_heads(q, k, v, |q, k, v| ring::attention(group, q, k, v)),
-            (Method::Ring, Some(_)) => Err(NnError::DocumentsInARing),
-            (Method::Ulysses, _) => {
-                ulysses::attention(group, q, k, v, |q, k, v| whole(q, k, v, documents))
+            (ContextParallelMethod::Ring, None) => {
+                by_heads(q, k, v, |q, k, v| ring::attention(group, q, k, v))
             }
+            (ContextParallelMethod::Ring, Some(_)) => Err(NnError::DocumentMaskInRing),
+            (ContextParallelMethod::Ulysses, _) => ulysses::attention(group, q, k, v, |q, k, v| {
+                local_attention(q, k, v, documents)
+            }),
         }
     }
 }
 
-/// Attention where this rank has whole sequences.
-fn whole(q: &Tensor, k: &Tensor, v: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
+/// Attention on full sequences.
+fn local_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    documents: Option<&Documents>,
+) -> Result<Tensor> {
     match documents {
         Some(documents) => documents.attention(q, k, v),
         None => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?)),
     }
 }
 
-/// Attention on [batch, heads, positions, head_dim], from and to positions before heads.
+/// Transposes to [batch, heads, positions, head_dim] for attention, and back.
 fn by_heads(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let turned = |t: &Tensor| t.f_transpose(1, 2);
-    Ok(attention(&turned(q)?, &turned(k)?, &turned(v)?)?.f_transpose(1, 2)?)
+    let transposed = |t: &Tensor| t.f_transpose(1, 2);
+    Ok(attention(&transposed(q)?, &transposed(k)?, &transposed(v)?)?.f_transpose(1, 2)?)
 }
 
 impl fmt::Debug for ContextParallel {

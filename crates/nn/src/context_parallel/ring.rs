@@ -1,26 +1,25 @@
-//! Ring attention: keys and values go from rank to rank while queries stay.
+//! Ring attention: keys and values move from rank to rank while queries stay.
 //!
-//! In hop `h` a rank has the keys and values of the rank `h` places before it. It passes them on
-//! before it computes with them, so that a hop's journey takes place behind its computation. In
-//! backward, gradients of keys and values follow: each rank adds its share and passes them on, until
-//! they are home.
+//! In hop `h` a rank has the keys and values of the rank `h` positions before it. It sends them on before it computes
+//! with them, so that communication overlaps with computation. In backward, the gradients of keys and values follow:
+//! each rank adds its contribution and sends them on, until they reach the rank that owns them.
 
 use tch::Tensor;
-use trainyard_torch::{Group, Message, TorchError, Work, autograd};
+use trainyard_torch::{Group, P2pOp, TorchError, Work, autograd};
 use trainyard_trace::Purpose;
 
-use super::block::{Attended, Gradients, attend, attend_backward};
-use super::order::{Sight, sight};
+use super::block::{Gradients, PartialAttention, attend, attend_backward};
+use super::zigzag::{MaskKind, mask_kind};
 use crate::Result;
 
-/// Keys and values, and their gradients, must not be taken for each other.
+/// Separate tags keep keys and values apart from their gradients.
 const VALUES: u16 = 1;
 const GRADIENTS: u16 = 2;
 
 /// Causal attention of this rank's queries to all keys, on [batch, heads, positions, head_dim].
 pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let (ring, later) = (Ring(group.clone()), Ring(group.clone()));
-    Ok(autograd::single(
+    let (ring, backward_ring) = (Ring(group.clone()), Ring(group.clone()));
+    Ok(autograd::apply(
         &[q, k, v],
         |saver, inputs| {
             let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
@@ -35,11 +34,12 @@ pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Re
             let ([q, k, v, out, lse], [Some(gradient)]) = (saved, gradients) else {
                 return Ok(vec![None, None, None]);
             };
-            let whole = Attended {
+            let full = PartialAttention {
                 out: out.shallow_clone(),
                 lse: lse.shallow_clone(),
             };
-            let found = later.backward(gradient, q, &Tensor::f_stack(&[k, v], 0)?, &whole)?;
+            let found =
+                backward_ring.backward(gradient, q, &Tensor::f_stack(&[k, v], 0)?, &full)?;
             Ok(vec![Some(found.q), Some(found.k), Some(found.v)])
         },
     )?)
@@ -47,55 +47,56 @@ pub(super) fn attention(group: &Group, q: &Tensor, k: &Tensor, v: &Tensor) -> Re
 
 struct Ring(Group);
 
-/// A tensor on its way from the rank before.
-struct Coming(Tensor, Work);
+/// A tensor that is being received from the previous rank.
+struct PendingRecv(Tensor, Work);
 
-impl Coming {
-    fn arrived(self) -> Result<Tensor, TorchError> {
+impl PendingRecv {
+    fn wait(self) -> Result<Tensor, TorchError> {
         self.1.wait()?;
         Ok(self.0)
     }
 }
 
 impl Ring {
-    /// Sends a tensor to the rank after this one; the rank before sends its own.
-    fn pass(&self, tensor: &Tensor, tag: u16) -> Result<Coming, TorchError> {
+    /// Sends a tensor to the next rank and receives one from the previous rank.
+    fn send_recv(&self, tensor: &Tensor, tag: u16) -> Result<PendingRecv, TorchError> {
         let (index, size) = (self.0.index(), self.0.size());
-        let coming = tensor.f_empty_like()?;
-        let messages = [
-            Message::Send(tensor, (index + 1) % size),
-            Message::Recv(&coming, (index + size - 1) % size),
+        let received = tensor.f_empty_like()?;
+        let ops = [
+            P2pOp::Send(tensor, (index + 1) % size),
+            P2pOp::Recv(&received, (index + size - 1) % size),
         ];
-        let work = self.0.batch(&messages, tag, Purpose::Activation)?;
-        Ok(Coming(coming, work))
+        let work = self.0.batch_send_recv(&ops, tag, Purpose::Activation)?;
+        Ok(PendingRecv(received, work))
     }
 
-    /// Calls `meet` in every hop with the number of the hop and what came round.
-    fn go_round(
+    /// Calls `on_block` in every hop with the hop's number, its mask, and the received keys and values.
+    fn rotate(
         &self,
         own: &Tensor,
-        mut meet: impl FnMut(usize, Sight, &Tensor) -> Result<(), TorchError>,
+        mut on_block: impl FnMut(usize, MaskKind, &Tensor) -> Result<(), TorchError>,
     ) -> Result<(), TorchError> {
         let (index, size) = (self.0.index(), self.0.size());
-        let mut here = own.shallow_clone();
+        let mut current = own.shallow_clone();
         for hop in 0..size {
-            let coming = match hop + 1 < size {
-                true => Some(self.pass(&here, VALUES)?),
-                false => None,
+            let pending = if hop + 1 < size {
+                Some(self.send_recv(&current, VALUES)?)
+            } else {
+                None
             };
-            meet(hop, sight(index, (index + size - hop) % size), &here)?;
-            if let Some(coming) = coming {
-                here = coming.arrived()?;
+            on_block(hop, mask_kind(index, (index + size - hop) % size), &current)?;
+            if let Some(pending) = pending {
+                current = pending.wait()?;
             }
         }
         Ok(())
     }
 
-    fn forward(&self, q: &Tensor, kv: &Tensor) -> Result<Attended, TorchError> {
-        let mut merged: Option<Attended> = None;
-        self.go_round(kv, |_, sight, kv| {
-            let Meeting { q, k, v, queries } = Meeting::new(sight, q, kv)?;
-            let attended = attend(&q, &k, &v, sight.is_causal())?;
+    fn forward(&self, q: &Tensor, kv: &Tensor) -> Result<PartialAttention, TorchError> {
+        let mut merged: Option<PartialAttention> = None;
+        self.rotate(kv, |_, mask, kv| {
+            let Block { q, k, v, queries } = Block::new(mask, q, kv)?;
+            let attended = attend(&q, &k, &v, mask.is_causal())?;
             match &merged {
                 Some(merged) => merged.narrow(queries.0, queries.1)?.merge(&attended),
                 None => {
@@ -104,7 +105,7 @@ impl Ring {
                 }
             }
         })?;
-        merged.ok_or_else(|| TorchError::Invalid("a ring of no ranks".to_owned()))
+        merged.ok_or_else(|| TorchError::Invalid("ring attention over an empty group".to_owned()))
     }
 
     fn backward(
@@ -112,32 +113,32 @@ impl Ring {
         gradient: &Tensor,
         q: &Tensor,
         kv: &Tensor,
-        whole: &Attended,
+        full: &PartialAttention,
     ) -> Result<Gradients, TorchError> {
         let d_q = q.f_zeros_like()?;
         let mut own = kv.f_zeros_like()?;
-        let mut coming: Option<Coming> = None;
-        self.go_round(kv, |hop, sight, kv| {
-            let Meeting { q, k, v, queries } = Meeting::new(sight, q, kv)?;
+        let mut pending: Option<PendingRecv> = None;
+        self.rotate(kv, |hop, mask, kv| {
+            let Block { q, k, v, queries } = Block::new(mask, q, kv)?;
             let (start, length) = queries;
             let gradient = gradient.f_narrow(2, start, length)?;
-            let whole = whole.narrow(start, length)?;
-            let found = attend_backward(&gradient, (&q, &k, &v), &whole, sight.is_causal())?;
+            let full = full.narrow(start, length)?;
+            let found = attend_backward(&gradient, (&q, &k, &v), &full, mask.is_causal())?;
             let _ = d_q.f_narrow(2, start, length)?.f_add_(&found.q)?;
-            // What ranks before this one have added; the rank's own share never leaves it.
-            let mut shares = match coming.take() {
-                Some(coming) => coming.arrived()?,
+            // The contributions of previous ranks. This rank's own contribution is added locally.
+            let mut d_kv = match pending.take() {
+                Some(pending) => pending.wait()?,
                 None if hop == 0 => own.shallow_clone(),
                 None => kv.f_zeros_like()?,
             };
-            add_share(&mut shares, &found)?;
+            add_gradients(&mut d_kv, &found)?;
             if hop > 0 {
-                coming = Some(self.pass(&shares, GRADIENTS)?);
+                pending = Some(self.send_recv(&d_kv, GRADIENTS)?);
             }
             Ok(())
         })?;
-        if let Some(coming) = coming {
-            own = own.f_add_(&coming.arrived()?)?;
+        if let Some(pending) = pending {
+            own = own.f_add_(&pending.wait()?)?;
         }
         Ok(Gradients {
             q: d_q,
@@ -147,21 +148,21 @@ impl Ring {
     }
 }
 
-/// The queries and the keys and values that meet in one hop.
-struct Meeting {
+/// The queries, keys and values of one hop.
+struct Block {
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    /// Where the queries begin and how many there are.
+    /// The start and number of the queries.
     queries: (i64, i64),
 }
 
-impl Meeting {
-    fn new(sight: Sight, q: &Tensor, kv: &Tensor) -> Result<Meeting, TorchError> {
+impl Block {
+    fn new(mask: MaskKind, q: &Tensor, kv: &Tensor) -> Result<Block, TorchError> {
         let length = q.size().get(2).copied().unwrap_or(0);
-        let (queries, keys) = sight.ranges(length);
+        let (queries, keys) = mask.ranges(length);
         let kv = kv.f_narrow(3, keys.0, keys.1)?;
-        Ok(Meeting {
+        Ok(Block {
             q: q.f_narrow(2, queries.0, queries.1)?,
             k: kv.f_select(0, 0)?,
             v: kv.f_select(0, 1)?,
@@ -170,11 +171,11 @@ impl Meeting {
     }
 }
 
-/// Keys that nobody saw have no share: they are at the end.
-fn add_share(shares: &mut Tensor, found: &Gradients) -> Result<(), TorchError> {
+/// Adds the gradients of a block. Keys without a gradient are at the end.
+fn add_gradients(d_kv: &mut Tensor, found: &Gradients) -> Result<(), TorchError> {
     let num_keys = found.k.size().get(2).copied().unwrap_or(0);
-    let seen = shares.f_narrow(3, 0, num_keys)?;
-    let _ = seen.f_select(0, 0)?.f_add_(&found.k)?;
-    let _ = seen.f_select(0, 1)?.f_add_(&found.v)?;
+    let used = d_kv.f_narrow(3, 0, num_keys)?;
+    let _ = used.f_select(0, 0)?.f_add_(&found.k)?;
+    let _ = used.f_select(0, 1)?.f_add_(&found.v)?;
     Ok(())
 }

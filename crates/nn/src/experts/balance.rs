@@ -1,19 +1,19 @@
-//! What keeps experts equally busy, defined so that it is the same however a batch is divided.
+//! Load-balancing losses of MoE layers, defined so that they do not depend on how a batch is divided over ranks.
 //!
-//! The auxiliary loss is that of each sequence for itself, as DeepSeek-V3 has it:
+//! The auxiliary loss is per sequence, as in DeepSeek-V3:
 //!
 //! ```text
 //!   coef · mean over sequences of  Σ_e  (E / (k·S) · n_e) · (1/S · Σ_t p_te)
 //! ```
 //!
-//! with `n_e` the tokens of the sequence that go to expert `e` and `p_te` the share of `e` in the scores
-//! of token `t`. Given the `n_e`, which have no gradient, it is a sum over tokens. So ranks with
-//! different sequences, and passes with different micro-batches, just add up; ranks that share
-//! sequences add up the `n_e` first. (Over the tokens of a whole batch, as others have it, the loss would
-//! depend on what a batch is.) The loss of large logits is a sum over tokens as it is.
+//! where `n_e` is the number of the sequence's tokens that use expert `e`, and `p_te` is the normalized score of `e`
+//! for token `t`. Given the `n_e`, which have no gradient, the loss is a sum over tokens. So ranks with different
+//! sequences, and different micro-batches, just add up; ranks with tokens of the same sequences all-reduce the `n_e`
+//! first. (A loss over the tokens of a batch would depend on the batch size per rank.) The router z-loss is a sum
+//! over tokens.
 //!
-//! Layers are far from where the loss is computed, in a pipeline on other ranks. So these losses never
-//! meet it: their gradients begin in the layer, with the weight that the context tells.
+//! The model's loss may be computed on another rank, the last pipeline stage. So these losses are not added to it:
+//! their gradients start in the layer, with the weight that the context provides.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::{ReduceOp, autograd, meta};
@@ -23,7 +23,7 @@ use super::router::Sequences;
 use super::{ExpertParallel, MoeConfig, Scoring};
 use crate::{Context, NnError, Result};
 
-/// What losses are made of.
+/// The inputs of the losses.
 pub(super) struct Losses<'a> {
     pub config: &'a MoeConfig,
     pub logits: &'a Tensor,
@@ -31,8 +31,7 @@ pub(super) struct Losses<'a> {
 }
 
 impl Losses<'_> {
-    /// All of them, summed over this rank's tokens; `chosen` is how often each expert was chosen
-    /// [sequences, experts].
+    /// All losses, summed over this rank's tokens; `chosen` [sequences, experts] counts the rows of each expert.
     pub(super) fn summed(
         &self,
         chosen: &Tensor,
@@ -66,7 +65,7 @@ impl Losses<'_> {
         ep: &ExpertParallel,
     ) -> Result<Tensor> {
         let chosen = chosen.f_zeros_like()?.f_add(chosen)?;
-        if let Some(group) = ep.sharers() {
+        if let Some(group) = ep.sequence_group() {
             let counting = group.all_reduce(&chosen, ReduceOp::Sum, Purpose::Control)?;
             counting.wait()?;
         }
@@ -93,7 +92,7 @@ impl Losses<'_> {
     }
 }
 
-/// Of every row, with the largest taken out first. (libtorch's own has no kernel for dry runs.)
+/// The log-sum-exp of every row. (libtorch's `logsumexp` has no meta kernel.)
 fn log_sum_exp(logits: &Tensor) -> Result<Tensor> {
     let largest = logits.f_detach()?.f_amax(-1i64, true)?;
     let sum = logits.f_sub(&largest)?.f_exp()?;
@@ -101,7 +100,7 @@ fn log_sum_exp(logits: &Tensor) -> Result<Tensor> {
     Ok(sum.f_log()?.f_add(&largest)?)
 }
 
-/// How often each expert was chosen for tokens of each sequence [sequences, experts].
+/// The number of tokens of each sequence that chose each expert [sequences, experts].
 pub(super) fn chosen(
     experts: &Tensor,
     sequences: &Sequences,
@@ -109,34 +108,42 @@ pub(super) fn chosen(
 ) -> Result<Tensor> {
     let number = num_experts as i64;
     if meta::is_meta(experts) {
-        return Ok(meta::empty(&[sequences.number, number], Kind::Int64)?);
+        return Ok(meta::empty(&[sequences.count, number], Kind::Int64)?);
     }
-    let places = places(experts, sequences, number)?;
-    let counts = places.f_bincount(None::<&Tensor>, sequences.number * number)?;
-    Ok(counts.f_view([sequences.number, number])?)
+    let pair_ids = pair_ids(experts, sequences, number)?;
+    let counts = pair_ids.f_bincount(None::<&Tensor>, sequences.count * number)?;
+    Ok(counts.f_view([sequences.count, number])?)
 }
 
-/// How many rows of the same sequence and expert come before each [tokens, chosen].
-pub(super) fn turns(experts: &Tensor, sequences: &Sequences, num_experts: usize) -> Result<Tensor> {
-    let places = places(experts, sequences, num_experts as i64)?;
-    let (sorted, order) = places.f_sort_stable(true, 0, false)?;
+/// The position of each row in the queue of its sequence and expert [tokens, chosen].
+pub(super) fn position_in_expert(
+    experts: &Tensor,
+    sequences: &Sequences,
+    num_experts: usize,
+) -> Result<Tensor> {
+    let pair_ids = pair_ids(experts, sequences, num_experts as i64)?;
+    let (sorted, order) = pair_ids.f_sort_stable(true, 0, false)?;
     let number = sorted.size()[0];
     let positions = Tensor::f_arange(number, (Kind::Int64, sorted.device()))?;
-    let counts = places.f_bincount(None::<&Tensor>, 0)?;
+    let counts = pair_ids.f_bincount(None::<&Tensor>, 0)?;
     let starts = counts.f_cumsum(0, Kind::Int64)?.f_sub(&counts)?;
-    let turns = positions.f_sub(&starts.f_index_select(0, &sorted)?)?;
-    let unsorted = turns.f_empty_like()?.f_index_copy(0, &order, &turns)?;
+    let position_in_expert = positions.f_sub(&starts.f_index_select(0, &sorted)?)?;
+    let unsorted =
+        position_in_expert
+            .f_empty_like()?
+            .f_index_copy(0, &order, &position_in_expert)?;
     Ok(unsorted.f_view_as(experts)?)
 }
 
-/// A number for every pair of sequence and expert, for every row.
-fn places(experts: &Tensor, sequences: &Sequences, num_experts: i64) -> Result<Tensor> {
+/// The id of the (sequence, expert) pair of every row.
+fn pair_ids(experts: &Tensor, sequences: &Sequences, num_experts: i64) -> Result<Tensor> {
     let of_token = sequences.of_token.f_unsqueeze(1)?;
-    let places = of_token.f_mul_scalar(num_experts)?.f_add(experts)?;
-    Ok(places.f_reshape(-1i64)?)
+    let pair_ids = of_token.f_mul_scalar(num_experts)?.f_add(experts)?;
+    Ok(pair_ids.f_reshape(-1i64)?)
 }
 
-/// `output` as it is; in backward `losses` get the gradient they would have had as a part of the loss.
+/// Returns `output` unchanged; in backward, `losses` get the gradient that they would have as terms of the model's
+/// loss.
 pub(super) fn with_losses(
     output: &Tensor,
     losses: Option<&Tensor>,
@@ -145,8 +152,8 @@ pub(super) fn with_losses(
     let Some(losses) = losses else {
         return Ok(output.shallow_clone());
     };
-    let weight = cx.loss_weight.ok_or(NnError::LossWeight)?;
-    Ok(autograd::single(
+    let weight = cx.loss_weight.ok_or(NnError::MissingLossWeight)?;
+    Ok(autograd::apply(
         &[output, losses],
         |saver, inputs| {
             saver.save(&inputs[1].f_ones_like()?.f_mul_scalar(weight)?);

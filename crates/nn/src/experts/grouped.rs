@@ -1,15 +1,15 @@
-//! The products of every expert with its rows.
+//! Grouped GEMM: the products of every expert with its rows.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::{TorchError, autograd, meta};
 
 use crate::Result;
 
-/// `x_e · weight_eᵀ` for every expert `e`, whose `num_rows[e]` rows follow those of the expert before;
-/// `weight` is [experts, outputs, inputs].
+/// `x_e · weight_eᵀ` for every expert `e`; rows are sorted by expert, `num_rows[e]` each, and `weight` is [experts,
+/// outputs, inputs].
 pub(super) fn products(x: &Tensor, weight: &Tensor, num_rows: &[i64]) -> Result<Tensor> {
     let num_rows = num_rows.to_vec();
-    Ok(autograd::single(
+    Ok(autograd::apply(
         &[x, weight],
         |saver, inputs| {
             saver.save(inputs[0]);
@@ -34,21 +34,21 @@ pub(super) fn products(x: &Tensor, weight: &Tensor, num_rows: &[i64]) -> Result<
 /// `x_e · matrix_e` for every expert; `matrices` is [experts, inputs, outputs].
 fn each(x: &Tensor, matrices: &Tensor, num_rows: &[i64]) -> Result<Tensor, TorchError> {
     if has_kernel(x) {
-        return in_one_call(x, matrices, num_rows);
+        return grouped_kernel(x, matrices, num_rows);
     }
     let (_, _, width) = matrices.size3()?;
     let out = meta::new_empty(x, &[x.size2()?.0, width])?;
     for (expert, start, number) in intervals(num_rows) {
-        let (rows, place) = (
+        let (rows, target) = (
             x.f_narrow(0, start, number)?,
             out.f_narrow(0, start, number)?,
         );
-        let _ = rows.f_mm_out(&place, &matrices.f_select(0, expert)?)?;
+        let _ = rows.f_mm_out(&target, &matrices.f_select(0, expert)?)?;
     }
     Ok(out)
 }
 
-/// `gradient_eᵀ · x_e` for every expert; zeros for one without rows.
+/// `gradient_eᵀ · x_e` for every expert; zeros for an expert without rows.
 fn weight_gradients(
     gradient: &Tensor,
     x: &Tensor,
@@ -56,13 +56,13 @@ fn weight_gradients(
     num_rows: &[i64],
 ) -> Result<Tensor, TorchError> {
     if has_kernel(x) {
-        return in_one_call(&gradient.f_transpose(0, 1)?, x, num_rows);
+        return grouped_kernel(&gradient.f_transpose(0, 1)?, x, num_rows);
     }
     let out = meta::new_empty(x, &weight.size())?;
     for (expert, start, number) in intervals(num_rows) {
         let rows = gradient.f_narrow(0, start, number)?.f_transpose(0, 1)?;
-        let place = out.f_select(0, expert)?;
-        let _ = rows.f_mm_out(&place, &x.f_narrow(0, start, number)?)?;
+        let target = out.f_select(0, expert)?;
+        let _ = rows.f_mm_out(&target, &x.f_narrow(0, start, number)?)?;
     }
     for (expert, _) in num_rows.iter().enumerate().filter(|&(_, &n)| n == 0) {
         let _ = out.f_select(0, expert as i64)?.f_zero_()?;
@@ -70,7 +70,7 @@ fn weight_gradients(
     Ok(out)
 }
 
-/// Experts with rows: which, where their rows begin, and how many they are.
+/// The index, first row and number of rows of each expert with rows.
 fn intervals(num_rows: &[i64]) -> impl Iterator<Item = (i64, i64, i64)> + '_ {
     let mut start = 0;
     let placed = num_rows.iter().enumerate().map(move |(expert, &number)| {
@@ -80,13 +80,13 @@ fn intervals(num_rows: &[i64]) -> impl Iterator<Item = (i64, i64, i64)> + '_ {
     placed.filter(|&(_, _, number)| number > 0)
 }
 
-/// Whether libtorch's kernel for all experts at once is used. On CPU it is a loop like ours, as fast where
-/// measured, and it knows no double precision; on CUDA it is one launch.
+/// Whether to use libtorch's grouped kernel. On CUDA it is one launch; on CPU it is a loop like ours, equally fast in
+/// benchmarks, without fp64 support.
 fn has_kernel(x: &Tensor) -> bool {
     !meta::is_meta(x) && x.device().is_cuda() && x.kind() == Kind::BFloat16
 }
 
-fn in_one_call(a: &Tensor, b: &Tensor, num_rows: &[i64]) -> Result<Tensor, TorchError> {
+fn grouped_kernel(a: &Tensor, b: &Tensor, num_rows: &[i64]) -> Result<Tensor, TorchError> {
     let mut end = 0;
     let ends = num_rows.iter().map(|number| {
         end += number;
@@ -104,21 +104,21 @@ mod tests {
 
     const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-    /// What autograd makes of plain products.
-    fn plainly(x: &Tensor, weight: &Tensor, num_rows: &[i64]) -> Tensor {
-        let parts = intervals(num_rows).map(|(expert, start, number)| {
+    /// The reference: a plain product per expert.
+    fn reference(x: &Tensor, weight: &Tensor, num_rows: &[i64]) -> Tensor {
+        let products = intervals(num_rows).map(|(expert, start, number)| {
             x.narrow(0, start, number)
                 .matmul(&weight.select(0, expert).transpose(0, 1))
         });
-        Tensor::cat(&parts.collect::<Vec<_>>(), 0)
+        Tensor::cat(&products.collect::<Vec<_>>(), 0)
     }
 
     #[test]
-    fn products_and_gradients_are_those_of_each_expert() -> Result<()> {
+    fn products_and_gradients_equal_those_per_expert() -> Result<()> {
         for num_rows in [[3i64, 2, 4], [0, 9, 0], [9, 0, 0], [4, 0, 5]] {
             let x = Tensor::randn([9, 4], OPTIONS).set_requires_grad(true);
             let weight = Tensor::randn([3, 5, 4], OPTIONS).set_requires_grad(true);
-            let expected = plainly(&x, &weight, &num_rows);
+            let expected = reference(&x, &weight, &num_rows);
             expected.square().sum(Kind::Double).backward();
             let gradients = [x.grad().copy(), weight.grad().copy()];
             autograd::clear_grad(&x)?;
@@ -133,11 +133,11 @@ mod tests {
         Ok(())
     }
 
-    /// Which is faster, our loop or libtorch's own, on CPU, where both are loops. For people:
-    /// `cargo test --release -p trainyard-nn grouped -- --ignored --nocapture`.
+    /// Compares our loop with libtorch's grouped kernel on CPU: `cargo test --release -p trainyard-nn grouped --
+    /// --ignored --nocapture`.
     #[test]
-    #[ignore = "measures; run it alone with --ignored --nocapture"]
-    fn loop_against_one_call() -> Result<()> {
+    #[ignore = "benchmark; run it alone with --ignored --nocapture"]
+    fn loop_versus_grouped_kernel() -> Result<()> {
         tch::set_num_threads(1);
         for kind in [Kind::Float, Kind::BFloat16] {
             for (rows, experts, inputs, outputs) in [
@@ -163,14 +163,14 @@ mod tests {
                         .try_fold(f64::MAX, |a, b| Ok::<_, TorchError>(a.min(b?)))
                 };
                 let ours = fastest(&|| each(&x, &across, &num_rows))?;
-                let theirs = fastest(&|| in_one_call(&x, &across, &num_rows))?;
+                let theirs = fastest(&|| grouped_kernel(&x, &across, &num_rows))?;
                 let our_gradient =
                     fastest(&|| weight_gradients(&gradient, &x, &weight, &num_rows))?;
-                let turned = gradient.transpose(0, 1);
-                let their_gradient = fastest(&|| in_one_call(&turned, &x, &num_rows))?;
+                let transposed = gradient.transpose(0, 1);
+                let their_gradient = fastest(&|| grouped_kernel(&transposed, &x, &num_rows))?;
                 println!(
-                    "{kind:?}, {rows} rows, {experts} experts, {inputs} to {outputs}: loop {ours:.2} ms, one call \
-                     {theirs:.2} ms; gradients of weights {our_gradient:.2} and {their_gradient:.2} ms"
+                    "{kind:?}, {rows} rows, {experts} experts, {inputs} to {outputs}: loop {ours:.2} ms, grouped \
+                     kernel {theirs:.2} ms; weight gradients {our_gradient:.2} ms and {their_gradient:.2} ms"
                 );
             }
         }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_at_all_give_gradients_of_zero() -> Result<()> {
+    fn gradients_without_rows_are_zero() -> Result<()> {
         let x = Tensor::zeros([0, 4], OPTIONS).set_requires_grad(true);
         let weight = Tensor::randn([3, 5, 4], OPTIONS).set_requires_grad(true);
         let found = products(&x, &weight, &[0, 0, 0])?;

@@ -1,4 +1,4 @@
-//! How many rows each expert got, to be reported and to balance by.
+//! Expert load: the number of rows per expert, for metrics and load balancing.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,48 +7,48 @@ use tch::Tensor;
 
 use crate::{Context, Result};
 
-/// The rows of a step so far, of this rank's tokens.
+/// The expert load of the current step, from this rank's tokens.
 #[derive(Default)]
-pub struct Load(RefCell<Noted>);
+pub struct ExpertLoad(RefCell<Recorded>);
 
 #[derive(Default)]
-struct Noted {
+struct Recorded {
     step: u64,
-    /// By the first sample of a micro-batch: one that is computed again counts once.
+    /// By the first sample of a micro-batch, so that a recomputed micro-batch counts once.
     counts: BTreeMap<u64, Counts>,
 }
 
-/// Those of one micro-batch.
+/// The counts of one micro-batch.
 pub(super) struct Counts {
-    /// For how many rows each expert was chosen [experts].
+    /// The number of rows that chose each expert [experts].
     pub chosen: Tensor,
-    /// How many of those no expert had room for [1]; none where all have room for all.
+    /// The number of rows dropped by the capacity limit [1]; `None` without a limit.
     pub dropped: Option<Tensor>,
 }
 
-impl Load {
-    /// Notes the rows of a micro-batch under training.
-    pub(super) fn note(&self, counts: Counts, cx: &Context) {
+impl ExpertLoad {
+    /// Records the counts of a training micro-batch.
+    pub(super) fn record(&self, counts: Counts, cx: &Context) {
         if !cx.training {
             return;
         }
-        let mut noted = self.0.borrow_mut();
-        if noted.step != cx.step {
-            noted.step = cx.step;
-            noted.counts.clear();
+        let mut recorded = self.0.borrow_mut();
+        if recorded.step != cx.step {
+            recorded.step = cx.step;
+            recorded.counts.clear();
         }
-        noted.counts.insert(cx.first_sample, counts);
+        recorded.counts.insert(cx.first_sample, counts);
     }
 
-    /// For how many rows each expert was chosen in the last step `[experts]`; none before there was one.
-    pub fn of_step(&self) -> Result<Option<Tensor>> {
+    /// The number of rows that chose each expert in the last step `[experts]`; `None` before the first step.
+    pub fn step_counts(&self) -> Result<Option<Tensor>> {
         sum(self.0.borrow().counts.values().map(|counts| &counts.chosen))
     }
 
-    /// How many of the last step's rows no expert had room for `[1]`; none where all have room for all.
-    pub fn dropped_of_step(&self) -> Result<Option<Tensor>> {
-        let noted = self.0.borrow();
-        sum(noted
+    /// The number of rows of the last step that the capacity limit dropped `[1]`; `None` without a limit.
+    pub fn step_dropped(&self) -> Result<Option<Tensor>> {
+        let recorded = self.0.borrow();
+        sum(recorded
             .counts
             .values()
             .filter_map(|counts| counts.dropped.as_ref()))
@@ -63,8 +63,12 @@ fn sum<'a>(mut counts: impl Iterator<Item = &'a Tensor>) -> Result<Option<Tensor
     Ok(Some(sum))
 }
 
-impl std::fmt::Debug for Load {
+impl std::fmt::Debug for ExpertLoad {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Load({} micro-batches)", self.0.borrow().counts.len())
+        write!(
+            f,
+            "ExpertLoad({} micro-batches)",
+            self.0.borrow().counts.len()
+        )
     }
 }

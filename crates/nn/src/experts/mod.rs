@@ -1,28 +1,28 @@
-//! A mixture of experts: many feed-forward parts, of which every token goes through a few.
+//! Mixture of experts (MoE): a feed-forward layer of many experts, of which every token uses a few.
 //!
 //! ```text
-//!   tokens ─▶ router ─▶ sorted by expert ─▶ dispatch ─▶ experts ─▶ combine ─▶ weighted sums
-//!      └────────────────────▶ shared experts (while rows travel back) ─────────────▲
+//!   tokens ─▶ router ─▶ permute by expert ─▶ dispatch ─▶ experts ─▶ combine ─▶ weighted sums
+//!      └────────────────────▶ shared experts (while combine is in flight) ───────────▲
 //! ```
 //!
-//! - [`router`]: which experts each token goes to, and with what weight.
-//! - [`route`]: the order of rows by expert, and how many rows each expert gets.
-//! - [`exchange`]: rows to the ranks that have their experts, and back.
-//! - [`machines`]: the same in two steps, where those ranks are on several machines.
-//! - [`grouped`]: the products of each expert with its rows, all experts' in one call.
-//! - [`balance`]: what keeps experts equally busy.
+//! - [`router`]: chooses the experts of each token and their weights.
+//! - [`permutation`]: sorts rows by expert, and counts the rows of each expert.
+//! - [`dispatcher`]: sends rows to the ranks that have their experts, and back.
+//! - [`hierarchical`]: the same in two steps, if the expert-parallel ranks are on several nodes.
+//! - [`grouped`]: grouped GEMM, the products of each expert with its rows.
+//! - [`balance`]: load-balancing losses.
 //!
-//! The weights of all experts of a layer are one parameter each, an expert after the other along the
-//! first dimension, as Hugging Face's models hold them; ranks of `ep` have some experts each. An expert
-//! without a row still has a gradient, of zeros, and a rank without rows still takes part in everything.
+//! The weights of all experts of a layer are one parameter each, with the experts along dim 0, as in Hugging Face
+//! models; expert-parallel ranks have some experts each. An expert without rows has a gradient of zeros, and a rank
+//! without rows still takes part in every collective.
 
 mod balance;
-mod exchange;
+mod dispatcher;
 mod grouped;
+mod hierarchical;
 mod load;
-mod machines;
 mod parallel;
-mod route;
+mod permutation;
 mod router;
 
 use tch::Tensor;
@@ -31,76 +31,76 @@ use trainyard_torch::Group;
 use crate::layers::SwiGlu;
 use crate::{Builder, Context, Init, Module, NnError, Parameter, Result, TensorParallel};
 
-pub use load::Load;
-pub use parallel::{ExpertParallel, Spread};
+pub use load::ExpertLoad;
+pub use parallel::{ExpertParallel, SyntheticSkew};
 pub use router::Router;
 
-use exchange::Exchange;
-use route::Route;
+use dispatcher::TokenDispatcher;
+use permutation::TokenPermutation;
 use router::Destinations;
 
-/// How the scores of experts are made from logits.
+/// How the router turns logits into scores.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Scoring {
-    /// They add up to one.
+    /// Softmax over the experts.
     #[default]
     Softmax,
-    /// Each for itself.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// A mixture's sizes and choices, under the keys of Hugging Face's `config.json` where it has them.
+/// The configuration of an MoE layer, with the keys of Hugging Face's `config.json` where they exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeConfig {
-    /// Experts of a layer.
+    /// The number of routed experts of a layer.
     pub num_experts: usize,
-    /// Experts each token goes to.
+    /// The number of experts per token (top-k).
     pub num_experts_per_tok: usize,
-    /// Elements of a position inside an expert.
+    /// The intermediate size of an expert.
     pub moe_intermediate_size: usize,
-    /// Experts that every token goes through, as one of their width together.
+    /// The number of shared experts, which every token uses; computed as one expert of their total size.
     pub n_shared_experts: usize,
-    /// Blocks at the beginning that have a dense feed-forward part.
+    /// The number of leading blocks with a dense feed-forward layer.
     pub first_k_dense_replace: usize,
-    /// How scores are made.
+    /// The scoring function of the router.
     pub scoring_func: Scoring,
-    /// Whether a token's weights are divided by their sum.
+    /// Whether the weights of a token's experts are normalized to sum 1.
     pub norm_topk_prob: bool,
-    /// What weights are multiplied by.
+    /// A factor that is applied to the weights.
     pub routed_scaling_factor: f64,
-    /// The weight of the loss that punishes unequal loads; none if zero.
+    /// The coefficient of the load-balancing loss; 0 turns it off.
     pub router_aux_loss_coef: f64,
-    /// The weight of the loss that keeps logits small; none if zero.
+    /// The coefficient of the router z-loss, which keeps logits small; 0 turns it off.
     pub router_z_loss_coef: f64,
-    /// How far a step moves the bias by which experts with little load are preferred; no bias if absent.
+    /// The update rate of the bias that balances expert load without a loss; `None` for no bias.
     pub bias_update_rate: Option<f64>,
-    /// Rows an expert takes of a sequence, in shares of an equal load; all that come if absent.
+    /// The capacity of an expert per sequence, as a multiple of the balanced load; unlimited if `None`.
     pub capacity_factor: Option<f64>,
 }
 
 impl MoeConfig {
-    /// Refuses what no mixture can have.
+    /// Checks that the sizes are consistent.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |reason: String| {
+        let invalid = |reason: String| {
             Err(NnError::Sizes {
-                model: "mixture of experts",
+                model: "MoE",
                 reason,
             })
         };
         let (all, chosen) = (self.num_experts, self.num_experts_per_tok);
         if chosen == 0 || chosen > all {
-            return refuse(format!(
+            return invalid(format!(
                 "num_experts_per_tok ({chosen}) must be 1 to num_experts ({all})"
             ));
         }
         if self.moe_intermediate_size == 0 {
-            return refuse("moe_intermediate_size must be 1 or more".to_owned());
+            return invalid("moe_intermediate_size must be 1 or more".to_owned());
         }
         Ok(())
     }
 }
 
-/// The feed-forward part of a block as a mixture.
+/// The MoE feed-forward layer of a block.
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     gate: Router,
@@ -113,7 +113,7 @@ pub struct MixtureOfExperts {
 }
 
 impl MixtureOfExperts {
-    /// From `width` and back, in block `layer` of a model.
+    /// Builds the layer with hidden size `width` for block `layer` of a model.
     pub fn build(
         builder: &Builder,
         layer: usize,
@@ -124,64 +124,64 @@ impl MixtureOfExperts {
         config.validate()?;
         let tp = builder.tensor_parallel();
         if tp.size() > 1 && tp.sequence_group().is_none() {
-            return Err(NnError::WholeSequences);
+            return Err(NnError::MoeNeedsSequenceParallel);
         }
         let inner = config.moe_intermediate_size;
         let shared = config.n_shared_experts * inner;
-        let shared =
-            (shared > 0).then(|| SwiGlu::build(&builder.at("shared_experts"), width, shared, init));
+        let shared = (shared > 0)
+            .then(|| SwiGlu::build(&builder.push("shared_experts"), width, shared, init));
         Ok(MixtureOfExperts {
-            gate: Router::build(&builder.at("gate"), layer, width, config, init)?,
-            experts: Experts::build(&builder.at("experts"), width, config, init)?,
+            gate: Router::build(&builder.push("gate"), layer, width, config, init)?,
+            experts: Experts::build(&builder.push("experts"), width, config, init)?,
             shared_experts: shared.transpose()?,
             ep: builder.expert_parallel(),
             tp,
         })
     }
 
-    /// What sends tokens to experts.
+    /// The router of the layer.
     pub fn router(&self) -> &Router {
         &self.gate
     }
 
-    /// The output for `x` [batch, positions, width], of which ranks that share sequences have an
-    /// interval of the batch's tokens each.
+    /// The output for `x` [batch, positions, width]; with sequence parallelism, each rank has a range of the batch's
+    /// tokens.
     pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
         let rows = crate::weight_gradients::flat(x)?;
-        let choice = self
+        let routing = self
             .gate
             .forward(&rows, x.size()[0], &self.tp, &self.ep, cx)?;
-        // Runs while rows travel: here back to their tokens, and in backward their gradients to the experts.
+        // Runs while combine is in flight, and in backward while gradients are sent to the experts.
         let mut shared = None;
-        let mut meanwhile = || {
+        let mut run_shared = || {
             shared = self.shared_experts.as_ref().map(|shared| shared.forward(x));
         };
-        let combined = match self.ep.machines() {
+        let combined = match self.ep.hierarchical_dispatcher() {
             None => self.routed(
                 &rows,
-                &choice.to,
-                &choice.weights,
+                &routing.to,
+                &routing.weights,
                 self.ep.group(),
-                meanwhile,
+                run_shared,
             )?,
-            Some(machines) => {
-                let arrived = machines.dispatch(&rows, &choice)?;
+            Some(dispatcher) => {
+                let arrived = dispatcher.dispatch(&rows, &routing)?;
                 let (to, weights) = (&arrived.to, &arrived.weights);
-                let sums = self.routed(&arrived.rows, to, weights, machines.within(), || {})?;
-                let returning = arrived.start_combine(&sums)?;
-                meanwhile();
-                arrived.combined(&returning.finish()?)?
+                let sums = self.routed(&arrived.rows, to, weights, dispatcher.within(), || {})?;
+                let pending = arrived.start_combine(&sums)?;
+                run_shared();
+                arrived.unpermute(&pending.finish()?)?
             }
         };
         let mut output = combined.f_view_as(x)?;
         if let Some(shared) = shared {
             output = output.f_add(&shared?)?;
         }
-        balance::with_losses(&output, choice.losses.as_ref(), cx)
+        balance::with_losses(&output, routing.losses.as_ref(), cx)
     }
 
-    /// For each of `rows` [tokens, width] the weighted sum of what its experts, which are on the ranks of
-    /// `group`, make of it.
+    /// For each of `rows` [tokens, width], the weighted sum of the outputs of its experts, which are on the ranks of
+    /// `group`.
     fn routed(
         &self,
         rows: &Tensor,
@@ -190,24 +190,24 @@ impl MixtureOfExperts {
         group: Option<&Group>,
         meanwhile: impl FnOnce(),
     ) -> Result<Tensor> {
-        let route = Route::new(to)?;
-        let exchange = Exchange::new(group, &route.counts, rows)?;
-        let dispatched = exchange.dispatch(&route.sorted(rows)?)?;
+        let permutation = TokenPermutation::new(to)?;
+        let dispatcher = TokenDispatcher::new(group, &permutation.counts, rows)?;
+        let dispatched = dispatcher.dispatch(&permutation.permute(rows)?)?;
         let computed = self
             .experts
-            .forward(&dispatched, &exchange.rows_of_experts())?;
-        let returning = exchange.start_combine(&computed)?;
+            .forward(&dispatched, &dispatcher.rows_per_expert())?;
+        let pending = dispatcher.start_combine(&computed)?;
         meanwhile();
-        route.combined(&returning.finish()?, weights)
+        permutation.unpermute_weighted(&pending.finish()?, weights)
     }
 }
 
 /// The weights of this rank's experts.
 #[derive(Module, Debug)]
 struct Experts {
-    /// [experts, 2 · inner, width]: the gate's rows, then the others.
+    /// [experts, 2 · intermediate, width]: the gate projection, then the up projection.
     gate_up_proj: Parameter,
-    /// [experts, width, inner].
+    /// [experts, width, intermediate].
     down_proj: Parameter,
 }
 
@@ -220,7 +220,7 @@ impl Experts {
         })
     }
 
-    /// `down(silu(gate(x)) · up(x))` of every expert for its rows, which follow each other.
+    /// `down(silu(gate(x)) · up(x))` of every expert for its rows, which are sorted by expert.
     fn forward(&self, x: &Tensor, num_rows: &[i64]) -> Result<Tensor> {
         let both = grouped::products(x, &self.gate_up_proj.value()?, num_rows)?;
         let halves = both.f_chunk(2, 1)?;

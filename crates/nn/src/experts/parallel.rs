@@ -1,4 +1,4 @@
-//! Expert parallelism: ranks that have different experts of every layer.
+//! Expert parallelism: each rank of a group has some of the experts of every layer.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,21 +6,19 @@ use std::ops::Range;
 use tch::Tensor;
 use trainyard_torch::{Group, meta};
 
-use super::machines::Machines;
+use super::hierarchical::HierarchicalDispatcher;
 use crate::{NnError, Result};
 
-/// How unequally the rows of a batch spread over experts: in a dry run, where no number is known, and in
-/// others where it is to be tried.
+/// A synthetic imbalance of expert load: for dry runs, which have no values to route by, and to test imbalance in
+/// real runs.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
-pub struct Spread {
-    /// How unequal: an expert gets rows in proportion to one over its number (from one) to this power.
-    /// With zero all get as many.
+pub struct SyntheticSkew {
+    /// The exponent of a power law: expert `i`, from 1, gets rows in proportion to `i^-skew`. 0 is balanced.
     pub skew: f64,
 }
 
-impl Spread {
-    /// What is added to scores [tokens, experts] so that the first experts are preferred; none where all
-    /// are equal.
+impl SyntheticSkew {
+    /// The bias to add to scores [tokens, experts] so that the first experts are preferred; `None` if balanced.
     pub(super) fn preference(self, scores: &Tensor) -> Result<Option<Tensor>> {
         if self.skew == 0.0 || meta::is_meta(scores) {
             return Ok(None);
@@ -30,99 +28,103 @@ impl Spread {
         Ok(Some(numbers.f_log()?.f_mul_scalar(-self.skew)?))
     }
 
-    /// How many of `num_rows` rows each of `num_experts` gets; they add up.
+    /// Divides `num_rows` rows among `num_experts`.
     pub fn counts(self, num_rows: i64, num_experts: usize) -> Vec<i64> {
         let weight = |number: usize| (number as f64).powf(-self.skew);
         let total: f64 = (1..=num_experts).map(weight).sum();
-        let (mut seen, mut given) = (0.0, 0);
+        let (mut cumulative, mut assigned) = (0.0, 0);
         (1..=num_experts)
             .map(|number| {
-                seen += weight(number);
-                // Rounding the sum so far, so that the last sum is all.
-                let upto = match number == num_experts {
-                    true => num_rows,
-                    false => (num_rows as f64 * seen / total).round() as i64,
+                cumulative += weight(number);
+                // Round the cumulative sum, so that the counts add up.
+                let upto = if number == num_experts {
+                    num_rows
+                } else {
+                    (num_rows as f64 * cumulative / total).round() as i64
                 };
-                let count = upto - given;
-                given = upto;
+                let count = upto - assigned;
+                assigned = upto;
                 count
             })
             .collect()
     }
 }
 
-/// The ranks that have different experts, or this rank alone with all. Cloning shares them.
+/// The expert-parallel group, or none. Clones share it.
 #[derive(Clone, Default)]
 pub struct ExpertParallel {
     group: Option<Group>,
-    machines: Option<Machines>,
-    sharers: Option<Group>,
-    spread: Spread,
+    hierarchical: Option<HierarchicalDispatcher>,
+    sequence_group: Option<Group>,
+    synthetic_skew: SyntheticSkew,
 }
 
 impl ExpertParallel {
-    /// All experts are here.
-    pub fn alone() -> ExpertParallel {
+    /// No expert parallelism: every rank has all experts.
+    pub fn disabled() -> ExpertParallel {
         ExpertParallel::default()
     }
 
-    /// The experts of a layer are divided over `group`; the ranks of `sharers` have other tokens of the
-    /// same sequences.
-    pub fn new(group: &Group, sharers: &Group) -> ExpertParallel {
-        let several = |group: &Group| (group.size() > 1).then(|| group.clone());
+    /// Shards the experts of a layer over `group`; the ranks of `sequence_group` have other tokens of the same
+    /// sequences.
+    pub fn new(group: &Group, sequence_group: &Group) -> ExpertParallel {
+        let if_several = |group: &Group| (group.size() > 1).then(|| group.clone());
         ExpertParallel {
-            group: several(group),
-            machines: None,
-            sharers: several(sharers),
-            spread: Spread::default(),
+            group: if_several(group),
+            hierarchical: None,
+            sequence_group: if_several(sequence_group),
+            synthetic_skew: SyntheticSkew::default(),
         }
     }
 
-    /// The same ranks on several machines: those `within` this one, and those `across` machines that stand
-    /// where this rank does. A token then goes to a machine once, however many of its experts are there.
+    /// Dispatches tokens hierarchically: `within` are the ranks of this node, and `across` the ranks with the same
+    /// local index on other nodes. A token is then sent to a node once, however many of its experts are there.
     #[must_use]
-    pub fn on_machines(self, within: &Group, across: &Group) -> ExpertParallel {
-        let machines = Machines::new(within, across);
+    pub fn hierarchical(self, within: &Group, across: &Group) -> ExpertParallel {
+        let hierarchical = HierarchicalDispatcher::new(within, across);
         ExpertParallel {
-            machines: Some(machines),
+            hierarchical: Some(hierarchical),
             ..self
         }
     }
 
-    /// How rows spread over experts in a dry run.
+    /// Sets a synthetic imbalance of expert load.
     #[must_use]
-    pub fn with_spread(self, spread: Spread) -> ExpertParallel {
-        ExpertParallel { spread, ..self }
+    pub fn with_synthetic_skew(self, synthetic_skew: SyntheticSkew) -> ExpertParallel {
+        ExpertParallel {
+            synthetic_skew,
+            ..self
+        }
     }
 
-    /// How many ranks have different experts.
+    /// The number of expert-parallel ranks.
     pub fn size(&self) -> usize {
         self.group.as_ref().map_or(1, Group::size)
     }
 
-    /// Those ranks, where there are several.
+    /// The group, if there are several ranks.
     pub(crate) fn group(&self) -> Option<&Group> {
         self.group.as_ref()
     }
 
-    /// The machines they are on, where tokens go from machine to machine first.
-    pub(super) fn machines(&self) -> Option<&Machines> {
-        self.machines.as_ref()
+    /// The hierarchical dispatcher, if tokens are dispatched across nodes first.
+    pub(super) fn hierarchical_dispatcher(&self) -> Option<&HierarchicalDispatcher> {
+        self.hierarchical.as_ref()
     }
 
-    /// The ranks that have other tokens of the same sequences, where there are.
-    pub(crate) fn sharers(&self) -> Option<&Group> {
-        self.sharers.as_ref()
+    /// The ranks with other tokens of the same sequences, if there are any.
+    pub(crate) fn sequence_group(&self) -> Option<&Group> {
+        self.sequence_group.as_ref()
     }
 
-    pub(crate) fn spread(&self) -> Spread {
-        self.spread
+    pub(crate) fn synthetic_skew(&self) -> SyntheticSkew {
+        self.synthetic_skew
     }
 
-    /// This rank's interval of `num_experts`, which the ranks must be able to share evenly.
-    pub(crate) fn share(&self, what: &str, num_experts: usize) -> Result<Range<usize>> {
+    /// This rank's range of `num_experts`, which must be divisible by the number of ranks.
+    pub(crate) fn shard_range(&self, what: &str, num_experts: usize) -> Result<Range<usize>> {
         if !num_experts.is_multiple_of(self.size()) {
-            return Err(NnError::Uneven {
+            return Err(NnError::NotDivisible {
                 what: what.to_owned(),
                 length: num_experts,
                 num_ranks: self.size(),
@@ -148,8 +150,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spreads_add_up(rows in 0i64..100_000, experts in 1usize..300, skew in 0.0f64..3.0) {
-            let counts = Spread { skew }.counts(rows, experts);
+        fn counts_add_up(rows in 0i64..100_000, experts in 1usize..300, skew in 0.0f64..3.0) {
+            let counts = SyntheticSkew { skew }.counts(rows, experts);
             prop_assert_eq!(counts.len(), experts);
             prop_assert_eq!(counts.iter().sum::<i64>(), rows);
             prop_assert!(counts.iter().all(|&count| count >= 0));
@@ -157,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_spread_is_equal_and_a_skewed_one_falls() {
-        assert_eq!(Spread::default().counts(12, 4), [3, 3, 3, 3]);
-        let counts = Spread { skew: 1.0 }.counts(25, 4);
+    fn zero_skew_is_balanced_and_a_positive_one_decreases() {
+        assert_eq!(SyntheticSkew::default().counts(12, 4), [3, 3, 3, 3]);
+        let counts = SyntheticSkew { skew: 1.0 }.counts(25, 4);
         assert_eq!(counts, [12, 6, 4, 3]);
     }
 }

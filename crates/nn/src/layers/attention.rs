@@ -1,29 +1,29 @@
-//! Causal self-attention whose query heads share key and value heads in groups.
+//! Causal self-attention with grouped queries (GQA) and RoPE.
 
 use tch::Tensor;
 
 use super::{Linear, RmsNorm, Rope};
 use crate::{Builder, ContextParallel, Documents, Init, Module, NnError, Result, TensorParallel};
 
-/// The sizes of an attention layer.
+/// The configuration of an attention layer.
 #[derive(Copy, Clone, Debug, PartialEq)]
-pub struct AttentionSizes {
-    /// Elements of a position.
-    pub width: usize,
-    /// Heads of queries.
+pub struct AttentionConfig {
+    /// The hidden size.
+    pub hidden_size: usize,
+    /// The number of query heads.
     pub num_heads: usize,
-    /// Heads of keys and values; divides `num_heads`.
+    /// The number of KV heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Elements of a head.
+    /// The dimension of a head.
     pub head_dim: usize,
-    /// Whether queries, keys and values have a bias.
+    /// Whether the query, key and value projections have a bias.
     pub has_bias: bool,
-    /// Added under the root where every head of queries and keys is normed.
+    /// The epsilon of the per-head norm of queries and keys, if there is one.
     pub norm_eps: Option<f64>,
 }
 
-/// Grouped-query causal attention with rotated positions. Tensor-parallel ranks have some heads each,
-/// context-parallel ranks some positions.
+/// Causal grouped-query attention with RoPE. Tensor-parallel ranks have some heads each, context-parallel ranks some
+/// positions.
 #[derive(Module, Debug)]
 pub struct Attention {
     q_proj: Linear,
@@ -42,82 +42,87 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// A layer of these sizes.
+    /// Builds a layer with this configuration.
     pub fn build(
         builder: &Builder,
-        sizes: &AttentionSizes,
+        config: &AttentionConfig,
         rope: &Rope,
         init: Init,
     ) -> Result<Attention> {
-        let (width, q_width) = (sizes.width, sizes.num_heads * sizes.head_dim);
+        let (width, q_width) = (config.hidden_size, config.num_heads * config.head_dim);
         let tp = builder.tensor_parallel();
-        tp.share("num_attention_heads", sizes.num_heads)?;
-        // Every rank norms its own heads with the one scale.
+        tp.shard_range("num_attention_heads", config.num_heads)?;
+        // Every rank normalizes its own heads with the same scale.
         let norm = |name| {
-            let norm = sizes.norm_eps;
-            norm.map(|eps| RmsNorm::shared(&builder.at(name), sizes.head_dim, eps))
+            let norm = config.norm_eps;
+            norm.map(|eps| RmsNorm::replicated(&builder.push(name), config.head_dim, eps))
                 .transpose()
         };
         Ok(Attention {
-            q_proj: heads_map(&builder.at("q_proj"), sizes, sizes.num_heads, init)?,
-            k_proj: heads_map(&builder.at("k_proj"), sizes, sizes.num_kv_heads, init)?,
-            v_proj: heads_map(&builder.at("v_proj"), sizes, sizes.num_kv_heads, init)?,
-            o_proj: Linear::row(&builder.at("o_proj"), q_width, width, init)?,
+            q_proj: head_projection(&builder.push("q_proj"), config, config.num_heads, init)?,
+            k_proj: head_projection(&builder.push("k_proj"), config, config.num_kv_heads, init)?,
+            v_proj: head_projection(&builder.push("v_proj"), config, config.num_kv_heads, init)?,
+            o_proj: Linear::rowwise(&builder.push("o_proj"), q_width, width, init)?,
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             rope: rope.clone(),
-            head_dim: sizes.head_dim as i64,
+            head_dim: config.head_dim as i64,
             cp: builder.context_parallel(),
             tp,
         })
     }
 
-    /// The output for `x` [batch, seq, width], where documents do not see each other.
+    /// The output for `x` [batch, seq, width], with document masking if `documents` is given.
     pub fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
-        let maps = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let [q, k, v] = self.tp.columns(x, maps)?;
-        let normed = |heads: Tensor, norm: &Option<RmsNorm>| match norm {
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = self.tp.colwise(x, projections)?;
+        let normalize = |heads: Tensor, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward(&heads),
             None => Ok(heads),
         };
-        let q = self.rope.rotate(&normed(self.heads(&q)?, &self.q_norm)?)?;
-        let k = self.rope.rotate(&normed(self.heads(&k)?, &self.k_norm)?)?;
-        let mixed = self.cp.attention(&q, &k, &self.heads(&v)?, documents)?;
-        self.tp.rows(&mixed.f_flatten(-2, -1)?, &self.o_proj)
+        let q = self
+            .rope
+            .rotate(&normalize(self.heads(&q)?, &self.q_norm)?)?;
+        let k = self
+            .rope
+            .rotate(&normalize(self.heads(&k)?, &self.k_norm)?)?;
+        let output = self.cp.attention(&q, &k, &self.heads(&v)?, documents)?;
+        self.tp.rowwise(&output.f_flatten(-2, -1)?, &self.o_proj)
     }
 
-    /// [batch, seq, heads, head_dim]; how many heads is read from the projection, which may hold
-    /// only some.
+    /// Reshapes to [batch, seq, heads, head_dim]; the number of heads follows from the projection, of which this rank
+    /// may have a shard.
     fn heads(&self, projected: &Tensor) -> Result<Tensor> {
         Ok(projected.f_unflatten(-1, [-1, self.head_dim])?)
     }
 }
 
-/// The map to some heads. Where ranks are more than heads, several compute the same head: all hold the
-/// whole map then, which is small, and add up its gradients.
-fn heads_map(
+/// The projection to some heads. If there are more ranks than KV heads, several ranks compute the same head: the
+/// projection, which is small, is replicated then, and its partial gradients are reduced.
+fn head_projection(
     builder: &Builder,
-    sizes: &AttentionSizes,
+    config: &AttentionConfig,
     num_heads: usize,
     init: Init,
 ) -> Result<Linear> {
     let tp = builder.tensor_parallel();
-    let (num_inputs, num_outputs) = (sizes.width, num_heads * sizes.head_dim);
-    let map = if num_heads.is_multiple_of(tp.size()) {
-        Linear::column(builder, num_inputs, num_outputs, init)?
+    let (num_inputs, num_outputs) = (config.hidden_size, num_heads * config.head_dim);
+    let projection = if num_heads.is_multiple_of(tp.size()) {
+        Linear::colwise(builder, num_inputs, num_outputs, init)?
     } else if tp.size().is_multiple_of(num_heads) {
         let head = tp.index() * num_heads / tp.size();
-        let outputs = head * sizes.head_dim..(head + 1) * sizes.head_dim;
-        Linear::shared(builder, num_inputs, num_outputs, outputs, init)?
+        let outputs = head * config.head_dim..(head + 1) * config.head_dim;
+        Linear::replicated(builder, num_inputs, num_outputs, outputs, init)?
     } else {
-        return Err(NnError::Uneven {
+        return Err(NnError::NotDivisible {
             what: "num_key_value_heads".to_owned(),
             length: num_heads,
             num_ranks: tp.size(),
         });
     };
-    match sizes.has_bias {
-        true => map.and_bias(builder, num_outputs),
-        false => Ok(map),
+    if config.has_bias {
+        projection.add_bias(builder, num_outputs)
+    } else {
+        Ok(projection)
     }
 }

@@ -1,10 +1,10 @@
-//! Convolution over images.
+//! 2-D convolution.
 
 use tch::Tensor;
 
 use crate::{Builder, Init, Module, Parameter, Result};
 
-/// A square convolution with bias that keeps the image's size.
+/// A convolution with a square kernel and a bias that preserves the image size.
 #[derive(Module, Debug)]
 pub struct Conv2d {
     weight: Parameter,
@@ -13,7 +13,7 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// From `num_inputs` channels to `num_outputs`, with a kernel of odd side `side`.
+    /// From `num_inputs` channels to `num_outputs`, with a kernel of odd size `side`.
     pub fn build(
         builder: &Builder,
         num_inputs: usize,
@@ -29,7 +29,7 @@ impl Conv2d {
         })
     }
 
-    /// The output for `x` [batch, channels, height, width], cast to the compute kind.
+    /// The output for `x` [batch, channels, height, width], which is cast to the compute dtype.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let padding = [self.padding, self.padding];
         Ok(x.f_to_kind(self.weight.compute_kind())?.f_conv2d(

@@ -1,9 +1,8 @@
-//! Leaving out a share of the elements, chosen by a counter.
+//! Dropout with a counter-based mask.
 //!
-//! Whether an element stays depends on the seed, the step, the layer's name and the element's place in
-//! the global batch, and on nothing else. So ranks that share a batch, a sequence or its positions
-//! leave out what one rank would, a part that is run again leaves out the same, and nothing has to be
-//! kept for backward but the counter.
+//! Whether an element is dropped depends only on the seed, the step, the layer's name and the element's index in the
+//! global batch. So the mask does not depend on how ranks shard the batch, recomputation drops the same elements, and
+//! backward needs no saved mask.
 
 use std::sync::Arc;
 
@@ -11,32 +10,32 @@ use tch::Tensor;
 use trainyard_torch::{TorchError, autograd, meta};
 
 use crate::init::{GOLDEN, fnv1a64, splitmix64_mix};
-use crate::{Builder, Context, Result, Sequence};
+use crate::{Builder, Context, Result, SequenceParallel};
 
-/// Dropout of positions' features [batch, positions, width].
+/// Dropout of activations [batch, positions, width].
 #[derive(Debug)]
 pub struct Dropout {
-    /// Of seed and name.
+    /// A hash of the seed and the name.
     key: u64,
     probability: f64,
-    places: Arc<Places>,
+    layout: Arc<RowLayout>,
 }
 
-/// Which rows of the global batch a rank has.
+/// The mapping from local rows to rows of the global batch.
 #[derive(Debug)]
-struct Places {
-    /// Positions of a whole sequence.
+struct RowLayout {
+    /// The length of a full sequence.
     seq_len: u64,
-    /// Those this rank has of each, before tensor-parallel ranks divide them.
+    /// The positions of this rank, before sequence parallelism.
     positions: Vec<u64>,
-    /// Which of the parts into which they divide the tokens of a batch.
-    part: u64,
+    /// This rank's index in the sequence-parallel group.
+    shard: u64,
 }
 
-impl Places {
-    /// The row of the global batch that the `number`th of `num_rows` local rows is.
+impl RowLayout {
+    /// The row of the global batch of local row `number` of `num_rows`.
     fn row(&self, number: u64, num_rows: u64, first_sample: u64) -> u64 {
-        let flat = self.part * num_rows + number;
+        let flat = self.shard * num_rows + number;
         let length = self.positions.len() as u64;
         let position = self.positions[(flat % length) as usize];
         (first_sample + flat / length) * self.seq_len + position
@@ -44,50 +43,51 @@ impl Places {
 }
 
 impl Dropout {
-    /// Leaves out a share of `probability` of sequences of `seq_len` positions.
+    /// Dropout with `probability` for sequences of `seq_len` positions.
     pub fn build(builder: &Builder, seq_len: usize, probability: f64) -> Result<Dropout> {
         let tp = builder.tensor_parallel();
         let positions = builder.context_parallel().positions(seq_len)?;
-        let part = match tp.sequence() {
-            Sequence::Whole => 0,
-            Sequence::Kept | Sequence::Regathered => tp.index() as u64,
+        let shard = match tp.sequence_parallel() {
+            SequenceParallel::Disabled => 0,
+            SequenceParallel::SaveGathered | SequenceParallel::Regather => tp.index() as u64,
         };
         Ok(Dropout {
             key: fnv1a64(builder.path()) ^ builder.seed().wrapping_mul(GOLDEN),
             probability,
-            places: Arc::new(Places {
+            layout: Arc::new(RowLayout {
                 seq_len: seq_len as u64,
                 positions: positions.into_iter().flatten().map(|p| p as u64).collect(),
-                part,
+                shard,
             }),
         })
     }
 
-    /// The two of a block, under these names; none where nothing is left out.
+    /// The two dropout layers of a block, with these names; `None` if the probability is 0.
     pub fn pair(
         builder: &Builder,
         names: [&str; 2],
         seq_len: usize,
         probability: f64,
     ) -> Result<Option<[Dropout; 2]>> {
-        let build = |name| Dropout::build(&builder.at(name), seq_len, probability);
-        match probability > 0.0 {
-            true => Ok(Some([build(names[0])?, build(names[1])?])),
-            false => Ok(None),
+        let build = |name| Dropout::build(&builder.push(name), seq_len, probability);
+        if probability > 0.0 {
+            Ok(Some([build(names[0])?, build(names[1])?]))
+        } else {
+            Ok(None)
         }
     }
 
-    /// What is left of `x`, scaled so that its mean stays; all of it unless training.
+    /// Drops elements of `x` and scales the rest to keep the mean; returns `x` in evaluation.
     pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
         if !cx.training {
             return Ok(x.shallow_clone());
         }
-        let (mask, again) = (self.mask(cx), self.mask(cx));
-        Ok(autograd::single(
+        let (mask, backward_mask) = (self.mask(cx), self.mask(cx));
+        Ok(autograd::apply(
             &[x],
-            |_, inputs| mask.applied(inputs[0]),
+            |_, inputs| mask.apply(inputs[0]),
             move |_, gradients| match gradients {
-                [Some(gradient)] => Ok(vec![Some(again.applied(gradient)?)]),
+                [Some(gradient)] => Ok(vec![Some(backward_mask.apply(gradient)?)]),
                 _ => Ok(vec![None]),
             },
         )?)
@@ -98,35 +98,35 @@ impl Dropout {
             key: splitmix64_mix(self.key.wrapping_add(cx.step.wrapping_mul(GOLDEN))),
             probability: self.probability,
             first_sample: cx.first_sample,
-            places: Arc::clone(&self.places),
+            layout: Arc::clone(&self.layout),
         }
     }
 }
 
-/// Which elements stay in one pass.
+/// The mask of one pass.
 struct Mask {
     key: u64,
     probability: f64,
     first_sample: u64,
-    places: Arc<Places>,
+    layout: Arc<RowLayout>,
 }
 
 impl Mask {
-    fn applied(&self, x: &Tensor) -> Result<Tensor, TorchError> {
+    fn apply(&self, x: &Tensor) -> Result<Tensor, TorchError> {
         let scaled = x.f_mul_scalar(1.0 / (1.0 - self.probability))?;
         if meta::is_meta(x) {
             return Ok(scaled);
         }
         let width = x.size().last().copied().unwrap_or(1).max(1) as u64;
-        let stays = Tensor::f_from_slice(&self.stays(x.numel() as u64 / width, width))?;
-        let stays = stays.f_view_as(x)?.f_to_device(x.device())?;
-        Ok(scaled.f_mul(&stays)?)
+        let keep = Tensor::f_from_slice(&self.keep_mask(x.numel() as u64 / width, width))?;
+        let keep = keep.f_view_as(x)?.f_to_device(x.device())?;
+        Ok(scaled.f_mul(&keep)?)
     }
 
-    /// For every element, whether it stays.
-    fn stays(&self, num_rows: u64, width: u64) -> Vec<bool> {
+    /// Whether each element is kept.
+    fn keep_mask(&self, num_rows: u64, width: u64) -> Vec<bool> {
         let threshold = (self.probability * (1u64 << 32) as f64) as u64;
-        let rows = (0..num_rows).map(|row| self.places.row(row, num_rows, self.first_sample));
+        let rows = (0..num_rows).map(|row| self.layout.row(row, num_rows, self.first_sample));
         rows.flat_map(|row| row * width..(row + 1) * width)
             .map(|index| {
                 let counter = index.wrapping_add(1).wrapping_mul(GOLDEN);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn dropout(name: &str) -> Dropout {
-        Dropout::build(&Builder::new(5).at(name), 8, 0.25).unwrap()
+        Dropout::build(&Builder::new(5).push(name), 8, 0.25).unwrap()
     }
 
     fn ones(batch: i64) -> Tensor {
@@ -151,11 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn leaves_out_the_share_and_keeps_the_mean() -> Result<()> {
-        let left = dropout("a").forward(&ones(16), &Context::training(3))?;
-        let share = f64::try_from(left.eq(0).to_kind(Kind::Double).mean(Kind::Double))?;
+    fn drops_the_given_share_and_keeps_the_mean() -> Result<()> {
+        let output = dropout("a").forward(&ones(16), &Context::training(3))?;
+        let share = f64::try_from(output.eq(0).to_kind(Kind::Double).mean(Kind::Double))?;
         assert!((share - 0.25).abs() < 0.01, "{share}");
-        assert!((f64::try_from(left.mean(Kind::Double))? - 1.0).abs() < 0.02);
+        assert!((f64::try_from(output.mean(Kind::Double))? - 1.0).abs() < 0.02);
         assert!(
             dropout("a")
                 .forward(&ones(2), &Context::evaluation(3))?
@@ -165,16 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn backward_leaves_out_the_same() -> Result<()> {
+    fn backward_drops_the_same_elements() -> Result<()> {
         let x = ones(2).set_requires_grad(true);
-        let left = dropout("a").forward(&x, &Context::training(1))?;
-        left.sum(Kind::Double).backward();
-        assert!(x.grad().equal(&left.detach()));
+        let output = dropout("a").forward(&x, &Context::training(1))?;
+        output.sum(Kind::Double).backward();
+        assert!(x.grad().equal(&output.detach()));
         Ok(())
     }
 
     #[test]
-    fn depends_on_name_step_and_sample_and_not_on_how_a_batch_is_divided() -> Result<()> {
+    fn the_mask_depends_on_name_step_and_sample_but_not_on_the_batch_split() -> Result<()> {
         let cx = Context::training(2);
         let all = dropout("a").forward(&ones(4), &cx)?;
         let last = dropout("a").forward(&ones(1), &cx.clone().at_sample(3))?;

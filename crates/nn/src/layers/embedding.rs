@@ -1,10 +1,10 @@
-//! A row of a table for every token.
+//! Token embeddings.
 
 use tch::Tensor;
 
 use crate::{Builder, Init, Module, Parameter, Result, TensorParallel};
 
-/// A table of vectors, looked up by token. Tensor-parallel ranks have an interval of its rows each.
+/// An embedding table. Tensor-parallel ranks have a range of its rows each (vocabulary parallelism).
 #[derive(Module, Debug)]
 pub struct Embedding {
     weight: Parameter,
@@ -22,23 +22,23 @@ impl Embedding {
         init: Init,
     ) -> Result<Embedding> {
         Ok(Embedding {
-            weight: builder.words("weight", &[num_rows, width], init)?,
+            weight: builder.vocab_sharded("weight", &[num_rows, width], init)?,
             num_rows,
             tp: builder.tensor_parallel(),
         })
     }
 
-    /// The table, to be tied to a head.
+    /// The table, to tie a head to.
     pub fn weight(&self) -> &Parameter {
         &self.weight
     }
 
-    /// The vectors of `tokens`, in the compute kind.
+    /// The embeddings of `tokens`, in the compute dtype.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        // Rows are cast after the lookup: there are fewer of them than the table has.
+        // Cast after the lookup, because there are fewer looked-up rows than rows of the table.
         let rows = self
             .tp
-            .look_up(self.weight.tensor(), tokens, self.num_rows)?;
-        self.tp.add_up(&self.weight.as_computed(&rows)?)
+            .embedding(self.weight.tensor(), tokens, self.num_rows)?;
+        self.tp.reduce_output(&self.weight.to_compute_kind(&rows)?)
     }
 }

@@ -1,11 +1,11 @@
-//! Rows brought to mean zero and deviation one.
+//! LayerNorm.
 
 use tch::Tensor;
 
 use crate::loss::wide;
 use crate::{Builder, Init, Module, Parameter, Result};
 
-/// Norm over the last dimension by mean and deviation, with a learnt scale and bias.
+/// LayerNorm over the last dim, with a learned scale and bias.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     weight: Parameter,
@@ -14,7 +14,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// A norm over vectors of `width`, whose scale begins at one and whose bias at zero.
+    /// A norm over vectors of `width`, with an initial scale of 1 and bias of 0.
     pub fn build(builder: &Builder, width: usize, eps: f64) -> Result<LayerNorm> {
         Ok(LayerNorm {
             weight: builder.positionwise("weight", &[width], Init::Ones)?,
@@ -23,8 +23,8 @@ impl LayerNorm {
         })
     }
 
-    /// `x`, normed. In at least single precision: libtorch would add up the gradients of scale and bias
-    /// in a half type, a row after the other.
+    /// The normalized `x`, computed in at least fp32: in half precision libtorch would accumulate the gradients of
+    /// scale and bias in that type, row by row.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let kind = wide(x.kind());
         let weight = self.weight.value()?.f_to_kind(kind)?;

@@ -1,4 +1,4 @@
-//! The affine map.
+//! Linear layers.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use trainyard_mesh::Dim;
 
 use crate::{Builder, Init, Module, Parameter, Result, weight_gradients};
 
-/// `x · weightᵀ`, plus a bias if there is one.
+/// `x · weightᵀ`, plus an optional bias.
 #[derive(Module, Debug)]
 pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
-    /// Whether the weight is [in, .., out], as GPT-2 has it, and not [out, in].
-    is_turned: bool,
-    /// Which outputs this rank computes of a weight it holds whole; all if absent.
+    /// Whether the weight is [in, .., out], as in GPT-2, instead of [out, in].
+    is_transposed: bool,
+    /// The outputs that this rank computes of a replicated weight; all if `None`.
     #[module(skip)]
     outputs: Option<Range<usize>>,
 }
 
 impl Linear {
-    /// A map without bias; the weight is [out, in].
+    /// A linear layer without bias; the weight is [out, in].
     pub fn build(
         builder: &Builder,
         num_inputs: usize,
@@ -28,10 +28,10 @@ impl Linear {
         init: Init,
     ) -> Result<Linear> {
         let weight = builder.parameter("weight", &[num_outputs, num_inputs], init)?;
-        Ok(Linear::tied(weight))
+        Ok(Linear::from_weight(weight))
     }
 
-    /// A map with a bias, chosen like the weight.
+    /// A linear layer with a bias that is initialized like the weight.
     pub fn with_bias(
         builder: &Builder,
         num_inputs: usize,
@@ -44,33 +44,43 @@ impl Linear {
         })
     }
 
-    /// A map of which every tensor-parallel rank has some outputs; for
-    /// [`TensorParallel::columns`](crate::TensorParallel::columns).
-    pub fn column(
+    /// A colwise-parallel linear layer: every tensor-parallel rank has some outputs. For
+    /// [`TensorParallel::colwise`](crate::TensorParallel::colwise).
+    pub fn colwise(
         builder: &Builder,
         num_inputs: usize,
         num_outputs: usize,
         init: Init,
     ) -> Result<Linear> {
         let shape = [num_outputs, num_inputs];
-        Ok(Linear::tied(builder.cut("weight", &shape, Dim(0), init)?))
+        Ok(Linear::from_weight(builder.sharded(
+            "weight",
+            &shape,
+            Dim(0),
+            init,
+        )?))
     }
 
-    /// A map of which every tensor-parallel rank has some inputs; for
-    /// [`TensorParallel::rows`](crate::TensorParallel::rows).
-    pub fn row(
+    /// A rowwise-parallel linear layer: every tensor-parallel rank has some inputs. For
+    /// [`TensorParallel::rowwise`](crate::TensorParallel::rowwise).
+    pub fn rowwise(
         builder: &Builder,
         num_inputs: usize,
         num_outputs: usize,
         init: Init,
     ) -> Result<Linear> {
         let shape = [num_outputs, num_inputs];
-        Ok(Linear::tied(builder.cut("weight", &shape, Dim(1), init)?))
+        Ok(Linear::from_weight(builder.sharded(
+            "weight",
+            &shape,
+            Dim(1),
+            init,
+        )?))
     }
 
-    /// A map whose weight every tensor-parallel rank holds whole, to compute `outputs` with, which
-    /// others may compute too.
-    pub fn shared(
+    /// A linear layer whose weight is replicated on tensor-parallel ranks; this rank computes `outputs`, which other
+    /// ranks may compute too.
+    pub fn replicated(
         builder: &Builder,
         num_inputs: usize,
         num_outputs: usize,
@@ -79,37 +89,36 @@ impl Linear {
     ) -> Result<Linear> {
         Ok(Linear {
             outputs: Some(outputs),
-            ..Linear::tied(builder.shared("weight", &[num_outputs, num_inputs], init)?)
+            ..Linear::from_weight(builder.replicated("weight", &[num_outputs, num_inputs], init)?)
         })
     }
 
-    /// `num_maps` maps with one input and as many outputs each, in one weight [in, maps, out] with a
-    /// bias. Every tensor-parallel rank has some outputs of each map.
-    pub fn turned_columns(
+    /// `num_layers` colwise-parallel linear layers with the same input, in one transposed weight [in, layers, out]
+    /// with a bias. Every tensor-parallel rank has some outputs of each.
+    pub fn transposed_colwise(
         builder: &Builder,
         num_inputs: usize,
-        num_maps: usize,
+        num_layers: usize,
         num_outputs: usize,
         init: Init,
     ) -> Result<Linear> {
         let (mut shape, mut bias) = (vec![num_inputs], Vec::new());
-        if num_maps > 1 {
-            shape.push(num_maps);
-            bias.push(num_maps);
+        if num_layers > 1 {
+            shape.push(num_layers);
+            bias.push(num_layers);
         }
         shape.push(num_outputs);
         bias.push(num_outputs);
         let last = |shape: &[usize]| Dim(shape.len() - 1);
         Ok(Linear {
-            bias: Some(builder.cut("bias", &bias, last(&bias), Init::Zeros)?),
-            is_turned: true,
-            ..Linear::tied(builder.cut("weight", &shape, last(&shape), init)?)
+            bias: Some(builder.sharded("bias", &bias, last(&bias), Init::Zeros)?),
+            is_transposed: true,
+            ..Linear::from_weight(builder.sharded("weight", &shape, last(&shape), init)?)
         })
     }
 
-    /// A map with a weight [in, out] of which every tensor-parallel rank has some inputs, and a bias
-    /// that is added to the sum.
-    pub fn turned_row(
+    /// A rowwise-parallel linear layer with a transposed weight [in, out] and a bias that is added to the sum.
+    pub fn transposed_rowwise(
         builder: &Builder,
         num_inputs: usize,
         num_outputs: usize,
@@ -118,18 +127,17 @@ impl Linear {
         let shape = [num_inputs, num_outputs];
         Ok(Linear {
             bias: Some(builder.positionwise("bias", &[num_outputs], Init::Zeros)?),
-            is_turned: true,
-            ..Linear::tied(builder.cut("weight", &shape, Dim(0), init)?)
+            is_transposed: true,
+            ..Linear::from_weight(builder.sharded("weight", &shape, Dim(0), init)?)
         })
     }
 
-    /// The same with a bias, zero at first, that ranks hold as they hold the weight: some outputs each,
-    /// or all.
-    pub fn and_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
+    /// Adds a bias, initialized to zero and sharded or replicated like the weight.
+    pub fn add_bias(self, builder: &Builder, num_outputs: usize) -> Result<Linear> {
         let shape = [num_outputs];
         let bias = match self.outputs {
-            Some(_) => builder.shared("bias", &shape, Init::Zeros)?,
-            None => builder.cut("bias", &shape, Dim(0), Init::Zeros)?,
+            Some(_) => builder.replicated("bias", &shape, Init::Zeros)?,
+            None => builder.sharded("bias", &shape, Dim(0), Init::Zeros)?,
         };
         Ok(Linear {
             bias: Some(bias),
@@ -137,22 +145,23 @@ impl Linear {
         })
     }
 
-    /// A map that uses a weight another module owns: a tied head.
-    pub fn tied(weight: Parameter) -> Linear {
+    /// A linear layer without bias from an existing weight, which may be tied.
+    pub fn from_weight(weight: Parameter) -> Linear {
         Linear {
             weight,
             bias: None,
-            is_turned: false,
+            is_transposed: false,
             outputs: None,
         }
     }
 
-    /// The weight [out, in] of the outputs this rank computes, as layers compute with it.
+    /// The weight [out, in] of the outputs that this rank computes, in the compute dtype.
     pub(crate) fn value(&self) -> Result<Tensor> {
         let weight = self.weight.value()?;
-        match self.is_turned {
-            true => Ok(weight.f_flatten(1, -1)?.f_transpose(0, 1)?),
-            false => self.own_outputs(weight),
+        if self.is_transposed {
+            Ok(weight.f_flatten(1, -1)?.f_transpose(0, 1)?)
+        } else {
+            self.own_outputs(weight)
         }
     }
 
@@ -178,11 +187,12 @@ impl Linear {
         }
     }
 
-    /// The same without the bias.
+    /// The output without the bias.
     pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
-        match weight_gradients::has_choice() {
-            true => weight_gradients::linear(x, &self.value()?),
-            false => Ok(x.f_linear(&self.value()?, None::<&Tensor>)?),
+        if weight_gradients::is_recording() {
+            weight_gradients::linear(x, &self.value()?)
+        } else {
+            Ok(x.f_linear(&self.value()?, None::<&Tensor>)?)
         }
     }
 }

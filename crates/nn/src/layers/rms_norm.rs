@@ -1,8 +1,8 @@
-//! Division by the root of the mean square.
+//! RMSNorm.
 //!
-//! On CPU libtorch has no kernel for this norm: it composes one of eight operators and keeps three
-//! tensors for backward. Here backward is written out, which keeps the input and one number per row,
-//! and passes over memory about half as often. On CUDA libtorch's own kernel is used.
+//! On CPU libtorch has no fused kernel for RMSNorm: it composes eight operators and saves three tensors for backward.
+//! The backward here saves the input and one number per row, and passes over memory about half as often. On CUDA
+//! libtorch's kernel is used.
 
 use tch::Tensor;
 use trainyard_torch::{TorchError, autograd, kernel};
@@ -10,7 +10,7 @@ use trainyard_torch::{TorchError, autograd, kernel};
 use crate::loss::wide;
 use crate::{Builder, Init, Module, Parameter, Result};
 
-/// Root-mean-square norm over the last dimension, with a learnt scale.
+/// RMSNorm over the last dim, with a learned scale.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     weight: Parameter,
@@ -18,7 +18,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// A norm over vectors of `width`, whose scale begins at one.
+    /// A norm over vectors of `width`, with an initial scale of 1.
     pub fn build(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
         Ok(RmsNorm {
             weight: builder.positionwise("weight", &[width], Init::Ones)?,
@@ -26,15 +26,16 @@ impl RmsNorm {
         })
     }
 
-    /// The same where every tensor-parallel rank norms vectors of its own.
-    pub fn shared(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
+    /// The same for vectors that differ between tensor-parallel ranks, as for attention heads; the scale has partial
+    /// gradients.
+    pub fn replicated(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
         Ok(RmsNorm {
-            weight: builder.shared("weight", &[width], Init::Ones)?,
+            weight: builder.replicated("weight", &[width], Init::Ones)?,
             eps,
         })
     }
 
-    /// `x`, scaled.
+    /// The normalized `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.weight.value()?;
         if x.device().is_cuda() {
@@ -46,7 +47,7 @@ impl RmsNorm {
 
 /// `y = x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)` of each row.
 fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    Ok(autograd::single(
+    Ok(autograd::apply(
         &[x, weight],
         |saver, inputs| {
             let (x, weight) = (inputs[0], inputs[1]);
@@ -87,19 +88,19 @@ fn backward(
     let t = dy.f_mul(&x_rows)?;
     let d_weight = t.f_transpose(0, 1)?.f_mv(&rstd.f_squeeze_dim(1)?)?;
     let along_row = t.f_mv(&wide_weight)?.f_unsqueeze(1)?;
-    let pull = rstd
+    let factor = rstd
         .f_pow_tensor_scalar(3)?
         .f_mul(&along_row)?
         .f_div_scalar(-width)?;
     let mut d_x = dy.f_mul(&wide_weight)?;
-    let d_x = d_x.f_mul_(&rstd)?.f_addcmul_(&x_rows, &pull)?;
+    let d_x = d_x.f_mul_(&rstd)?.f_addcmul_(&x_rows, &factor)?;
     Ok(vec![
         Some(d_x.f_to_kind(x.kind())?.f_view_as(x)?),
         Some(d_weight.f_to_kind(weight.kind())?),
     ])
 }
 
-/// In at least single precision: sums of squares need it.
+/// Casts to at least fp32, which sums of squares need.
 fn widened(tensor: &Tensor) -> Result<Tensor, TorchError> {
     Ok(tensor.f_to_kind(wide(tensor.kind()))?)
 }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_libtorchs_own_forward_and_backward() -> Result<()> {
+    fn equals_libtorch_forward_and_backward() -> Result<()> {
         let options = (Kind::Double, Device::Cpu);
         let x = Tensor::randn([2, 5, 8], options).set_requires_grad(true);
         let weight = Tensor::randn([8], options).set_requires_grad(true);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn half_types_are_summed_in_single_precision() -> Result<()> {
+    fn half_precision_is_accumulated_in_fp32() -> Result<()> {
         let x = Tensor::full([1, 4096], 3.0, (Kind::BFloat16, Device::Cpu));
         let weight = Tensor::ones([4096], (Kind::BFloat16, Device::Cpu));
         let y = rms_norm(&x, &weight, 1e-5)?;

@@ -1,8 +1,8 @@
-//! Positions as rotations.
+//! Rotary position embeddings (RoPE).
 //!
-//! Element `i` of a head and element `i + head_dim / 2` form a pair, which position `t` turns by
-//! `t · theta^(-2i / head_dim)`, as in Hugging Face's Llama. The table of sines and cosines is
-//! computed once in double precision and shared by all blocks of a model.
+//! Element `i` of a head and element `i + head_dim / 2` form a pair, which position `t` rotates by `t · theta^(-2i /
+//! head_dim)`, as in Hugging Face's Llama. The sine and cosine tables are computed once in fp64 and shared by all
+//! blocks of a model.
 
 use std::{ops::Range, rc::Rc};
 
@@ -11,49 +11,49 @@ use trainyard_torch::{TorchError, autograd, kernel};
 
 use crate::{Builder, NnError, Result};
 
-/// How Llama 3.1 stretches rotations over longer sequences than it was first trained on: slow ones turn
-/// `factor` times slower, fast ones as before, and those between in between.
+/// RoPE scaling of Llama 3.1, for sequences longer than those of pretraining: low frequencies are divided by
+/// `factor`, high ones stay, and those in between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeScaling {
-    /// How many times slower the slowest rotations turn.
+    /// The divisor of low frequencies.
     pub factor: f64,
-    /// Rotations that turn fewer times than this over the first length are slow.
+    /// Frequencies with fewer rotations than this over the original length are low.
     pub low_freq_factor: f64,
-    /// Those that turn more often than this are fast.
+    /// Frequencies with more rotations than this are high.
     pub high_freq_factor: f64,
-    /// The first length.
+    /// The original maximum sequence length.
     pub original_max_position_embeddings: usize,
 }
 
 impl RopeScaling {
-    /// The frequency that takes another's place, in turns by `2π` positions.
-    fn stretched(&self, frequency: f64) -> f64 {
-        let slow = frequency / self.factor;
-        let first_length = self.original_max_position_embeddings as f64;
-        let turns = first_length * frequency / std::f64::consts::TAU;
+    /// The scaled frequency.
+    fn scaled(&self, frequency: f64) -> f64 {
+        let low_scaled = frequency / self.factor;
+        let original_length = self.original_max_position_embeddings as f64;
+        let rotations = original_length * frequency / std::f64::consts::TAU;
         let (low, high) = (self.low_freq_factor, self.high_freq_factor);
-        let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-        (1.0 - share) * slow + share * frequency
+        let share = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+        (1.0 - share) * low_scaled + share * frequency
     }
 }
 
-/// The rotations of all positions of a sequence. Cloning shares them.
+/// The RoPE tables of a model. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Rope(Rc<Tables>);
 
-/// Both are [seq_len, 1, head_dim], laid out so that turning `x` is
-/// `x * cos + swapped(x) * sin`, where the halves of a head are swapped.
+/// Both are [seq_len, 1, head_dim], laid out so that the rotation of `x` is `x * cos + swapped(x) * sin`, where
+/// `swapped` swaps the halves of a head.
 #[derive(Debug)]
 struct Tables {
     cos: Tensor,
     sin: Tensor,
     seq_len: i64,
-    /// Whether other ranks have other positions of the same sequences, which have one length then.
-    is_shared: bool,
+    /// Whether the sequence is sharded over context-parallel ranks, which fixes its length.
+    is_sharded: bool,
 }
 
 impl Rope {
-    /// The rotations of this rank's positions of `seq_len`, where the builder puts the model.
+    /// Computes the tables for this rank's positions of `seq_len`, on the builder's device.
     pub fn build(
         builder: &Builder,
         seq_len: usize,
@@ -63,7 +63,7 @@ impl Rope {
     ) -> Result<Rope> {
         let cp = builder.context_parallel();
         let positions = cp.positions(seq_len)?;
-        let is_shared = cp.size() > 1;
+        let is_sharded = cp.size() > 1;
         let seq_len = positions.iter().map(ExactSizeIterator::len).sum::<usize>();
         let angles = angles(&positions, &frequencies(head_dim, theta, scaling))?;
         let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
@@ -71,22 +71,22 @@ impl Rope {
             cos: builder.table(&Tensor::f_cat(&[&cos, &cos], -1)?)?,
             sin: builder.table(&Tensor::f_cat(&[&sin.f_neg()?, &sin], -1)?)?,
             seq_len: seq_len as i64,
-            is_shared,
+            is_sharded,
         })))
     }
 
-    /// `x` [batch, seq, heads, head_dim] with every position turned.
+    /// Rotates `x` [batch, seq, heads, head_dim].
     ///
-    /// Backward turns the other way, and keeps nothing but the tables.
+    /// Backward applies the inverse rotation and saves nothing but the tables.
     pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (_, length, _, _) = x.size4()?;
         let (cos, sin) = self.first(length)?;
-        let back = (cos.shallow_clone(), sin.shallow_clone());
-        Ok(autograd::single(
+        let tables = (cos.shallow_clone(), sin.shallow_clone());
+        Ok(autograd::apply(
             &[x],
-            |_, inputs| turned(inputs[0], &cos, &sin, 1.0),
+            |_, inputs| rotated(inputs[0], &cos, &sin, 1.0),
             move |_, gradients| match gradients {
-                [Some(gradient)] => Ok(vec![Some(turned(gradient, &back.0, &back.1, -1.0)?)]),
+                [Some(gradient)] => Ok(vec![Some(rotated(gradient, &tables.0, &tables.1, -1.0)?)]),
                 _ => Ok(vec![None]),
             },
         )?)
@@ -95,26 +95,26 @@ impl Rope {
     fn first(&self, length: i64) -> Result<(Tensor, Tensor)> {
         let Tables { cos, sin, .. } = &*self.0;
         let limit = self.0.seq_len;
-        if length > limit || (self.0.is_shared && length != limit) {
+        if length > limit || (self.0.is_sharded && length != limit) {
             return Err(NnError::SequenceTooLong { length, limit });
         }
         Ok((cos.f_narrow(0, 0, length)?, sin.f_narrow(0, 0, length)?))
     }
 }
 
-/// `x` turned forward (1) or back (-1).
-fn turned(x: &Tensor, cos: &Tensor, sin: &Tensor, way: f64) -> Result<Tensor, TorchError> {
+/// Rotates `x` by the angles times `direction`, 1 or -1.
+fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, direction: f64) -> Result<Tensor, TorchError> {
     let half = x.size().last().copied().unwrap_or(0) / 2;
     let swapped = x.f_roll(half, -1)?;
     let out = x.f_mul(cos)?;
-    kernel::addcmul_(&out, &swapped, sin, way)?;
+    kernel::addcmul_(&out, &swapped, sin, direction)?;
     Ok(out)
 }
 
-/// How fast each pair of a head turns, in radians per position.
+/// The frequency of each pair of a head, in radians per position.
 fn frequencies(head_dim: usize, theta: f64, scaling: Option<&RopeScaling>) -> Vec<f64> {
     let plain = (0..head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / head_dim as f64));
-    let stretch = |frequency| scaling.map_or(frequency, |scaling| scaling.stretched(frequency));
+    let stretch = |frequency| scaling.map_or(frequency, |scaling| scaling.scaled(frequency));
     plain.map(stretch).collect()
 }
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_more_positions_than_it_has() {
+    fn a_longer_sequence_is_rejected() {
         let x = Tensor::zeros([1, 5, 1, 8], (Kind::Double, Device::Cpu));
         let error = rope(4, 8).rotate(&x).unwrap_err();
         assert!(matches!(
@@ -151,14 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn turns_each_pair_by_its_angle() {
+    fn rotates_each_pair_by_its_angle() {
         let x = Tensor::ones([1, 3, 1, 4], (Kind::Double, Device::Cpu));
-        let turned = Vec::<f64>::try_from(rope(3, 4).rotate(&x).unwrap().reshape(-1)).unwrap();
+        let rotated = Vec::<f64>::try_from(rope(3, 4).rotate(&x).unwrap().reshape(-1)).unwrap();
         for position in 0..3 {
             for pair in 0..2 {
                 let angle = position as f64 * 10000f64.powf(-(pair as f64) / 2.0);
                 let (sin, cos) = angle.sin_cos();
-                let (a, b) = (turned[position * 4 + pair], turned[position * 4 + pair + 2]);
+                let (a, b) = (
+                    rotated[position * 4 + pair],
+                    rotated[position * 4 + pair + 2],
+                );
                 assert!((a - (cos - sin)).abs() < 1e-15 && (b - (cos + sin)).abs() < 1e-15);
             }
         }
@@ -166,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keeps_lengths_and_depends_on_distance_only(shift in 0i64..5, gap in 0i64..5) {
+        fn keeps_norms_and_depends_on_distance_only(shift in 0i64..5, gap in 0i64..5) {
             let options = (Kind::Double, Device::Cpu);
             let (q, k) = (Tensor::randn([8], options), Tensor::randn([8], options));
             let rope = rope(10, 8);

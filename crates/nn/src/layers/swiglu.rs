@@ -1,4 +1,4 @@
-//! The gated feed-forward part of a block.
+//! The SwiGLU feed-forward layer.
 
 use tch::Tensor;
 
@@ -16,7 +16,7 @@ pub struct SwiGlu {
 }
 
 impl SwiGlu {
-    /// From `width` to `inner_width` and back.
+    /// From hidden size `width` to `inner_width` and back.
     pub fn build(
         builder: &Builder,
         width: usize,
@@ -24,16 +24,17 @@ impl SwiGlu {
         init: Init,
     ) -> Result<SwiGlu> {
         Ok(SwiGlu {
-            gate_proj: Linear::column(&builder.at("gate_proj"), width, inner_width, init)?,
-            up_proj: Linear::column(&builder.at("up_proj"), width, inner_width, init)?,
-            down_proj: Linear::row(&builder.at("down_proj"), inner_width, width, init)?,
+            gate_proj: Linear::colwise(&builder.push("gate_proj"), width, inner_width, init)?,
+            up_proj: Linear::colwise(&builder.push("up_proj"), width, inner_width, init)?,
+            down_proj: Linear::rowwise(&builder.push("down_proj"), inner_width, width, init)?,
             tp: builder.tensor_parallel(),
         })
     }
 
     /// The output for `x` [.., width].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = self.tp.columns(x, [&self.gate_proj, &self.up_proj])?;
-        self.tp.rows(&gate.f_silu()?.f_mul(&up)?, &self.down_proj)
+        let [gate, up] = self.tp.colwise(x, [&self.gate_proj, &self.up_proj])?;
+        self.tp
+            .rowwise(&gate.f_silu()?.f_mul(&up)?, &self.down_proj)
     }
 }

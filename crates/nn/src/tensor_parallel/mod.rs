@@ -1,29 +1,29 @@
-//! Tensor parallelism: ranks that share every matrix of a model.
+//! Tensor parallelism: the ranks of a group shard every weight matrix of a model, as in Megatron-LM.
 //!
-//! Matrices come in pairs, cut so that nothing travels between the two. The first is cut by its
-//! outputs ([`TensorParallel::columns`]), so every rank has some features of all positions; the
-//! second by its inputs ([`TensorParallel::rows`]), so every rank has a term of the result, and the
-//! terms are added up. Forward adds up after the second matrix, backward before the first: four
+//! Matrices come in pairs without communication between the two. The first is colwise-parallel, sharded by its
+//! outputs ([`TensorParallel::colwise`]): every rank computes some features of all positions. The second is
+//! rowwise-parallel, sharded by its inputs ([`TensorParallel::rowwise`]): every rank computes a partial sum, and an
+//! all-reduce adds them up. Forward reduces after the second matrix and backward before the first, which makes four
 //! all-reduces per block and step.
 //!
 //! ```text
-//!             columns                      rows
+//!             colwise                      rowwise
 //!        ┌──────┬──────┐              ┌─────────────┐
-//!   x ─▶ │ rank │ rank │ ─▶ features ▶ │   rank 0    │ ─▶ terms ─▶ sum
+//!   x ─▶ │ rank │ rank │ ─▶ features ▶ │   rank 0    │ ─▶ partial sums ─▶ sum
 //!        │  0   │  1   │              ├─────────────┤
 //!        │      │      │              │   rank 1    │
 //!        └──────┴──────┘              └─────────────┘
 //! ```
 //!
-//! With [`Sequence::Kept`] or [`Sequence::Regathered`], what lies between the pairs (norms,
-//! residuals) is divided over the ranks too. Adding up then leaves each rank its part, and the next
-//! pair gathers the parts: the same bytes, less memory. A part is an interval of the tokens of the
-//! batch, one sequence after the other, so that putting parts together moves nothing.
+//! With [`SequenceParallel::SaveGathered`] or [`SequenceParallel::Regather`], the activations between the pairs
+//! (norms, residuals) are sharded too: a reduce-scatter leaves each rank its shard, and the next pair all-gathers the
+//! shards. That sends the same bytes and needs less memory. A shard is a range of the tokens of the batch, one
+//! sequence after the other, so that gathering needs no copy.
 //!
-//! A model is written once: on one rank every function here is the plain layer.
+//! A model is written once: without tensor parallelism every function here is the plain layer.
 
-mod columns;
-mod gather;
+mod collectives;
+mod colwise;
 mod vocabulary;
 
 use std::fmt;
@@ -36,38 +36,38 @@ use trainyard_torch::Group;
 use crate::layers::Linear;
 use crate::{NnError, Result, cross_entropy_sum};
 
-/// What a rank has of the positions between two pairs of matrices.
+/// Sequence parallelism: how tensor-parallel ranks shard the activations between two pairs of matrices.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub enum Sequence {
-    /// All of them.
+pub enum SequenceParallel {
+    /// Every rank has the activations of all positions.
     #[default]
-    Whole,
-    /// A part. What was gathered for a pair's first matrix is kept for its backward.
-    Kept,
-    /// A part. Backward gathers again, so that everything a block keeps is divided by the number of
-    /// ranks; half as many bytes more.
-    Regathered,
+    Disabled,
+    /// Each rank has a shard of the positions. The input gathered for a pair's first matrix is saved for backward.
+    SaveGathered,
+    /// Each rank has a shard of the positions. Backward gathers the input again, so that all saved activations are
+    /// sharded, at the cost of half as many bytes more.
+    Regather,
 }
 
-/// The ranks that share every matrix, or this rank alone. Cloning shares them.
+/// The tensor-parallel group, or none. Clones share it.
 #[derive(Clone, Default)]
 pub struct TensorParallel(Option<Ranks>);
 
 #[derive(Clone)]
 struct Ranks {
     group: Group,
-    sequence: Sequence,
+    sequence: SequenceParallel,
     overlap: bool,
 }
 
 impl TensorParallel {
-    /// Matrices are whole.
-    pub fn alone() -> TensorParallel {
+    /// No tensor parallelism: every rank has full matrices.
+    pub fn disabled() -> TensorParallel {
         TensorParallel(None)
     }
 
-    /// Matrices are shared by the ranks of `group`.
-    pub fn new(group: &Group, sequence: Sequence) -> TensorParallel {
+    /// Shards matrices over the ranks of `group`.
+    pub fn new(group: &Group, sequence: SequenceParallel) -> TensorParallel {
         TensorParallel((group.size() > 1).then(|| Ranks {
             group: group.clone(),
             sequence,
@@ -75,7 +75,7 @@ impl TensorParallel {
         }))
     }
 
-    /// Whether communication runs beside the products that do not need it.
+    /// Whether communication overlaps with matrix products that do not depend on it.
     #[must_use]
     pub fn overlap(mut self, overlap: bool) -> TensorParallel {
         if let Some(ranks) = &mut self.0 {
@@ -84,35 +84,38 @@ impl TensorParallel {
         self
     }
 
-    /// How many ranks share a matrix.
+    /// The number of tensor-parallel ranks.
     pub fn size(&self) -> usize {
         self.0.as_ref().map_or(1, |ranks| ranks.group.size())
     }
 
-    /// Which of them this is.
+    /// This rank's index in the group.
     pub fn index(&self) -> usize {
         self.0.as_ref().map_or(0, |ranks| ranks.group.index())
     }
 
-    /// What this rank has of the positions between pairs.
-    pub fn sequence(&self) -> Sequence {
-        self.0.as_ref().map_or(Sequence::Whole, |r| r.sequence)
+    /// The mode of sequence parallelism.
+    pub fn sequence_parallel(&self) -> SequenceParallel {
+        self.0
+            .as_ref()
+            .map_or(SequenceParallel::Disabled, |r| r.sequence)
     }
 
-    /// The ranks, where there are several.
+    /// The group, if there are several ranks.
     pub(crate) fn group(&self) -> Option<&Group> {
         self.0.as_ref().map(|ranks| &ranks.group)
     }
 
-    /// The ranks whose parts of the positions make the whole, where there are several.
+    /// The group over which activations between pairs are sharded, if sequence parallelism is on.
     pub(crate) fn sequence_group(&self) -> Option<&Group> {
-        self.group().filter(|_| self.sequence() != Sequence::Whole)
+        self.group()
+            .filter(|_| self.sequence_parallel() != SequenceParallel::Disabled)
     }
 
-    /// This rank's interval of `length` things, which the ranks must be able to share evenly.
-    pub(crate) fn share(&self, what: &str, length: usize) -> Result<Range<usize>> {
+    /// This rank's range of `length` items, which must be divisible by the number of ranks.
+    pub(crate) fn shard_range(&self, what: &str, length: usize) -> Result<Range<usize>> {
         if !length.is_multiple_of(self.size()) {
-            return Err(NnError::Uneven {
+            return Err(NnError::NotDivisible {
                 what: what.to_owned(),
                 length,
                 num_ranks: self.size(),
@@ -122,20 +125,20 @@ impl TensorParallel {
         Ok(self.index() * each..(self.index() + 1) * each)
     }
 
-    /// The products of one input with several matrices that are cut by their outputs.
+    /// Multiplies one input with several colwise-parallel matrices.
     ///
-    /// `x` is what lies between pairs; the products have all positions and this rank's features.
-    pub fn columns<const N: usize>(&self, x: &Tensor, maps: [&Linear; N]) -> Result<[Tensor; N]> {
+    /// `x` is the activation between pairs; the products have all positions and this rank's features.
+    pub fn colwise<const N: usize>(&self, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
         let products = match &self.0 {
-            None => maps
+            None => layers
                 .iter()
-                .map(|map| map.forward(x))
+                .map(|layer| layer.forward(x))
                 .collect::<Result<_>>()?,
             Some(ranks) => {
-                let weights = maps.iter().map(|map| map.value());
-                let products = columns::columns(ranks, x, &weights.collect::<Result<Vec<_>>>()?)?;
-                let biased = products.into_iter().zip(&maps).map(|(product, map)| {
-                    Ok(match map.bias()? {
+                let weights = layers.iter().map(|layer| layer.value());
+                let products = colwise::colwise(ranks, x, &weights.collect::<Result<Vec<_>>>()?)?;
+                let biased = products.into_iter().zip(&layers).map(|(product, layer)| {
+                    Ok(match layer.bias()? {
                         Some(bias) => product.f_add(&bias)?,
                         None => product,
                     })
@@ -144,36 +147,40 @@ impl TensorParallel {
             }
         };
         products.try_into().map_err(|products: Vec<Tensor>| {
-            let made = products.len();
-            trainyard_torch::TorchError::Invalid(format!("{made} products of {N} matrices")).into()
+            let num_products = products.len();
+            trainyard_torch::TorchError::Invalid(format!(
+                "{num_products} products for {N} matrices"
+            ))
+            .into()
         })
     }
 
-    /// The product of this rank's features with a matrix that is cut by its inputs, added up; a bias
-    /// is added to the sum, once.
-    pub fn rows(&self, x: &Tensor, map: &Linear) -> Result<Tensor> {
+    /// Multiplies this rank's features with a rowwise-parallel matrix and reduces the partial sums. The bias is added
+    /// once, to the sum.
+    pub fn rowwise(&self, x: &Tensor, layer: &Linear) -> Result<Tensor> {
         if self.0.is_none() {
-            return map.forward(x);
+            return layer.forward(x);
         }
-        let sum = self.add_up(&map.product(x)?)?;
-        Ok(match map.bias()? {
+        let sum = self.reduce_output(&layer.product(x)?)?;
+        Ok(match layer.bias()? {
             Some(bias) => sum.f_add(&bias)?,
             None => sum,
         })
     }
 
-    /// The sum of every rank's `term`, or this rank's part of the sum. The term's memory may become
-    /// the sum's.
-    pub(crate) fn add_up(&self, term: &Tensor) -> Result<Tensor> {
+    /// Reduces every rank's partial sum `partial`: an all-reduce, or a reduce-scatter with sequence parallelism. May
+    /// reuse the memory of `partial`.
+    pub(crate) fn reduce_output(&self, partial: &Tensor) -> Result<Tensor> {
         match &self.0 {
-            None => Ok(term.shallow_clone()),
-            Some(ranks) if ranks.sequence == Sequence::Whole => gather::reduced(&ranks.group, term),
-            Some(ranks) => gather::scattered(&ranks.group, term),
+            None => Ok(partial.shallow_clone()),
+            Some(ranks) if ranks.sequence == SequenceParallel::Disabled => {
+                collectives::all_reduce(&ranks.group, partial)
+            }
+            Some(ranks) => collectives::reduce_scatter(&ranks.group, partial),
         }
     }
 
-    /// Cross entropy of `logits`, of which each rank has an interval of `num_classes`, summed. Nobody
-    /// ever has all logits.
+    /// The summed cross entropy of vocabulary-parallel `logits` over `num_classes`. No rank ever has all logits.
     pub fn cross_entropy_sum(
         &self,
         logits: &Tensor,
@@ -183,14 +190,14 @@ impl TensorParallel {
         match self.group() {
             None => cross_entropy_sum(logits, targets),
             Some(group) => {
-                let own = self.interval(num_classes);
+                let own = self.vocab_range(num_classes);
                 vocabulary::cross_entropy_sum(group, logits, targets, &own)
             }
         }
     }
 
-    /// The rows for `tokens` of a table of `num_rows`, of which `table` is this rank's interval.
-    pub(crate) fn look_up(
+    /// Looks up `tokens` in a vocabulary-parallel table of `num_rows`, of which `table` is this rank's shard.
+    pub(crate) fn embedding(
         &self,
         table: &Tensor,
         tokens: &Tensor,
@@ -198,12 +205,12 @@ impl TensorParallel {
     ) -> Result<Tensor> {
         match self.group() {
             None => vocabulary::rows(table, tokens),
-            Some(_) => vocabulary::own_rows(table, tokens, &self.interval(num_rows)),
+            Some(_) => vocabulary::sharded_rows(table, tokens, &self.vocab_range(num_rows)),
         }
     }
 
-    /// This rank's interval of the words of a vocabulary; the last rank's may be shorter.
-    pub(crate) fn interval(&self, num_words: usize) -> Range<usize> {
+    /// This rank's range of the vocabulary; the last rank's may be smaller.
+    pub(crate) fn vocab_range(&self, num_words: usize) -> Range<usize> {
         chunk(num_words, self.size(), self.index())
     }
 }
@@ -214,7 +221,7 @@ impl fmt::Debug for TensorParallel {
         write!(
             f,
             "TensorParallel({index} of {size}, {:?})",
-            self.sequence()
+            self.sequence_parallel()
         )
     }
 }

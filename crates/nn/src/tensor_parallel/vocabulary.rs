@@ -1,4 +1,4 @@
-//! A vocabulary of which every rank has an interval: looking rows up, and the loss.
+//! Vocabulary parallelism: every rank has a range of the vocabulary, for embedding lookups and for the loss.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use crate::weight_gradients;
 
 /// The rows of `table` for `tokens`.
 pub(super) fn rows(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
-    weight_gradients::rows_of(table, tokens)
+    weight_gradients::embedding(table, tokens)
 }
 
-/// The same where `table` has the interval `own` of all rows; zero for tokens outside of it.
-pub(super) fn own_rows(table: &Tensor, tokens: &Tensor, own: &Range<usize>) -> Result<Tensor> {
+/// The rows of `table`, which has the range `own` of all rows; zero for tokens outside of it.
+pub(super) fn sharded_rows(table: &Tensor, tokens: &Tensor, own: &Range<usize>) -> Result<Tensor> {
     let (own, is_outside) = within(tokens, own)?;
     Ok(rows(table, &own)?.f_masked_fill(&is_outside.f_unsqueeze(-1)?, 0.0)?)
 }
 
-/// Classes as this rank counts them, and which of them are not this rank's; those count as its first.
+/// Class ids relative to this rank's range, and a mask of those outside of it, whose ids become 0.
 fn within(classes: &Tensor, own: &Range<usize>) -> Result<(Tensor, Tensor), TorchError> {
     let num_own = own.len() as i64;
     let own = classes.f_sub_scalar(own.start as i64)?;
@@ -30,8 +30,8 @@ fn within(classes: &Tensor, own: &Range<usize>) -> Result<(Tensor, Tensor), Torc
     Ok((own, is_outside))
 }
 
-/// Cross entropy, summed over positions. Three numbers per position travel: a rank's largest logit,
-/// its sum of exponentials, and the target's logit where it has it.
+/// The summed cross entropy. Ranks exchange three numbers per token: the largest local logit, the local sum of
+/// exponentials, and the target's logit on the rank that has it.
 pub(super) fn cross_entropy_sum(
     group: &Group,
     logits: &Tensor,
@@ -42,7 +42,7 @@ pub(super) fn cross_entropy_sum(
     let targets = targets.f_reshape(-1i64)?;
     let (own, is_outside) = within(&targets, own)?;
     let (own, is_inside) = (own.f_unsqueeze(1)?, is_outside.f_bitwise_not()?);
-    Ok(autograd::single(
+    Ok(autograd::apply(
         &[logits],
         |saver, inputs| {
             let rows = inputs[0].f_reshape([-1, num_own])?;
@@ -68,7 +68,7 @@ pub(super) fn cross_entropy_sum(
     )?)
 }
 
-/// The softmax over all ranks' classes, as far as it is this rank's, and the loss of every position.
+/// This rank's shard of the softmax over all classes, and the loss of every token.
 fn softmax_and_losses(
     group: &Group,
     rows: Tensor,
@@ -81,17 +81,19 @@ fn softmax_and_losses(
         .f_squeeze_dim(1)?
         .f_mul(&is_inside.f_to_kind(rows.kind())?)?;
     let mut exponentials = rows.f_sub(&largest)?;
-    // Logits are as large as all else of the loss together: gone before anything travels.
+    // Free the logits before communicating: they are as large as everything else of the loss together.
     drop(rows);
     let mut exponentials = exponentials.f_exp_()?;
     let sum = exponentials.f_sum_dim_intlist([1i64].as_slice(), false, None::<Kind>)?;
     let largest = largest.f_squeeze_dim(1)?;
 
-    let mine = Tensor::f_stack(&[&largest, &sum, &target], 0)?;
-    let (three, num_rows) = mine.size2()?;
+    let local = Tensor::f_stack(&[&largest, &sum, &target], 0)?;
+    let (three, num_rows) = local.size2()?;
     let size = group.size() as i64;
-    let all = meta::new_empty(&mine, &[size, three, num_rows])?;
-    group.all_gather(&all, &mine, Purpose::Activation)?.wait()?;
+    let all = meta::new_empty(&local, &[size, three, num_rows])?;
+    group
+        .all_gather(&all, &local, Purpose::Activation)?
+        .wait()?;
     let each = |number: i64| all.f_select(1, number);
 
     let overall = each(0)?.f_amax([0i64], false)?;

@@ -1,32 +1,32 @@
-//! What was moved, and how much of the time it took was hidden behind other work.
+//! Counters of offload I/O: bytes moved, and how much of the time overlapped computation.
 
 use std::time::{Duration, Instant};
 
-/// Counted since the file was made.
+/// I/O counters since the file was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes read from the file.
     pub bytes_read: u64,
-    /// Bytes written to it.
+    /// Bytes written to the file.
     pub bytes_written: u64,
-    /// How long something was being read or written; both at once count once.
+    /// Time during which a read or a write was running; concurrent ones count once.
     pub busy: Duration,
-    /// How long callers waited for it.
+    /// Time that callers waited for reads and writes.
     pub waited: Duration,
 }
 
 impl Counters {
-    /// The share of the moving that nobody waited for, from 0 to 1; 1 if nothing was moved.
+    /// The fraction of I/O time that overlapped computation, from 0 to 1; 1 if there was no I/O.
     pub fn overlap(&self) -> f64 {
         if self.waited >= self.busy {
-            // Waking up takes time too, so that a wait may be longer than the work.
+            // A wait includes the wake-up, so it may be longer than the I/O itself.
             return if self.busy.is_zero() { 1.0 } else { 0.0 };
         }
         1.0 - self.waited.as_secs_f64() / self.busy.as_secs_f64()
     }
 }
 
-/// How long at least one of several workers worked.
+/// Measures the time during which at least one of several threads was working.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     num_working: usize,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_at_the_same_time_counts_once() {
+    fn concurrent_work_counts_once() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut meter = Meter::default();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_the_share_nobody_waited_for() {
+    fn overlap_is_the_fraction_without_waiting() {
         let of = |busy, waited| Counters {
             busy: Duration::from_millis(busy),
             waited: Duration::from_millis(waited),

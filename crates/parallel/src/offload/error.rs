@@ -1,4 +1,4 @@
-//! What can go wrong with state kept in files.
+//! Errors of offloading to files.
 
 use std::fmt;
 use std::io;
@@ -6,119 +6,119 @@ use std::path::PathBuf;
 
 use trainyard_torch::TorchError;
 
-/// Result of everything in this module.
+/// Result type of this module.
 pub type Result<T, E = OffloadError> = std::result::Result<T, E>;
 
-/// Why state could not be kept in a file, or not be had back.
+/// Why state could not be offloaded, or not be read back.
 #[derive(Debug, thiserror::Error)]
 pub enum OffloadError {
-    /// The file could not be made.
-    #[error("offload {}: cannot create it: {source}", path.display())]
+    /// The file could not be created.
+    #[error("cannot create offload file {}: {source}", path.display())]
     Create {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         source: io::Error,
     },
-    /// Another process holds the file.
+    /// Another process uses the file.
     #[error(
-        "offload {}: another process uses it; give every job a folder of its own",
+        "offload file {} is in use by another process; use a separate directory for each job",
         path.display()
     )]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// The disk, or the quota on it, has no room.
+    /// The disk or the quota is full.
     #[error(
-        "offload {}: no room for {needed} bytes{}; free some or name a folder on a larger disk",
+        "offload file {}: no space left for {needed} bytes{}; free space or choose a directory on a larger disk",
         path.display(),
-        available.map(|bytes| format!(", {bytes} are available")).unwrap_or_default()
+        available.map(|bytes| format!(" ({bytes} available)")).unwrap_or_default()
     )]
     DiskFull {
         /// The file.
         path: PathBuf,
-        /// Bytes that were to be allocated or written.
+        /// Bytes to allocate or write.
         needed: u64,
-        /// Bytes the file system has left, if it says.
+        /// Bytes available on the file system, if known.
         available: Option<u64>,
     },
-    /// The system refused a read or a write.
+    /// A read or a write failed.
     #[error(
-        "offload {}: cannot {operation} record {record} ({num_bytes} bytes at {offset}): {source}",
+        "cannot {operation} record {record} ({num_bytes} bytes at offset {offset}) of offload file {}: {source}",
         path.display()
     )]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         operation: Operation,
-        /// Number of the record.
+        /// Index of the record.
         record: usize,
-        /// Where it begins in the file.
+        /// Offset of the record in the file.
         offset: u64,
-        /// How long it is.
+        /// Length of the record.
         num_bytes: u64,
-        /// What the system said.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The file does not hold what was written.
+    /// The file does not contain what was written.
     #[error(
-        "offload {}: record {record} ({num_bytes} bytes at {offset}) is torn: {cause}; \
-         go on from the last checkpoint",
+        "record {record} ({num_bytes} bytes at offset {offset}) of offload file {} is corrupt: {cause}; \
+         restart from the last checkpoint",
         path.display()
     )]
-    Torn {
+    Corrupt {
         /// The file.
         path: PathBuf,
-        /// Number of the record.
+        /// Index of the record.
         record: usize,
-        /// Where it begins in the file.
+        /// Offset of the record in the file.
         offset: u64,
-        /// How long it is.
+        /// Length of the record.
         num_bytes: u64,
-        /// How that is known.
-        cause: Tear,
+        /// How the corruption was detected.
+        cause: Corruption,
     },
-    /// Every staging buffer is in the caller's hands.
+    /// The caller holds all staging buffers.
     #[error(
-        "offload: all {num_buffers} staging buffers are taken: write or drop one first, or allow more"
+        "all {num_buffers} offload staging buffers are in use; write or drop one first, or configure more"
     )]
     NoBuffer {
-        /// How many there are.
+        /// Number of buffers.
         num_buffers: usize,
     },
-    /// The record is in the caller's hands already.
-    #[error("offload: record {record} is taken already: write or drop it first")]
-    Taken {
-        /// Number of the record.
+    /// The caller already holds the record.
+    #[error("offload record {record} is already taken; write or drop it first")]
+    AlreadyTaken {
+        /// Index of the record.
         record: usize,
     },
-    /// No record has that number.
-    #[error("offload: there is no record {record} among {num_records}")]
+    /// There is no such record.
+    #[error("offload record {record} is out of range for {num_records} records")]
     NoSuchRecord {
-        /// The number.
+        /// The index.
         record: usize,
-        /// How many records there are.
+        /// Number of records.
         num_records: usize,
     },
-    /// What was to be written was taken from another file.
-    #[error("offload {}: record {record} was taken from another file", path.display())]
-    Foreign {
-        /// The file it was to be written to.
+    /// A record was written to another file than it was taken from.
+    #[error("record {record} was not taken from offload file {}", path.display())]
+    WrongFile {
+        /// The file that was to be written.
         path: PathBuf,
-        /// Its number there.
+        /// Index of the record in its own file.
         record: usize,
     },
-    /// A thread that reads or writes panicked: a bug of ours.
-    #[error("offload {}: it panicked: {message}", path.display())]
+    /// An I/O thread panicked, which is a bug.
+    #[error("the I/O thread of offload file {} panicked: {message}", path.display())]
     Panicked {
         /// The file.
         path: PathBuf,
-        /// The panic's message.
+        /// The panic message.
         message: String,
     },
-    /// From libtorch.
+    /// An error of libtorch.
     #[error(transparent)]
     Torch(#[from] TorchError),
 }
@@ -129,12 +129,12 @@ impl From<tch::TchError> for OffloadError {
     }
 }
 
-/// What was done with a record when the system refused.
+/// An I/O operation on a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// From the file.
+    /// Reading from the file.
     Read,
-    /// To the file.
+    /// Writing to the file.
     Write,
 }
 
@@ -147,33 +147,33 @@ impl fmt::Display for Operation {
     }
 }
 
-/// How a torn record was noticed.
+/// How a corrupt record was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tear {
+pub enum Corruption {
     /// The file ends before the record does.
-    Short,
-    /// Its bytes are not those that were written.
-    Checksum {
+    Truncated,
+    /// The checksum differs from that of the last write.
+    ChecksumMismatch {
         /// CRC-32C of what was written.
         written: u32,
         /// CRC-32C of what was read.
         found: u32,
     },
-    /// The last write failed, which an earlier error told.
+    /// The last write failed, which an earlier error reported.
     WriteFailed,
 }
 
-impl fmt::Display for Tear {
+impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Tear::Short => write!(f, "the file ends before it"),
-            Tear::Checksum { written, found } => {
+            Corruption::Truncated => write!(f, "the file is truncated"),
+            Corruption::ChecksumMismatch { written, found } => {
                 write!(
                     f,
-                    "written with checksum {written:08x}, read with {found:08x}"
+                    "checksum mismatch, wrote {written:08x}, read {found:08x}"
                 )
             }
-            Tear::WriteFailed => write!(f, "its last write failed"),
+            Corruption::WriteFailed => write!(f, "its last write failed"),
         }
     }
 }

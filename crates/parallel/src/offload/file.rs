@@ -1,8 +1,7 @@
-//! One rank's file: made with all its room at once, removed at the end.
+//! The offload file of a rank: preallocated at creation, removed on drop.
 //!
-//! It is scratch: nothing reads it after the process that wrote it, so nothing is synced, and the
-//! checksums of what was written stay in memory. That catches what a checksum beside the data
-//! would not: a write that never reached the file.
+//! It is a scratch file: no other process reads it, so it is never synced, and the checksums of its records stay in
+//! memory. Unlike a checksum beside the data, that also detects a write that never reached the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -13,21 +12,21 @@ use rustix::io::{Errno, retry_on_intr};
 use tch::Tensor;
 use trainyard_torch::bytes;
 
-use super::error::{OffloadError, Operation, Result, Tear};
+use super::error::{Corruption, OffloadError, Operation, Result};
 use super::record::Layout;
 
-/// What the file holds of a record.
+/// What the file contains for a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing yet, which reads as zeros.
+    /// Nothing yet; it reads as zeros.
     Zeros,
-    /// Bytes with this checksum.
+    /// Data with this checksum.
     Written(u32),
-    /// Part of a write that failed.
+    /// Undefined data of a failed write.
     Lost,
 }
 
-/// The file and where its records lie.
+/// An offload file and the layout of its records.
 pub(super) struct SpillFile {
     file: File,
     path: PathBuf,
@@ -35,21 +34,21 @@ pub(super) struct SpillFile {
 }
 
 impl SpillFile {
-    /// Makes the folder and the file; what an earlier process left there is overwritten.
+    /// Creates the directory and the file; overwrites a file that an earlier process left behind.
     pub(super) fn create(folder: &Path, rank: usize, layout: Layout) -> Result<SpillFile> {
         let path = folder.join(format!("rank-{rank}.spill"));
         let opened = fs::create_dir_all(folder).and_then(|()| {
-            // Not truncated before it is known to be ours.
+            // Truncated only after the lock is held.
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
             options.open(&path)
         });
-        let file = match opened.and_then(|file| lock(&file).map(|is_ours| (file, is_ours))) {
+        let file = match opened.and_then(|file| lock(&file).map(|is_locked| (file, is_locked))) {
             Ok((file, true)) => file,
             Ok((_, false)) => return Err(OffloadError::InUse { path }),
             Err(source) => return Err(OffloadError::Create { path, source }),
         };
-        // From here on an error removes the file.
+        // From here on, dropping the value on an error removes the file.
         let spill = SpillFile { file, path, layout };
         spill.allocate().map_err(|e| spill.not_created(e))?;
         Ok(spill)
@@ -59,16 +58,16 @@ impl SpillFile {
         &self.path
     }
 
-    /// Takes the room now, so that a full disk is known before training begins.
+    /// Allocates all disk space now, so that a full disk is detected before training starts.
     fn allocate(&self) -> io::Result<()> {
         let num_bytes = self.layout.num_bytes;
         self.file.set_len(0)?;
         if num_bytes == 0 {
             return Ok(());
         }
-        let ours = || fallocate(&self.file, FallocateFlags::empty(), 0, num_bytes);
-        match retry_on_intr(ours) {
-            // This file system cannot: a full disk will be an error of a write.
+        let allocate = || fallocate(&self.file, FallocateFlags::empty(), 0, num_bytes);
+        match retry_on_intr(allocate) {
+            // The file system does not support it: a full disk will fail a write instead.
             Err(Errno::OPNOTSUPP) => self.file.set_len(num_bytes),
             result => Ok(result?),
         }
@@ -77,16 +76,16 @@ impl SpillFile {
     /// Reads a record into the front of `buffer`.
     pub(super) fn read(&self, record: usize, buffer: &Tensor, content: Content) -> Result<()> {
         let memory = self.front(record, buffer)?;
-        let refused = |e| self.refused(Operation::Read, record, e);
+        let failed = |e| self.io_error(Operation::Read, record, e);
         let written = match content {
-            Content::Zeros => return bytes::zero(&memory).map_err(refused),
-            Content::Lost => return Err(self.torn(record, Tear::WriteFailed)),
+            Content::Zeros => return bytes::zero(&memory).map_err(failed),
+            Content::Lost => return Err(self.corrupt(record, Corruption::WriteFailed)),
             Content::Written(checksum) => checksum,
         };
-        bytes::read_at(&self.file, self.layout.offset(record), &memory).map_err(refused)?;
-        let found = bytes::checksum(&memory).map_err(refused)?;
+        bytes::read_at(&self.file, self.layout.offset(record), &memory).map_err(failed)?;
+        let found = bytes::checksum(&memory).map_err(failed)?;
         if found != written {
-            return Err(self.torn(record, Tear::Checksum { written, found }));
+            return Err(self.corrupt(record, Corruption::ChecksumMismatch { written, found }));
         }
         Ok(())
     }
@@ -94,9 +93,9 @@ impl SpillFile {
     /// Writes a record from the front of `buffer` and returns its checksum.
     pub(super) fn write(&self, record: usize, buffer: &Tensor) -> Result<u32> {
         let memory = self.front(record, buffer)?;
-        let refused = |e| self.refused(Operation::Write, record, e);
-        let checksum = bytes::checksum(&memory).map_err(refused)?;
-        bytes::write_at(&self.file, self.layout.offset(record), &memory).map_err(refused)?;
+        let failed = |e| self.io_error(Operation::Write, record, e);
+        let checksum = bytes::checksum(&memory).map_err(failed)?;
+        bytes::write_at(&self.file, self.layout.offset(record), &memory).map_err(failed)?;
         Ok(checksum)
     }
 
@@ -104,7 +103,7 @@ impl SpillFile {
         Ok(buffer.f_narrow(0, 0, self.num_bytes(record) as i64)?)
     }
 
-    /// Bytes of a record.
+    /// Length of a record in bytes.
     pub(super) fn num_bytes(&self, record: usize) -> u64 {
         self.layout.records()[record].num_bytes() as u64
     }
@@ -117,9 +116,9 @@ impl SpillFile {
         OffloadError::Create { path, source }
     }
 
-    fn refused(&self, operation: Operation, record: usize, source: io::Error) -> OffloadError {
+    fn io_error(&self, operation: Operation, record: usize, source: io::Error) -> OffloadError {
         if source.kind() == ErrorKind::UnexpectedEof {
-            return self.torn(record, Tear::Short);
+            return self.corrupt(record, Corruption::Truncated);
         }
         if is_full(&source) {
             return self.full(self.num_bytes(record));
@@ -134,8 +133,8 @@ impl SpillFile {
         }
     }
 
-    fn torn(&self, record: usize, cause: Tear) -> OffloadError {
-        OffloadError::Torn {
+    fn corrupt(&self, record: usize, cause: Corruption) -> OffloadError {
+        OffloadError::Corrupt {
             path: self.path.clone(),
             record,
             offset: self.layout.offset(record),
@@ -162,7 +161,7 @@ impl Drop for SpillFile {
     }
 }
 
-/// Whether the file is now ours alone; two jobs in one folder would ruin each other's state.
+/// Tries to lock the file exclusively; two jobs in one directory would corrupt each other's state.
 fn lock(file: &File) -> io::Result<bool> {
     match retry_on_intr(|| flock(file, FlockOperation::NonBlockingLockExclusive)) {
         Ok(()) => Ok(true),

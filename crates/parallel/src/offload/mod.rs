@@ -1,8 +1,8 @@
-//! State kept in files: optimiser moments and master weights that memory has no room for.
+//! Offload of optimizer moments and master weights to files, for models whose states do not fit in memory.
 //!
-//! An optimiser uses its state once a step, in an order known beforehand. So the state of the next
-//! parameters can be read while these are updated, and that of the last ones be written: memory
-//! holds a few staging buffers instead of everything, and a disk that is fast enough costs no time.
+//! An optimizer uses its states once per step, in a known order. So the states of the next parameters are read, and
+//! those of the previous ones written, while the current ones are updated. Memory holds only a few staging buffers,
+//! and a disk that is fast enough costs no time.
 //!
 //! ```
 //! use trainyard_parallel::offload::{Record, Spill};
@@ -22,18 +22,18 @@
 //!     spill.write_behind(moments)?;
 //! }
 //! spill.flush()?;
-//! println!("{:.0} % of it was hidden", 100.0 * spill.overlap());
+//! println!("{:.0} % of the I/O overlapped computation", 100.0 * spill.overlap());
 //! # drop(spill);
 //! # std::fs::remove_dir(&folder)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! - [`Spill`]: the file, its buffers and its threads.
-//! - [`Record`] and [`Part`]: what is moved together, and how it is laid out.
-//! - [`Staged`]: a record while it is in memory.
-//! - [`Counters`]: bytes, time, and how much of it was hidden.
-//! - [`OffloadError`]: a full disk, a torn record, a refusal, each with its file and place.
+//! - [`Spill`]: the file, its staging buffers and its I/O threads.
+//! - [`Record`] and [`TensorSpec`]: the unit of I/O, and its layout.
+//! - [`Staged`]: a record in a staging buffer.
+//! - [`Counters`]: bytes moved, I/O time and overlap.
+//! - [`OffloadError`]: a full disk, a corrupt record or an I/O error, with file and offset.
 
 mod counters;
 mod error;
@@ -45,7 +45,7 @@ mod spill;
 mod staging;
 
 pub use counters::Counters;
-pub use error::{OffloadError, Operation, Result, Tear};
-pub use record::{Part, Record};
+pub use error::{Corruption, OffloadError, Operation, Result};
+pub use record::{Record, TensorSpec};
 pub use spill::Spill;
 pub use staging::Staged;

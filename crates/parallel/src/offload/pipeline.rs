@@ -1,5 +1,5 @@
-//! The state that the caller and the two threads share, and what the threads do: one reads, one
-//! writes, so that a read does not wait for writes of other records.
+//! The state shared by the caller and the two I/O threads, and the loops of these threads. One reads and one writes,
+//! so that a read does not wait for writes of other records.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,20 +12,20 @@ use tch::Tensor;
 use super::counters::{Counters, Meter};
 use super::error::{OffloadError, Result};
 use super::file::{Content, SpillFile};
-use super::queue::{Asked, Claim, Queue};
+use super::queue::{Claim, Prefetch, Queue};
 
-/// Everything but the threads themselves.
+/// The state of a spill, without the threads themselves.
 pub(super) struct Pipeline {
     pub file: SpillFile,
     num_buffers: usize,
     state: Mutex<State>,
-    /// Something was queued, something is over, or the end has come.
+    /// Signals that an operation was queued or finished, or that the spill is closing.
     changed: Condvar,
 }
 
 struct State {
     queue: Queue<Tensor>,
-    /// Of writes, whose caller went on long ago.
+    /// Errors of background writes, not reported to the caller yet.
     failures: VecDeque<OffloadError>,
     meter: Meter,
     bytes_read: u64,
@@ -35,12 +35,12 @@ struct State {
 }
 
 impl State {
-    fn tell_failure(&mut self) -> Result<()> {
+    fn take_failure(&mut self) -> Result<()> {
         self.failures.pop_front().map_or(Ok(()), Err)
     }
 }
 
-// What the caller does.
+// Called by the user of the spill.
 impl Pipeline {
     pub(super) fn new(file: SpillFile, buffers: Vec<Tensor>) -> Pipeline {
         Pipeline {
@@ -59,13 +59,13 @@ impl Pipeline {
         }
     }
 
-    pub(super) fn ask(&self, record: usize) -> Result<bool> {
+    pub(super) fn prefetch(&self, record: usize) -> Result<bool> {
         let mut state = self.lock();
-        state.tell_failure()?;
-        match state.queue.ask(record) {
-            Asked::Coming => self.changed.notify_all(),
-            Asked::NoBuffer => return Ok(false),
-            Asked::Taken => return Err(OffloadError::Taken { record }),
+        state.take_failure()?;
+        match state.queue.prefetch(record) {
+            Prefetch::Queued => self.changed.notify_all(),
+            Prefetch::NoBuffer => return Ok(false),
+            Prefetch::Taken => return Err(OffloadError::AlreadyTaken { record }),
         }
         Ok(true)
     }
@@ -75,41 +75,41 @@ impl Pipeline {
         let num_buffers = self.num_buffers;
         let mut state = self.lock();
         loop {
-            // Looked at every time: the record waited for may be the one that was not written.
-            state.tell_failure()?;
+            // Checked on every iteration: the failed write may be that of this record.
+            state.take_failure()?;
             match state.queue.claim(record) {
                 Claim::Ready(buffer) => return Ok(buffer),
                 Claim::Failed(e) => return Err(e),
                 Claim::NoBuffer => return Err(OffloadError::NoBuffer { num_buffers }),
-                Claim::Taken => return Err(OffloadError::Taken { record }),
+                Claim::Taken => return Err(OffloadError::AlreadyTaken { record }),
                 Claim::Wait => state = self.wait(state),
             }
         }
     }
 
-    /// Queues a write, and tells of an earlier one that failed. The new one is queued either way:
-    /// otherwise whoever goes on regardless would read what was there before.
+    /// Queues a write, and reports an earlier one that failed. The new one is queued in either case: a caller that
+    /// ignores the error would otherwise read stale data.
     pub(super) fn put(&self, record: usize, buffer: Tensor) -> Result<()> {
         let mut state = self.lock();
         state.queue.put(record, buffer);
         self.changed.notify_all();
-        state.tell_failure()
+        state.take_failure()
     }
 
-    pub(super) fn give_back(&self, record: usize, buffer: Tensor) {
-        self.lock().queue.give_back(record, buffer);
+    pub(super) fn release(&self, record: usize, buffer: Tensor) {
+        self.lock().queue.release(record, buffer);
     }
 
-    /// Waits until nothing is left to write.
+    /// Waits until all queued writes are done.
     pub(super) fn flush(&self) -> Result<()> {
         let mut state = self.lock();
         while state.queue.is_writing() {
             state = self.wait(state);
         }
-        state.tell_failure()
+        state.take_failure()
     }
 
-    /// Ends the threads; what is queued stays undone.
+    /// Stops the threads; queued operations are dropped.
     pub(super) fn close(&self) {
         self.lock().is_closing = true;
         self.changed.notify_all();
@@ -125,7 +125,7 @@ impl Pipeline {
         }
     }
 
-    /// Lets the threads see what was queued, and waits for a change.
+    /// Wakes the threads, and waits for a change.
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.notify_all();
         let began = Instant::now();
@@ -139,7 +139,7 @@ impl Pipeline {
     }
 }
 
-// What the threads do.
+// Called by the I/O threads.
 impl Pipeline {
     pub(super) fn read_until_closed(&self) {
         while let Some((record, buffer, content)) = self.next(Queue::next_read) {
@@ -172,7 +172,7 @@ impl Pipeline {
         }
     }
 
-    /// Waits for something to do; `None` is the end.
+    /// Waits for the next operation; `None` if the spill is closing.
     fn next<T>(&self, pick: impl Fn(&mut Queue<Tensor>) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -187,14 +187,14 @@ impl Pipeline {
         }
     }
 
-    fn done(&self, record_it: impl FnOnce(&mut State)) {
+    fn done(&self, update: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         state.meter.end(Instant::now());
-        record_it(&mut state);
+        update(&mut state);
         self.changed.notify_all();
     }
 
-    /// Somebody may wait for the outcome: a panic must become one.
+    /// Turns a panic into an error, since a caller may wait for the result.
     fn guarded<T>(&self, job: impl FnOnce() -> Result<T>) -> Result<T> {
         catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
             Err(OffloadError::Panicked {
@@ -210,7 +210,7 @@ fn sleep<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, 
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<&str>().copied();
-    let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    words.unwrap_or("no message").to_owned()
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
 }

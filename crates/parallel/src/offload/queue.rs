@@ -1,9 +1,8 @@
-//! What is read and written next, and with which buffer: decisions only, without files, threads or
-//! tensors.
+//! Scheduling of reads, writes and buffers, as a pure state machine without files, threads or tensors.
 //!
-//! A record is in one stage at a time: on disk, asked for, being read, ready, or taken. Beside that
-//! its last write may be under way; a read of it begins only after that. Since writing needs a
-//! taken record and taking needs its read to be over, nothing else can be out of order.
+//! A record is in one stage at a time: on disk, queued for reading, being read, ready, or taken. In addition its last
+//! write may be in progress; a read of the record starts only after that. Since only a taken record is written, and
+//! it is taken only after its read has finished, no other ordering is needed.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -11,10 +10,10 @@ use std::mem;
 use super::error::OffloadError;
 use super::file::Content;
 
-/// Where a record is, with the buffer `B` that is its own meanwhile.
+/// The stage of a record, with the buffer `B` that it occupies.
 enum Stage<B> {
     OnDisk,
-    Asked(B),
+    Queued(B),
     Reading,
     Ready(B),
     Failed(OffloadError),
@@ -27,39 +26,39 @@ struct Slot<B> {
     is_writing: bool,
 }
 
-/// What became of asking for a record ahead of its use.
+/// The result of a prefetch.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// It is on its way, or there.
-    Coming,
+pub(super) enum Prefetch {
+    /// The record is queued, being read, or ready.
+    Queued,
     /// No buffer is free.
     NoBuffer,
-    /// The caller has it.
+    /// The caller already holds the record.
     Taken,
 }
 
-/// What became of wanting a record now.
+/// The result of a claim.
 pub(super) enum Claim<B> {
-    /// Here it is.
+    /// The record is in this buffer.
     Ready(B),
-    /// Ask again when something has changed: a read or a write is under way or was made possible.
+    /// Claim again after a change: a read or a write is in progress or can start.
     Wait,
-    /// Its read failed.
+    /// The read failed.
     Failed(OffloadError),
-    /// The caller has every buffer.
+    /// The caller holds all buffers.
     NoBuffer,
-    /// The caller has it.
+    /// The caller already holds the record.
     Taken,
 }
 
-/// All records and all buffers.
+/// The stages of all records, and the buffers.
 pub(super) struct Queue<B> {
     slots: Vec<Slot<B>>,
     free: Vec<B>,
-    /// Records asked for and not taken yet, most urgent first.
+    /// Prefetched records that are not taken yet, most urgent first.
     ahead: VecDeque<usize>,
     writes: VecDeque<(usize, B)>,
-    /// Writes queued or under way.
+    /// Number of writes queued or in progress.
     num_writing: usize,
 }
 
@@ -79,32 +78,32 @@ impl<B> Queue<B> {
         }
     }
 
-    /// Asks for a record that will be wanted after all those asked for before.
-    pub(super) fn ask(&mut self, record: usize) -> Asked {
+    /// Queues a read of a record that will be needed after all those queued before.
+    pub(super) fn prefetch(&mut self, record: usize) -> Prefetch {
         match self.slots[record].stage {
-            Stage::Taken => return Asked::Taken,
+            Stage::Taken => return Prefetch::Taken,
             Stage::OnDisk => (),
-            _ => return Asked::Coming,
+            _ => return Prefetch::Queued,
         }
         let Some(buffer) = self.free.pop() else {
-            return Asked::NoBuffer;
+            return Prefetch::NoBuffer;
         };
-        self.slots[record].stage = Stage::Asked(buffer);
+        self.slots[record].stage = Stage::Queued(buffer);
         self.ahead.push_back(record);
-        Asked::Coming
+        Prefetch::Queued
     }
 
-    /// Wants a record now: before all others, and at the cost of a read ahead if need be.
+    /// Claims a record that is needed now: its read goes first, and may evict a prefetched record.
     pub(super) fn claim(&mut self, record: usize) -> Claim<B> {
         match mem::replace(&mut self.slots[record].stage, Stage::OnDisk) {
             Stage::OnDisk => return self.claim_from_disk(record),
             Stage::Ready(buffer) => {
-                self.forget(record);
+                self.dequeue(record);
                 self.slots[record].stage = Stage::Taken;
                 return Claim::Ready(buffer);
             }
             Stage::Failed(e) => {
-                self.forget(record);
+                self.dequeue(record);
                 return Claim::Failed(e);
             }
             waiting_or_taken => self.slots[record].stage = waiting_or_taken,
@@ -112,59 +111,61 @@ impl<B> Queue<B> {
         if matches!(self.slots[record].stage, Stage::Taken) {
             return Claim::Taken;
         }
-        self.hurry(record);
+        self.prioritize(record);
         Claim::Wait
     }
 
     fn claim_from_disk(&mut self, record: usize) -> Claim<B> {
-        // A write gives its buffer back soon; only without one is a finished read thrown away.
+        // A write frees its buffer soon; a finished read is evicted only if there is none.
         if self.free.is_empty() && self.num_writing == 0 && !self.evict() {
             let is_reading = |slot: &Slot<B>| matches!(slot.stage, Stage::Reading);
-            return match self.slots.iter().any(is_reading) {
-                true => Claim::Wait,
-                false => Claim::NoBuffer,
+            return if self.slots.iter().any(is_reading) {
+                Claim::Wait
+            } else {
+                Claim::NoBuffer
             };
         }
-        if self.ask(record) == Asked::Coming {
-            self.hurry(record);
+        if self.prefetch(record) == Prefetch::Queued {
+            self.prioritize(record);
         }
         Claim::Wait
     }
 
-    fn forget(&mut self, record: usize) {
+    fn dequeue(&mut self, record: usize) {
         self.ahead.retain(|&other| other != record);
     }
 
-    fn hurry(&mut self, record: usize) {
-        self.forget(record);
+    fn prioritize(&mut self, record: usize) {
+        self.dequeue(record);
         self.ahead.push_front(record);
     }
 
-    /// Gives up the read ahead that is needed last.
+    /// Evicts the prefetched record that is needed last.
     fn evict(&mut self) -> bool {
-        let holds =
-            |&record: &usize| matches!(self.slots[record].stage, Stage::Asked(_) | Stage::Ready(_));
+        let holds = |&record: &usize| {
+            matches!(self.slots[record].stage, Stage::Queued(_) | Stage::Ready(_))
+        };
         let Some(record) = self.ahead.iter().copied().rfind(holds) else {
             return false;
         };
-        self.forget(record);
+        self.dequeue(record);
         match mem::replace(&mut self.slots[record].stage, Stage::OnDisk) {
-            Stage::Asked(buffer) | Stage::Ready(buffer) => self.free.push(buffer),
+            Stage::Queued(buffer) | Stage::Ready(buffer) => self.free.push(buffer),
             _ => (),
         }
         true
     }
 
-    /// The read to do now: the most urgent whose record is not being written.
+    /// The next read: the most urgent one whose record is not being written.
     pub(super) fn next_read(&mut self) -> Option<(usize, B, Content)> {
         let can_begin = |&record: &usize| {
             let slot = &self.slots[record];
-            matches!(slot.stage, Stage::Asked(_)) && !slot.is_writing
+            matches!(slot.stage, Stage::Queued(_)) && !slot.is_writing
         };
         let record = self.ahead.iter().copied().find(can_begin)?;
         let slot = &mut self.slots[record];
         match mem::replace(&mut slot.stage, Stage::Reading) {
-            Stage::Asked(buffer) => Some((record, buffer, slot.content)),
+            Stage::Queued(buffer) => Some((record, buffer, slot.content)),
             other => {
                 slot.stage = other;
                 None
@@ -172,7 +173,7 @@ impl<B> Queue<B> {
         }
     }
 
-    /// A read is over.
+    /// Finishes a read.
     pub(super) fn read_done(&mut self, record: usize, buffer: B, result: Result<(), OffloadError>) {
         self.slots[record].stage = match result {
             Ok(()) => Stage::Ready(buffer),
@@ -183,7 +184,7 @@ impl<B> Queue<B> {
         };
     }
 
-    /// A taken record is to be written.
+    /// Queues the write of a taken record.
     pub(super) fn put(&mut self, record: usize, buffer: B) {
         let slot = &mut self.slots[record];
         slot.stage = Stage::OnDisk;
@@ -192,18 +193,18 @@ impl<B> Queue<B> {
         self.num_writing += 1;
     }
 
-    /// A taken record is done with and stays as the file has it.
-    pub(super) fn give_back(&mut self, record: usize, buffer: B) {
+    /// Releases a taken record without writing it.
+    pub(super) fn release(&mut self, record: usize, buffer: B) {
         self.slots[record].stage = Stage::OnDisk;
         self.free.push(buffer);
     }
 
-    /// The write to do now: they are done in order.
+    /// The next write, in order.
     pub(super) fn next_write(&mut self) -> Option<(usize, B)> {
         self.writes.pop_front()
     }
 
-    /// A write is over, and the file now holds `content`.
+    /// Finishes a write, after which the file contains `content`.
     pub(super) fn write_done(&mut self, record: usize, buffer: B, content: Content) {
         let slot = &mut self.slots[record];
         slot.content = content;
@@ -212,7 +213,7 @@ impl<B> Queue<B> {
         self.num_writing -= 1;
     }
 
-    /// Whether a write is queued or under way.
+    /// Whether a write is queued or in progress.
     pub(super) fn is_writing(&self) -> bool {
         self.num_writing > 0
     }

@@ -1,78 +1,78 @@
-//! What a record holds, and where it lies in the file.
+//! Records and their layout in the file.
 
 use tch::Kind;
 
-/// Records begin on pages, so that no write of one touches another's.
+/// Records are page-aligned, so that no write touches the pages of another record.
 const PAGE: u64 = 4096;
-/// Parts begin where vector instructions like it; also a multiple of every element's size.
+/// Alignment of the tensors of a record: suits vector instructions and every element size.
 const ALIGNMENT: usize = 64;
 
-/// A run of elements of one kind: one flat tensor of a record.
+/// The type and length of one flat tensor of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Of the elements.
+pub struct TensorSpec {
+    /// Type of the elements.
     pub kind: Kind,
-    /// How many.
+    /// Number of elements.
     pub num_elements: usize,
 }
 
-impl Part {
-    /// Bytes of its elements.
+impl TensorSpec {
+    /// Length in bytes.
     pub fn num_bytes(&self) -> usize {
         self.num_elements * self.kind.elt_size_in_bytes()
     }
 }
 
-/// What is read and written together: flat tensors, one after another.
+/// The unit of I/O: flat tensors that are read and written together.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
-    /// The tensors, in the order they are handed out.
-    pub parts: Vec<Part>,
+    /// The tensors, in order.
+    pub tensors: Vec<TensorSpec>,
 }
 
 impl Record {
-    /// A record whose tensors are all of one kind.
+    /// A record whose tensors all have the same type.
     pub fn of(kind: Kind, num_elements: impl IntoIterator<Item = usize>) -> Record {
-        let part = |num_elements| Part { kind, num_elements };
+        let spec = |num_elements| TensorSpec { kind, num_elements };
         Record {
-            parts: num_elements.into_iter().map(part).collect(),
+            tensors: num_elements.into_iter().map(spec).collect(),
         }
     }
 
-    /// Where each part begins, in bytes from the record's start.
-    pub(super) fn starts(&self) -> impl Iterator<Item = (usize, Part)> {
-        self.parts.iter().scan(0usize, |end, &part| {
+    /// The tensors with their offsets, in bytes from the start of the record.
+    pub(super) fn starts(&self) -> impl Iterator<Item = (usize, TensorSpec)> {
+        self.tensors.iter().scan(0usize, |end, &spec| {
             let start = end.next_multiple_of(ALIGNMENT);
-            *end = start + part.num_bytes();
-            Some((start, part))
+            *end = start + spec.num_bytes();
+            Some((start, spec))
         })
     }
 
-    /// Bytes in the file, the gaps between parts included.
+    /// Length in bytes, alignment gaps included.
     pub fn num_bytes(&self) -> usize {
         let last = self.starts().last();
-        last.map_or(0, |(start, part)| start + part.num_bytes())
+        last.map_or(0, |(start, spec)| start + spec.num_bytes())
     }
 }
 
-/// Where every record lies.
+/// The layout of all records in the file.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     records: Vec<Record>,
     offsets: Vec<u64>,
-    /// The length of the file.
+    /// Length of the file.
     pub num_bytes: u64,
 }
 
 impl Layout {
     pub(super) fn new(records: Vec<Record>) -> Layout {
         let mut num_bytes = 0;
-        let mut place = |record: &Record| {
+        let mut allocate = |record: &Record| {
             let offset = num_bytes;
             num_bytes += (record.num_bytes() as u64).next_multiple_of(PAGE);
             offset
         };
-        let offsets = records.iter().map(&mut place).collect();
+        let offsets = records.iter().map(&mut allocate).collect();
         Layout {
             records,
             offsets,
@@ -88,7 +88,7 @@ impl Layout {
         self.offsets[record]
     }
 
-    /// What a buffer must hold to serve any record.
+    /// Length of the longest record in bytes, which every buffer must fit.
     pub(super) fn largest(&self) -> usize {
         self.records
             .iter()
@@ -103,14 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_and_records_are_aligned_and_do_not_overlap() {
+    fn tensors_and_records_are_aligned_and_do_not_overlap() {
         let mixed = Record {
-            parts: vec![
-                Part {
+            tensors: vec![
+                TensorSpec {
                     kind: Kind::BFloat16,
                     num_elements: 3,
                 },
-                Part {
+                TensorSpec {
                     kind: Kind::Double,
                     num_elements: 2,
                 },

@@ -1,4 +1,4 @@
-//! The caller's side: records asked for, taken, and written behind.
+//! The interface of an offload file: read ahead, take, write behind.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use super::pipeline::Pipeline;
 use super::record::{Layout, Record};
 use super::staging::{Staged, allocate};
 
-/// Records kept in one file, and a few buffers through which they come and go.
+/// Records in one file, accessed through a few staging buffers.
 ///
-/// One thread reads and one writes; both end with the value, and the file with them.
+/// One thread reads and one writes. Dropping the value stops both and removes the file.
 pub struct Spill {
     pipeline: Arc<Pipeline>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Spill {
-    /// Makes the file `rank-<rank>.spill` in `folder` with room for all records, which read as zeros
-    /// until they are written, and `num_buffers` buffers of the size of the largest. Two let one
-    /// record be used while another is moved, three let one be read and one be written meanwhile.
+    /// Creates the file `rank-<rank>.spill` in `folder` with space for all records, which read as zeros until they
+    /// are written, and `num_buffers` buffers of the size of the largest record. Two buffers allow one record to be
+    /// used while another is moved, three allow one to be read and one to be written meanwhile.
     pub fn create(
         folder: &Path,
         rank: usize,
@@ -55,27 +55,27 @@ impl Spill {
         Ok(())
     }
 
-    /// Asks for a record before it is needed, and does not wait. `false` means that no buffer is
-    /// free: the record will be read when it is taken.
+    /// Starts to read a record before it is needed, without waiting. Returns `false` if no buffer is free: the
+    /// record is then read when it is taken.
     pub fn read_ahead(&mut self, record: usize) -> Result<bool> {
         self.check(record)?;
-        self.pipeline.ask(record)
+        self.pipeline.prefetch(record)
     }
 
-    /// Waits for a record and hands it out. If it was not asked for and no buffer is free, it waits
-    /// for a write to give one back; without a write it takes the one of what was asked for last.
+    /// Waits for a record and returns it. If it was not read ahead and no buffer is free, it waits for a write to
+    /// free one, or evicts the record that was read ahead last.
     pub fn take(&mut self, record: usize) -> Result<Staged> {
         self.check(record)?;
         let buffer = self.pipeline.claim(record)?;
         Staged::new(&self.pipeline, record, buffer)
     }
 
-    /// Queues a record to be written, and does not wait. Reading it again gives what was written.
-    /// A write that fails is told by the next call, whichever that is: an error from here is of an
-    /// earlier write, and this one is queued all the same.
+    /// Queues the write of a record, without waiting. A later read returns the written data. If a write fails, the
+    /// next call of any method reports it: an error of this call belongs to an earlier write, and this write is
+    /// queued nevertheless.
     pub fn write_behind(&mut self, staged: Staged) -> Result<()> {
         if !staged.is_of(&self.pipeline) {
-            return Err(OffloadError::Foreign {
+            return Err(OffloadError::WrongFile {
                 path: self.path().to_owned(),
                 record: staged.record(),
             });
@@ -83,22 +83,22 @@ impl Spill {
         staged.write()
     }
 
-    /// Waits until everything queued is written; several failures take as many calls to tell.
+    /// Waits until all queued writes are done. Each call reports at most one failed write.
     pub fn flush(&mut self) -> Result<()> {
         self.pipeline.flush()
     }
 
-    /// What was moved so far, and at what cost.
+    /// The I/O counters so far.
     pub fn counters(&self) -> Counters {
         self.pipeline.counters()
     }
 
-    /// The share of the moving that nobody waited for; see [`Counters::overlap`].
+    /// The fraction of I/O time that overlapped computation; see [`Counters::overlap`].
     pub fn overlap(&self) -> f64 {
         self.counters().overlap()
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         self.pipeline.file.path()
     }
@@ -119,7 +119,7 @@ impl Drop for Spill {
     fn drop(&mut self) {
         self.pipeline.close();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to finish.
+            // A thread that panicked has no work left to finish.
             let _ = thread.join();
         }
     }

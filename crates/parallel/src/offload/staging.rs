@@ -11,7 +11,7 @@ use super::error::Result;
 use super::pipeline::Pipeline;
 use super::record::Record;
 
-/// Allocates all buffers there will ever be.
+/// Allocates all staging buffers.
 pub(super) fn allocate(num_buffers: usize, num_bytes: usize) -> Result<Vec<Tensor>> {
     let empty = |_| Tensor::f_empty([num_bytes as i64], (Kind::Uint8, Device::Cpu));
     let buffers = memory::scope(MemoryKind::Communication, || {
@@ -20,34 +20,34 @@ pub(super) fn allocate(num_buffers: usize, num_bytes: usize) -> Result<Vec<Tenso
     Ok(buffers?)
 }
 
-/// A record in memory: its parts as flat tensors, to be read and changed in place.
+/// A record in a staging buffer: its flat tensors, which can be read and updated in place.
 ///
-/// [`Spill::write_behind`](super::Spill::write_behind) writes it; dropped, the file keeps what it
-/// had. Either way the memory is then used again, so no clone of a part may be kept that shares it.
+/// [`Spill::write_behind`](super::Spill::write_behind) writes it; if it is dropped, the file keeps the previous data.
+/// In both cases the buffer is reused, so clones of its tensors must not be kept.
 #[must_use = "a record that is dropped is not written"]
 pub struct Staged {
     pipeline: Arc<Pipeline>,
     record: usize,
-    parts: Vec<Tensor>,
-    /// `None` once it went on to be written.
+    tensors: Vec<Tensor>,
+    /// `None` after it was queued for writing.
     buffer: Option<Tensor>,
 }
 
 impl Staged {
     pub(super) fn new(pipeline: &Arc<Pipeline>, record: usize, buffer: Tensor) -> Result<Staged> {
-        let parts = views(&pipeline.file.layout.records()[record], &buffer);
-        // Made before an error is passed on, so that the buffer goes back.
+        let tensors = views(&pipeline.file.layout.records()[record], &buffer);
+        // Created before an error is returned, so that its drop releases the buffer.
         let mut staged = Staged {
             pipeline: Arc::clone(pipeline),
             record,
-            parts: Vec::new(),
+            tensors: Vec::new(),
             buffer: Some(buffer),
         };
-        staged.parts = parts?;
+        staged.tensors = tensors?;
         Ok(staged)
     }
 
-    /// Number of the record.
+    /// Index of the record.
     pub fn record(&self) -> usize {
         self.record
     }
@@ -66,23 +66,23 @@ impl Deref for Staged {
     type Target = [Tensor];
 
     fn deref(&self) -> &[Tensor] {
-        &self.parts
+        &self.tensors
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.pipeline.give_back(self.record, buffer);
+            self.pipeline.release(self.record, buffer);
         }
     }
 }
 
-/// The parts of a record as tensors on the memory of `buffer`.
+/// The tensors of a record as views of `buffer`.
 fn views(record: &Record, buffer: &Tensor) -> Result<Vec<Tensor>> {
-    let view = |(start, part): (usize, super::Part)| {
-        let bytes = buffer.f_narrow(0, start as i64, part.num_bytes() as i64)?;
-        bytes.f_view_dtype(part.kind)
+    let view = |(start, spec): (usize, super::TensorSpec)| {
+        let bytes = buffer.f_narrow(0, start as i64, spec.num_bytes() as i64)?;
+        bytes.f_view_dtype(spec.kind)
     };
     Ok(record.starts().map(view).collect::<Result<_, _>>()?)
 }

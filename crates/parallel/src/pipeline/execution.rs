@@ -1,4 +1,4 @@
-//! One step of a pipeline, instruction by instruction.
+//! Execution of one pipeline step, instruction by instruction.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -6,196 +6,200 @@ use std::sync::{Arc, Mutex};
 use tch::{Kind, Tensor};
 use trainyard_nn::Run;
 use trainyard_nn::weight_gradients::WeightGradients;
-use trainyard_schedule::{Action, Instruction, Message, Task, Work};
+use trainyard_schedule::{Action, ComputeType, Instruction, Message, Task};
 use trainyard_torch::autograd;
 use trainyard_trace::SpanKind;
 
 use super::Pipeline;
-use super::mail::Mail;
-use super::orders::Order;
+use super::planned_instruction::PlannedInstruction;
+use super::stage_comm::StageComm;
 use crate::error::{ParallelError, Result};
 use crate::loss_scale::scaled;
-use crate::strategy::{Pass, Step, Strategy, Sync, added};
+use crate::strategy::{GradSync, Microbatch, StepInputs, Strategy, accumulated};
 
-/// One step under way.
+/// One step in progress.
 pub(super) struct Execution<'a> {
     pipeline: &'a Pipeline,
-    step: &'a Step<'a>,
-    mail: Mail<'a>,
-    held: HashMap<(usize, usize), Held>,
-    owed: HashMap<(usize, usize), WeightGradients>,
+    step: &'a StepInputs<'a>,
+    comm: StageComm<'a>,
+    /// In-flight micro-batches by stage and index.
+    in_flight: HashMap<(usize, usize), InFlight>,
+    deferred_weight_grads: HashMap<(usize, usize), WeightGradients>,
     total: Option<Tensor>,
 }
 
 /// A micro-batch between its forward and its backward in one stage.
-struct Held {
+struct InFlight {
     input: Tensor,
     run: Run,
     seed: Seed,
     weights: WeightGradients,
 }
 
-/// What backward begins with.
+/// The scalar from which backward starts.
 enum Seed {
-    /// On the last stage.
+    /// The loss, on the last stage.
     Loss(Tensor),
-    /// Elsewhere a number whose backward gives the output the gradient that is in the slot by then. The
-    /// output itself is needed no more.
+    /// On other stages, a scalar whose backward passes the gradient in the slot on to the stage's output. The
+    /// output itself can be released.
     Gradient(Tensor, Slot),
 }
 
 type Slot = Arc<Mutex<Option<Tensor>>>;
 
 impl<'a> Execution<'a> {
-    pub(super) fn new(pipeline: &'a Pipeline, step: &'a Step<'a>) -> Execution<'a> {
+    pub(super) fn new(pipeline: &'a Pipeline, step: &'a StepInputs<'a>) -> Execution<'a> {
         Execution {
             pipeline,
             step,
-            mail: Mail::new(&pipeline.schedule, &pipeline.group, &pipeline.shapes),
-            held: HashMap::new(),
-            owed: HashMap::new(),
+            comm: StageComm::new(&pipeline.schedule, &pipeline.group, &pipeline.activations),
+            in_flight: HashMap::new(),
+            deferred_weight_grads: HashMap::new(),
             total: None,
         }
     }
 
-    /// Forward and backward, as the program says.
+    /// Runs forward and backward of all micro-batches, in the order of the program.
     pub(super) fn train(mut self) -> Result<Option<Tensor>> {
-        for order in &self.pipeline.orders {
-            self.follow(order)?;
+        for planned in &self.pipeline.plan {
+            self.execute(planned)?;
         }
-        self.mail.finish()?;
+        self.comm.finish()?;
         Ok(self.total)
     }
 
-    /// Forward alone, one micro-batch after the other.
+    /// Runs forward only, one micro-batch after the other.
     pub(super) fn evaluate(mut self) -> Result<Option<Tensor>> {
         let schedule = &self.pipeline.schedule;
-        for microbatch in 0..self.step.passes.len() {
+        for microbatch in 0..self.step.microbatches.len() {
             for (stage, strategy) in &self.pipeline.stages {
-                let task = Task::new(*stage, Work::Forward, microbatch);
-                if let Some(message) = schedule.needs(task) {
-                    self.mail.expect(message)?;
+                let task = Task::new(*stage, ComputeType::Forward, microbatch);
+                if let Some(message) = schedule.recv_for(task) {
+                    self.comm.post_recv(message)?;
                 }
                 let input = self.input(task)?;
-                let cx = &self.pass(task)?.cx;
+                let cx = &self.microbatch(task)?.cx;
                 let run = tch::no_grad(|| strategy.forward(&input, cx))?;
-                self.deliver(task, &run.into_output())?;
-                if let Some(message) = schedule.gives(task) {
-                    // All ranks go forward alone, so the one before it arrives in any case.
+                self.hand_on(task, &run.into_output())?;
+                if let Some(message) = schedule.send_for(task) {
+                    // All ranks only run forward, so the previous message is received in any case.
                     if let Some(earlier) = microbatch.checked_sub(1) {
-                        self.mail.arrived(Message {
+                        self.comm.wait_send(Message {
                             microbatch: earlier,
                             ..message
                         })?;
                     }
-                    self.mail.send(message)?;
+                    self.comm.send(message)?;
                 }
             }
         }
-        self.mail.finish()?;
+        self.comm.finish()?;
         Ok(self.total)
     }
 
-    fn follow(&mut self, order: &Order) -> Result<()> {
-        match order.instruction {
-            Instruction::Receive(message) => self.mail.expect(message),
-            Instruction::Send(message) => self.mail.send(message),
-            Instruction::Arrived(message) => self.mail.arrived(message),
+    fn execute(&mut self, planned: &PlannedInstruction) -> Result<()> {
+        match planned.instruction {
+            Instruction::Receive(message) => self.comm.post_recv(message),
+            Instruction::Send(message) => self.comm.send(message),
+            Instruction::WaitSend(message) => self.comm.wait_send(message),
             Instruction::Unshard(stage) => self.pipeline.strategy(stage)?.unshard(),
             Instruction::Reshard(stage) => self.pipeline.strategy(stage)?.reshard(),
-            Instruction::Reduce(stage) => self.pipeline.strategy(stage)?.start_reduce(order.sync),
-            Instruction::Compute(Action::One(task)) => self.compute(task, order.sync),
-            Instruction::Compute(Action::Both(forward, backward)) => {
-                self.both(forward, backward, order.sync)
+            Instruction::Reduce(stage) => self.pipeline.strategy(stage)?.start_reduce(planned.sync),
+            Instruction::Compute(Action::Single(task)) => self.compute(task, planned.sync),
+            Instruction::Compute(Action::Overlapped(forward, backward)) => {
+                self.compute_overlapped(forward, backward, planned.sync)
             }
         }
     }
 
-    /// One task. What it waits for is waited for before its span begins.
-    fn compute(&mut self, task: Task, sync: Sync) -> Result<()> {
-        match task.work {
-            Work::Forward => {
+    /// Runs one task. It waits for the inputs before the span begins, so that spans do not include idle time.
+    fn compute(&mut self, task: Task, sync: GradSync) -> Result<()> {
+        match task.compute_type {
+            ComputeType::Forward => {
                 let input = self.input(task)?;
                 let _span = self.span(SpanKind::Forward, format!("forward {task}"));
                 self.forward(task, input)
             }
-            Work::Backward | Work::BackwardInput => {
-                let held = self.ready(task)?;
+            ComputeType::Backward | ComputeType::BackwardInput => {
+                let in_flight = self.take_in_flight(task)?;
                 let _span = self.span(SpanKind::Backward, format!("backward {task}"));
-                self.backward(task, held, sync, None)
+                self.backward(task, in_flight, sync, None)
             }
-            Work::BackwardWeight => {
-                let _span = self.span(SpanKind::Backward, format!("weights {task}"));
-                self.weights(task)
+            ComputeType::BackwardWeight => {
+                let _span = self.span(SpanKind::Backward, format!("backward_weight {task}"));
+                self.backward_weight(task)
             }
         }
     }
 
-    /// Computes what a backward has put off.
-    fn weights(&mut self, task: Task) -> Result<()> {
-        let Some(weights) = self.owed.remove(&(task.stage, task.microbatch)) else {
+    /// Computes the weight gradients that a backward has deferred.
+    fn backward_weight(&mut self, task: Task) -> Result<()> {
+        let deferred = self
+            .deferred_weight_grads
+            .remove(&(task.stage, task.microbatch));
+        let Some(weights) = deferred else {
             return Ok(());
         };
-        self.pipeline.strategy(task.stage)?.expect_weights()?;
-        Ok(weights.pay()?)
+        self.pipeline.strategy(task.stage)?.begin_weight_grads()?;
+        Ok(weights.compute()?)
     }
 
-    /// A forward and a backward beside each other.
-    fn both(&mut self, forward: Task, backward: Task, sync: Sync) -> Result<()> {
+    /// Runs a forward and a backward interleaved.
+    fn compute_overlapped(&mut self, forward: Task, backward: Task, sync: GradSync) -> Result<()> {
         let input = self.input(forward)?;
-        let held = self.ready(backward)?;
-        let action = Action::Both(forward, backward);
-        let _span = self.span(SpanKind::Backward, format!("both {action}"));
-        self.backward(backward, held, sync, Some((forward, input)))
+        let in_flight = self.take_in_flight(backward)?;
+        let action = Action::Overlapped(forward, backward);
+        let _span = self.span(SpanKind::Backward, format!("overlap {action}"));
+        self.backward(backward, in_flight, sync, Some((forward, input)))
     }
 
     fn span(&self, kind: SpanKind, name: String) -> trainyard_trace::SpanGuard<'a> {
         self.step.ledger.enter(kind, name)
     }
 
-    fn pass(&self, task: Task) -> Result<&'a Pass<'a>> {
-        let passes = &self.step.passes;
-        passes
+    fn microbatch(&self, task: Task) -> Result<&'a Microbatch<'a>> {
+        let microbatches = &self.step.microbatches;
+        microbatches
             .get(task.microbatch)
             .ok_or(ParallelError::Microbatches {
                 expected: self.pipeline.schedule.num_microbatches,
-                given: passes.len(),
+                given: microbatches.len(),
             })
     }
 
-    /// What a stage computes with; waits for it.
+    /// Waits for the input of a forward.
     fn input(&mut self, task: Task) -> Result<Tensor> {
         match task.stage {
-            0 => Ok(self.pass(task)?.inputs.shallow_clone()),
-            stage => self.mail.take(stage - 1, stage, task.microbatch),
+            0 => Ok(self.microbatch(task)?.inputs.shallow_clone()),
+            stage => self.comm.wait_input(stage - 1, stage, task.microbatch),
         }
     }
 
-    /// What a backward begins with; waits for it.
-    fn ready(&mut self, task: Task) -> Result<Held> {
-        let held = self.held.remove(&(task.stage, task.microbatch));
-        let held = held.ok_or(ParallelError::ForeignStage { stage: task.stage })?;
-        if let Seed::Gradient(_, slot) = &held.seed {
+    /// Takes the micro-batch of a backward, and waits for the gradient of its output.
+    fn take_in_flight(&mut self, task: Task) -> Result<InFlight> {
+        let in_flight = self.in_flight.remove(&(task.stage, task.microbatch));
+        let in_flight = in_flight.ok_or(ParallelError::UnexpectedTask { stage: task.stage })?;
+        if let Seed::Gradient(_, slot) = &in_flight.seed {
             let gradient = self
-                .mail
-                .take(task.stage + 1, task.stage, task.microbatch)?;
+                .comm
+                .wait_input(task.stage + 1, task.stage, task.microbatch)?;
             put(slot, gradient);
         }
-        Ok(held)
+        Ok(in_flight)
     }
 
-    /// Hands a stage's output on; the last stage's becomes a loss.
-    fn deliver(&mut self, task: Task, output: &Tensor) -> Result<Seed> {
+    /// Stores a stage's output for the next stage; the last stage computes the loss from it.
+    fn hand_on(&mut self, task: Task, output: &Tensor) -> Result<Seed> {
         if task.stage < self.pipeline.last_stage() {
-            let made = output.f_detach()?;
-            self.mail
-                .put(task.stage, task.stage + 1, task.microbatch, made);
-            return carrying(output);
+            let detached = output.f_detach()?;
+            self.comm
+                .put_output(task.stage, task.stage + 1, task.microbatch, detached);
+            return backward_seed(output);
         }
         let strategy = self.pipeline.strategy(task.stage)?;
-        let loss = strategy.loss(output, self.pass(task)?.targets)?;
+        let loss = strategy.loss(output, self.microbatch(task)?.targets)?;
         let loss = loss.f_div_scalar(self.step.count)?;
-        self.total = Some(added(self.total.take(), loss.f_detach()?)?);
+        self.total = Some(accumulated(self.total.take(), loss.f_detach()?)?);
         Ok(Seed::Loss(loss))
     }
 
@@ -203,104 +207,107 @@ impl<'a> Execution<'a> {
         if task.stage > 0 {
             input = input.f_set_requires_grad(true)?;
         }
-        let (strategy, pass) = (self.pipeline.strategy(task.stage)?, self.pass(task)?);
+        let (strategy, microbatch) = (self.pipeline.strategy(task.stage)?, self.microbatch(task)?);
         let weights = WeightGradients::default();
-        let mut run = weights.during(|| strategy.forward(&input, &pass.cx))?;
-        let seed = self.deliver(task, run.output())?;
+        let mut run = weights.record(|| strategy.forward(&input, &microbatch.cx))?;
+        let seed = self.hand_on(task, run.output())?;
         run.release_output();
-        let held = Held {
+        let in_flight = InFlight {
             input,
             run,
             seed,
             weights,
         };
-        self.held.insert((task.stage, task.microbatch), held);
+        self.in_flight
+            .insert((task.stage, task.microbatch), in_flight);
         Ok(())
     }
 
-    /// Backward, and the forward that is to run beside it.
+    /// Runs a backward, interleaved with a forward if one is given.
     fn backward(
         &mut self,
         task: Task,
-        held: Held,
-        sync: Sync,
-        beside: Option<(Task, Tensor)>,
+        in_flight: InFlight,
+        sync: GradSync,
+        overlapped: Option<(Task, Tensor)>,
     ) -> Result<()> {
-        let Held {
+        let InFlight {
             input,
             run,
             seed,
             weights,
-        } = held;
+        } = in_flight;
         let seed = match seed {
             Seed::Loss(loss) => scaled(&loss, self.step.scale)?,
-            Seed::Gradient(number, _) => number,
+            Seed::Gradient(scalar, _) => scalar,
         };
         let pipeline = self.pipeline;
         let strategy = pipeline.strategy(task.stage)?;
-        let is_unwatched = sync == Sync::Keep || !strategy.watches_gradients();
-        match task.work {
-            Work::BackwardInput => weights.put_off(),
-            _ if is_unwatched => weights.add_in_place(),
+        let may_skip_hooks = sync == GradSync::None || !strategy.needs_grad_hooks();
+        match task.compute_type {
+            ComputeType::BackwardInput => weights.defer(),
+            _ if may_skip_hooks => weights.add_in_place(),
             _ => {}
         }
-        match beside {
+        match overlapped {
             None => strategy.start_backward(run, &seed, sync)?,
             Some((forward, x)) => {
                 let mut other = || self.forward(forward, x.shallow_clone());
-                strategy.start_backward_beside(run, &seed, sync, &mut other)?;
+                strategy.start_backward_interleaved(run, &seed, sync, &mut other)?;
             }
         }
-        if task.work == Work::BackwardInput {
-            pipeline.tell(strategy, weights.num_owed());
-            self.owed.insert((task.stage, task.microbatch), weights);
+        if task.compute_type == ComputeType::BackwardInput {
+            pipeline.log_deferred_once(strategy, weights.num_deferred());
+            self.deferred_weight_grads
+                .insert((task.stage, task.microbatch), weights);
         }
-        if let Some(before) = task.stage.checked_sub(1) {
+        if let Some(previous) = task.stage.checked_sub(1) {
             let gradient = input.f_grad()?;
-            self.mail.put(task.stage, before, task.microbatch, gradient);
+            self.comm
+                .put_output(task.stage, previous, task.microbatch, gradient);
         }
         Ok(())
     }
 }
 
 impl Pipeline {
-    /// Says once what is put off and what is not.
-    fn tell(&self, stage: &dyn Strategy, num_owed: usize) {
-        if !self.has_told.replace(true) {
+    /// Logs, the first time, for how many parameters weight gradients are deferred.
+    fn log_deferred_once(&self, stage: &dyn Strategy, num_deferred: usize) {
+        if !self.has_logged.replace(true) {
             let num_parameters = stage.parameters().len();
             tracing::info!(
-                "the gradients of {num_owed} of a stage's {num_parameters} parameters are put off, as \
-                 the schedule says; layers that cannot put theirs off compute them at once"
+                "the schedule defers weight gradients: those of {num_deferred} of a stage's {num_parameters} \
+                 parameters; layers that do not support this compute theirs at once"
             );
         }
     }
 }
 
-/// What a stage has in place of a loss.
-fn carrying(output: &Tensor) -> Result<Seed> {
+/// The seed of a stage that has no loss.
+fn backward_seed(output: &Tensor) -> Result<Seed> {
     if !output.requires_grad() {
         return Ok(Seed::Gradient(output.f_detach()?, Slot::default()));
     }
     let slot = Slot::default();
     let later = Arc::clone(&slot);
-    let number = autograd::single(
+    let scalar = autograd::apply(
         &[output],
         |_, inputs| {
             let none = inputs[0].f_view(-1i64)?.f_narrow(0, 0, 0)?;
             Ok(none.f_sum(Kind::Float)?)
         },
-        move |_, _| Ok(vec![taken(&later)]),
+        move |_, _| Ok(vec![take(&later)]),
     )?;
-    Ok(Seed::Gradient(number, slot))
+    Ok(Seed::Gradient(scalar, slot))
 }
 
-/// Nothing can fail while a slot is locked.
+/// No code can panic while a slot is locked, so poisoning is ignored.
 fn put(slot: &Slot, gradient: Tensor) {
     let mut slot = slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     *slot = Some(gradient);
 }
 
-fn taken(slot: &Slot) -> Option<Tensor> {
+fn take(slot: &Slot) -> Option<Tensor> {
     let mut slot = slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     slot.take()
 }

@@ -1,98 +1,98 @@
-//! Pipeline parallelism: ranks that share a model's layers, each working on another micro-batch.
+//! Pipeline parallelism: each rank holds some layers, and all ranks work on different micro-batches.
 //!
-//! A schedule (`trainyard-schedule`) says what each rank does in which order; here it is done. A stage
-//! is a part of the model in whatever strategy reduces its gradients. Activations go to the rank of the
-//! next stage and their gradients back; messages wait for nobody, and what a rank will need is asked
-//! for before it computes what comes first. Where the schedule takes the parts of backward apart, the
-//! gradients of weights are put off inside the layers (`trainyard_nn::weight_gradients`); where it pairs a
-//! forward with a backward, each computes while the other communicates (`trainyard_torch::beside`).
+//! A schedule (`trainyard-schedule`) orders the actions of each rank; this module executes them. A stage is a
+//! part of the model, wrapped in the strategy that reduces its gradients. A rank sends activations to the rank of
+//! the next stage and their gradients back. Sends do not block, and receives are posted one action ahead. If the
+//! schedule splits backward, layers defer their weight gradients (`trainyard_nn::weight_gradients`); if it pairs a
+//! forward with a backward, one computes while the other communicates (`trainyard_torch::interleave`).
 
 mod execution;
-mod mail;
-mod orders;
-mod part;
-mod split;
-mod tie;
+mod partition;
+mod planned_instruction;
+mod stage_comm;
+mod stage_model;
+mod tied_embedding;
 
 use std::cell::Cell;
 
 use tch::Tensor;
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
-use trainyard_schedule::{Instruction, Schedule, Sharing};
+use trainyard_schedule::{Instruction, Schedule, ShardingPolicy};
 use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
-use crate::strategy::{Passes, Step, Strategy, Sync, Update};
+use crate::strategy::{CommCounts, GradSync, Optimizer, StepInputs, Strategy};
 use crate::volume::{StateBytes, Volume};
 use execution::Execution;
-use orders::Order;
+use planned_instruction::PlannedInstruction;
 
-pub use mail::Shape;
-pub use part::Part;
-pub use split::balanced;
-pub use tie::Tie;
+pub use partition::partition_balanced;
+pub use stage_comm::ActivationSpec;
+pub use stage_model::StageModel;
+pub use tied_embedding::TiedEmbedding;
 
 /// A model whose stages are spread over the ranks of `pp`.
 pub struct Pipeline {
     schedule: Schedule,
-    /// What this rank does in a step.
-    orders: Vec<Order>,
-    /// This rank's stages, by number.
+    /// The instructions of this rank for one step.
+    plan: Vec<PlannedInstruction>,
+    /// This rank's stages with their indices.
     stages: Vec<(usize, Box<dyn Strategy>)>,
     group: Group,
-    sharing: Sharing,
-    /// What each stage but the last gives to the next.
-    shapes: Vec<Shape>,
-    /// A table that another rank computes with too.
-    tie: Option<Tie>,
-    /// Whether the log knows what is put off.
-    has_told: Cell<bool>,
+    policy: ShardingPolicy,
+    /// The activations that each stage but the last sends to the next.
+    activations: Vec<ActivationSpec>,
+    /// The embedding table that another rank uses too.
+    tied_embedding: Option<TiedEmbedding>,
+    /// Whether the deferral of weight gradients has been logged.
+    has_logged: Cell<bool>,
 }
 
 impl Pipeline {
-    /// `stages` are this rank's, in the schedule's order; `shapes` what stages give to the next ones.
+    /// Builds a pipeline from this rank's `stages`, in the order of the schedule, and the `activations` between
+    /// all stages.
     pub fn new(
         schedule: Schedule,
         stages: Vec<Box<dyn Strategy>>,
         group: &Group,
-        shapes: Vec<Shape>,
-        sharing: Sharing,
+        activations: Vec<ActivationSpec>,
+        policy: ShardingPolicy,
     ) -> Result<Pipeline> {
         let own = schedule.stages_of(group.index());
         let num_boundaries = schedule.num_stages().saturating_sub(1);
         if schedule.num_ranks() != group.size()
             || own.len() != stages.len()
-            || shapes.len() != num_boundaries
+            || activations.len() != num_boundaries
         {
-            return Err(ParallelError::StagesMisfit {
+            return Err(ParallelError::StageMismatch {
                 num_ranks: schedule.num_ranks(),
                 group_size: group.size(),
                 num_stages: own.len(),
                 given: stages.len(),
             });
         }
-        let mut program = schedule.program(sharing);
+        let mut program = schedule.program(policy);
         let instructions = program.ranks.swap_remove(group.index());
         Ok(Pipeline {
-            orders: orders::orders(instructions),
-            has_told: Cell::new(false),
-            tie: None,
+            plan: planned_instruction::plan(instructions),
+            has_logged: Cell::new(false),
+            tied_embedding: None,
             stages: own.into_iter().zip(stages).collect(),
             group: group.clone(),
-            sharing,
+            policy,
             schedule,
-            shapes,
+            activations,
         })
     }
 
-    /// The same with a table that the first stage and the last share.
+    /// Adds an embedding table that the first and the last stage share.
     #[must_use]
-    pub fn tied(mut self, tie: Option<Tie>) -> Pipeline {
-        self.tie = tie;
+    pub fn with_tied_embedding(mut self, tied: Option<TiedEmbedding>) -> Pipeline {
+        self.tied_embedding = tied;
         self
     }
 
-    /// The schedule it follows.
+    /// The schedule that the pipeline executes.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -103,26 +103,26 @@ impl Pipeline {
 
     fn strategy(&self, stage: usize) -> Result<&dyn Strategy> {
         let found = self.stages.iter().find(|(number, _)| *number == stage);
-        let (_, strategy) = found.ok_or(ParallelError::ForeignStage { stage })?;
+        let (_, strategy) = found.ok_or(ParallelError::UnexpectedTask { stage })?;
         Ok(&**strategy)
     }
 
-    /// How often a stage does what costs messages.
-    fn passes(&self, stage: usize) -> Passes {
+    /// How often a stage communicates in a step.
+    fn comm_counts(&self, stage: usize) -> CommCounts {
         let count = |wanted: Instruction| {
-            let orders = self.orders.iter();
-            orders.filter(|order| order.does(wanted)).count() as u64
+            let plan = self.plan.iter();
+            plan.filter(|planned| planned.executes(wanted)).count() as u64
         };
         let num_gathers = count(Instruction::Unshard(stage));
-        Passes {
+        CommCounts {
             num_microbatches: self.schedule.num_microbatches as u64,
             num_reductions: count(Instruction::Reduce(stage)),
-            num_gathers: self.sharing.most_unsharded.map(|_| num_gathers),
+            num_gathers: self.policy.max_unsharded.map(|_| num_gathers),
         }
     }
 
-    /// Lets each stage update with no other's gradients about.
-    fn update_by_stage(&self, update: &mut dyn Update) -> Result<()> {
+    /// Steps the optimizer stage by stage, with only the gradients of that stage set.
+    fn step_by_stage(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
         let mut set_aside = Vec::new();
         for (_, stage) in &self.stages {
             let mut gradients = Vec::new();
@@ -137,7 +137,7 @@ impl Pipeline {
                 let gradient = gradient.as_ref().map(Tensor::shallow_clone);
                 parameter.set_gradient(gradient);
             }
-            stage.update(update)?;
+            stage.optimizer_step(optimizer)?;
             for (parameter, _) in &gradients {
                 parameter.set_gradient(None);
             }
@@ -148,15 +148,15 @@ impl Pipeline {
 
 impl Strategy for Pipeline {
     fn forward(&self, _: &Tensor, _: &Context) -> Result<Run> {
-        Err(ParallelError::WholeStepsOnly)
+        Err(ParallelError::FullStepsOnly)
     }
 
-    fn start_backward(&self, _: Run, _: &Tensor, _: Sync) -> Result<()> {
-        Err(ParallelError::WholeStepsOnly)
+    fn start_backward(&self, _: Run, _: &Tensor, _: GradSync) -> Result<()> {
+        Err(ParallelError::FullStepsOnly)
     }
 
-    fn start_reduce(&self, _: Sync) -> Result<()> {
-        Err(ParallelError::WholeStepsOnly)
+    fn start_reduce(&self, _: GradSync) -> Result<()> {
+        Err(ParallelError::FullStepsOnly)
     }
 
     fn finish_reduce(&self) -> Result<Vec<String>> {
@@ -167,16 +167,16 @@ impl Strategy for Pipeline {
         Ok(unused)
     }
 
-    fn run_step(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
         let total = Execution::new(self, step).train()?;
         self.finish_reduce()?;
-        if let Some(tie) = &self.tie {
-            tie.add_up(&self.group)?;
+        if let Some(tied) = &self.tied_embedding {
+            tied.all_reduce(&self.group)?;
         }
         Ok(total)
     }
 
-    fn evaluate(&self, step: &Step<'_>) -> Result<Option<Tensor>> {
+    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
         Execution::new(self, step).evaluate()
     }
 
@@ -184,23 +184,26 @@ impl Strategy for Pipeline {
         self.stages.iter().try_for_each(|(_, s)| s.zero_grad())
     }
 
-    fn update(&self, update: &mut dyn Update) -> Result<()> {
+    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
         match &self.stages[..] {
-            [(_, only)] => only.update(update),
-            several if several.iter().any(|(_, s)| s.updates_by_parts()) => {
-                self.update_by_stage(update)
+            [(_, only)] => only.optimizer_step(optimizer),
+            several if several.iter().any(|(_, s)| s.steps_per_unit()) => {
+                self.step_by_stage(optimizer)
             }
-            _ => update.step(),
+            _ => optimizer.step(),
         }
     }
 
-    fn copies(&self) -> Vec<Parameter> {
-        let copy = self.tie.as_ref().and_then(Tie::copy);
-        copy.into_iter().cloned().collect()
+    fn tied_replicas(&self) -> Vec<Parameter> {
+        let replica = self
+            .tied_embedding
+            .as_ref()
+            .and_then(TiedEmbedding::replica);
+        replica.into_iter().cloned().collect()
     }
 
-    fn settle(&self) -> Result<()> {
-        self.stages.iter().try_for_each(|(_, s)| s.settle())
+    fn wait_pending(&self) -> Result<()> {
+        self.stages.iter().try_for_each(|(_, s)| s.wait_pending())
     }
 
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
@@ -208,17 +211,18 @@ impl Strategy for Pipeline {
         stages.try_for_each(|(_, stage)| stage.with_parameters(visitor))
     }
 
-    fn volume(&self, _: Passes, world_size: usize) -> Volume {
+    fn volume(&self, _: CommCounts, world_size: usize) -> Volume {
         let of_stage = |(number, stage): &(usize, Box<dyn Strategy>)| {
-            stage.volume(self.passes(*number), world_size / self.group.size())
+            stage.volume(self.comm_counts(*number), world_size / self.group.size())
         };
         let mut volume: Volume = self.stages.iter().map(of_stage).sum();
-        if let Some(tie) = &self.tie {
-            // Told once for all ranks, by those of the stage that owns the table.
-            let num_ties = (world_size / self.group.size()) as u64;
-            let sent = if tie.copy().is_none() { tie.sent() } else { 0 };
-            volume.gradients += num_ties * sent;
-            volume.reduced += tie.sent();
+        if let Some(tied) = &self.tied_embedding {
+            // Only the ranks of the stage that owns the table count its bytes.
+            let num_pipelines = (world_size / self.group.size()) as u64;
+            let is_owner = tied.replica().is_none();
+            let sent = if is_owner { tied.sent() } else { 0 };
+            volume.gradients += num_pipelines * sent;
+            volume.reduced += tied.sent();
         }
         volume
     }
@@ -245,20 +249,24 @@ impl Model for Pipeline {
         match self.stages.last() {
             Some((_, stage)) => stage.loss(output, targets),
             None => Err(trainyard_nn::NnError::strategy(
-                ParallelError::WholeStepsOnly,
+                ParallelError::FullStepsOnly,
             )),
         }
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
         let layers = self.stages.first();
-        let within = layers.map_or(0, |(_, s)| s.sent_by_layers(num_tokens));
-        let pairs = self.schedule.holders.windows(2).zip(&self.shapes);
+        let within = layers.map_or(0, |(_, s)| s.layer_comm_bytes(num_tokens));
+        let pairs = self
+            .schedule
+            .stage_to_rank
+            .windows(2)
+            .zip(&self.activations);
         let between = pairs.filter(|(pair, _)| pair[0] != pair[1]);
-        // Activations forward, their gradients back.
+        // Activations forward, their gradients backward.
         within
             + between
-                .map(|(_, shape)| 2 * shape.sent(num_tokens))
+                .map(|(_, activation)| 2 * activation.sent(num_tokens))
                 .sum::<u64>()
     }
 }

@@ -1,4 +1,4 @@
-//! The model as its user sees it: a strategy whose parameters are this rank's shards.
+//! FSDP/ZeRO as a strategy: a model whose parameters are this rank's shards.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -6,64 +6,64 @@ use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Context, Intercept, Model, Module, Parameter, Run, Unit};
+use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::HookHandle;
 use trainyard_torch::{Group, World};
 
-use super::at_units::{AtUnits, listen};
-use super::blank::blank;
-use super::offload::Offloaded;
-use super::owned::{mark_lent, owned_parameters};
-use super::schedule::Schedule;
-use super::shards::{Shards, Wiring};
-use super::unit::{Kinds, ShardedUnit};
+use super::assign_params::{assign_params, mark_shared};
+use super::flat_param_handle::{FlatParamHandle, Kinds};
+use super::flat_tensor::zeros_flat;
+use super::fsdp_state::{CommConfig, FsdpState};
+use super::hooks::{FsdpHooks, register_grad_hooks};
+use super::offloaded_states::Offloaded;
+use super::prefetch::PrefetchPolicy;
 use super::{ShardOptions, Stage, lock, shard_axes_of};
 use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
+use crate::partial_grads::PartialGrads;
 use crate::precision::Precision;
-use crate::strategy::{Passes, Strategy, Sync, Update};
-use crate::terms::Terms;
+use crate::strategy::{CommCounts, GradSync, Optimizer, Strategy};
 use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
 
-/// A model whose states are spread over the ranks of `dp_shard` and `cp`, in as many copies as
-/// `dp_replicate` has ranks; those of experts over the ranks of `efsdp`. Its parameters are this rank's
-/// shards.
+/// A model whose states are sharded over the ranks of `dp_shard` and `cp` and replicated over `dp_replicate`; the
+/// states of experts are sharded over `efsdp`. Its parameters are this rank's shards.
 pub struct FullyShard<M> {
     model: M,
-    families: Vec<Family>,
-    interceptors: Vec<Rc<dyn Intercept>>,
-    /// Where states are not kept in memory; then there is one family.
+    param_groups: Vec<ParamGroup>,
+    unit_hooks: Vec<Rc<dyn UnitHooks>>,
+    /// The offloaded states, if any; there is only one parameter group then.
     offloaded: Option<Offloaded>,
-    terms: Terms,
+    partial_grads: PartialGrads,
     _hooks: Vec<HookHandle>,
 }
 
-/// Parameters that are sharded over the same ranks. Each family is gathered, released and reduced by
-/// itself, at the same units.
-struct Family {
+/// Parameters that are sharded over the same ranks. Each group gathers, releases and reduces independently, at the
+/// same units.
+struct ParamGroup {
     /// This rank's shards, by unit.
     units: Vec<Vec<Shard>>,
-    shards: Arc<Mutex<Shards>>,
+    state: Arc<Mutex<FsdpState>>,
     formulas: ShardedModel,
 }
 
-/// This rank's part of a parameter, where its gradient is, and where it lies in the unit's chunk.
+/// This rank's shard of a parameter.
 pub(super) struct Shard {
-    /// What layers compute with.
-    whole: Parameter,
-    /// What the optimiser trains.
+    /// The full parameter, which layers compute with.
+    full: Parameter,
+    /// The shard, which the optimizer updates.
     pub parameter: Parameter,
     gradient: Tensor,
-    pub place: Range<usize>,
+    /// The interval of the shard in the unit's chunk.
+    pub in_chunk: Range<usize>,
 }
 
-/// Steps with gradients for these shards alone; afterwards they have none.
-pub(super) fn step_alone(shards: &[Shard], update: &mut dyn Update) -> Result<()> {
+/// Steps the optimizer with the gradients of these shards only, and clears them afterwards.
+pub(super) fn step_alone(shards: &[Shard], optimizer: &mut dyn Optimizer) -> Result<()> {
     for shard in shards {
         let gradient = shard.gradient.shallow_clone();
         shard.parameter.set_gradient(Some(gradient));
     }
-    let stepped = update.step();
+    let stepped = optimizer.step();
     clear(shards);
     stepped
 }
@@ -75,53 +75,59 @@ fn clear<'a>(shards: impl IntoIterator<Item = &'a Shard>) {
 }
 
 impl<M: Model> FullyShard<M> {
-    /// Shards a model over the ranks of `world`. All ranks must give it the same weights.
+    /// Shards a model over the ranks of `world`. All ranks must pass the same weights.
     pub fn new(model: M, world: &World, options: ShardOptions) -> Result<FullyShard<M>> {
-        let owned = owned_parameters(&model)?;
-        let Some(first) = owned.iter().flatten().next() else {
+        let assigned = assign_params(&model)?;
+        let Some(first) = assigned.iter().flatten().next() else {
             return Err(ParallelError::NothingToShard);
         };
-        // Asked before anything is cut: from then on layers' own parameters have another type.
+        // Determined before sharding, which changes the type of the layers' parameters.
         let kinds = kinds_of(first, &options.precision);
-        let mut families = Vec::new();
-        for is_of_experts in [false, true] {
-            let own: Vec<Vec<Parameter>> = owned
+        let mut param_groups = Vec::new();
+        for is_expert in [false, true] {
+            let members_of_units: Vec<Vec<Parameter>> = assigned
                 .iter()
                 .map(|members| members.iter().cloned())
-                .map(|members| members.filter(|p| p.layout().is_of_experts() == is_of_experts))
+                .map(|members| members.filter(|p| p.layout().is_expert() == is_expert))
                 .map(Iterator::collect)
                 .collect();
-            if own.iter().any(|members| !members.is_empty()) {
-                families.push(Family::new(&model, &own, world, &options, kinds)?);
+            if members_of_units.iter().any(|members| !members.is_empty()) {
+                param_groups.push(ParamGroup::new(
+                    &model,
+                    &members_of_units,
+                    world,
+                    &options,
+                    kinds,
+                )?);
             }
         }
-        let offloaded = match (&options.offload, &families[..]) {
+        let offloaded = match (&options.offload, &param_groups[..]) {
             (Some(_), _) if options.stage != Stage::Parameters => {
                 return Err(ParallelError::OffloadNeedsStage3);
             }
-            (Some(offload), [only]) => Some(Offloaded::new(lock(&only.shards).offload(offload)?)),
+            (Some(offload), [only]) => Some(Offloaded::new(lock(&only.state).offload(offload)?)),
             (Some(_), _) => return Err(ParallelError::OffloadOfExperts),
             (None, _) => None,
         };
         let mut hooks = Vec::new();
-        let mut interceptors: Vec<Rc<dyn Intercept>> = Vec::new();
-        for family in &families {
-            hooks.extend(listen(&family.shards)?);
-            interceptors.push(Rc::new(AtUnits {
-                shards: Arc::clone(&family.shards),
+        let mut unit_hooks: Vec<Rc<dyn UnitHooks>> = Vec::new();
+        for group in &param_groups {
+            hooks.extend(register_grad_hooks(&group.state)?);
+            unit_hooks.push(Rc::new(FsdpHooks {
+                state: Arc::clone(&group.state),
                 output: options.precision.output,
             }));
         }
-        interceptors.extend(options.inside);
-        let all = families
+        unit_hooks.extend(options.unit_hooks);
+        let all = param_groups
             .iter()
-            .flat_map(|family| family.units.iter().flatten());
+            .flat_map(|group| group.units.iter().flatten());
         let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
         Ok(FullyShard {
-            terms: Terms::of(&all),
+            partial_grads: PartialGrads::of(&all),
             model,
-            families,
-            interceptors,
+            param_groups,
+            unit_hooks,
             offloaded,
             _hooks: hooks,
         })
@@ -132,60 +138,60 @@ impl<M: Model> FullyShard<M> {
         &self.model
     }
 
-    /// What the formulas for bytes need to know of it: of experts, if there are any, after the rest.
+    /// The inputs of the memory and communication formulas, per parameter group: dense parameters, then experts.
     pub fn formulas(&self) -> impl Iterator<Item = &ShardedModel> {
-        self.families.iter().map(|family| &family.formulas)
+        self.param_groups.iter().map(|group| &group.formulas)
     }
 
     fn all_shards(&self) -> impl Iterator<Item = &Shard> {
-        let units = self.families.iter().flat_map(|family| &family.units);
+        let units = self.param_groups.iter().flat_map(|group| &group.units);
         units.flatten()
     }
 
-    /// Whether there are gradients of all ranks to step with.
+    /// Whether there are reduced gradients to step with.
     fn has_gradients(&self) -> Result<bool> {
         let first = self.all_shards().next();
         let gradient = first.map(|shard| shard.parameter.gradient()).transpose()?;
         Ok(gradient.flatten().is_some())
     }
 
-    /// The same for all families.
-    fn for_each(&self, act: impl Fn(&mut Shards) -> trainyard_torch::Result<()>) -> Result<()> {
-        for family in &self.families {
-            act(&mut lock(&family.shards))?;
+    /// Calls `act` for the state of every parameter group.
+    fn for_each(&self, act: impl Fn(&mut FsdpState) -> trainyard_torch::Result<()>) -> Result<()> {
+        for group in &self.param_groups {
+            act(&mut lock(&group.state))?;
         }
         Ok(())
     }
 
     fn shard_of(&self, parameter: &Parameter) -> Option<&Shard> {
-        self.all_shards().find(|shard| shard.whole.is(parameter))
+        self.all_shards().find(|shard| shard.full.is(parameter))
     }
 }
 
 impl<M: Model> Strategy for FullyShard<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
-        self.for_each(Shards::begin_forward)?;
-        Ok(trainyard_nn::run(&self.model, x, cx, &self.interceptors)?)
+        self.for_each(FsdpState::begin_forward)?;
+        Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
 
-    fn start_backward(&self, run: Run, loss: &Tensor, sync: Sync) -> Result<()> {
-        self.for_each(|shards| shards.begin_backward(sync))?;
+    fn start_backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<()> {
+        self.for_each(|state| state.begin_backward(sync))?;
         Ok(run.backward(loss)?)
     }
 
-    fn expect_weights(&self) -> Result<()> {
-        self.for_each(|shards| shards.begin_backward(Sync::Keep))
+    fn begin_weight_grads(&self) -> Result<()> {
+        self.for_each(|state| state.begin_backward(GradSync::None))
     }
 
-    fn start_reduce(&self, sync: Sync) -> Result<()> {
-        self.for_each(|shards| shards.start_reduce_all(sync))
+    fn start_reduce(&self, sync: GradSync) -> Result<()> {
+        self.for_each(|state| state.start_reduce_all(sync))
     }
 
     fn finish_reduce(&self) -> Result<Vec<String>> {
         let (mut is_reduced, mut names) = (true, Vec::new());
-        for family in &self.families {
-            let (sync, missing) = lock(&family.shards).finish()?;
-            is_reduced &= sync == Sync::Reduce;
+        for group in &self.param_groups {
+            let (sync, missing) = lock(&group.state).finish()?;
+            is_reduced &= sync == GradSync::Full;
             names.extend(missing);
         }
         if !names.is_empty() {
@@ -196,87 +202,92 @@ impl<M: Model> Strategy for FullyShard<M> {
                 let gradient = shard.gradient.shallow_clone();
                 shard.parameter.set_gradient(Some(gradient));
             }
-            self.terms.add_up()?;
+            self.partial_grads.all_reduce()?;
         }
         Ok(Vec::new())
     }
 
     fn unshard(&self) -> Result<()> {
-        self.for_each(Shards::unshard)
+        self.for_each(FsdpState::unshard)
     }
 
     fn reshard(&self) -> Result<()> {
-        self.for_each(Shards::reshard)
+        self.for_each(FsdpState::reshard)
     }
 
     fn zero_grad(&self) -> Result<()> {
         clear(self.all_shards());
-        self.for_each(Shards::clear_gradients)
+        self.for_each(FsdpState::clear_gradients)
     }
 
-    fn update(&self, update: &mut dyn Update) -> Result<()> {
-        if !self.updates_by_parts() {
-            return update.step();
+    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        if !self.steps_per_unit() {
+            return optimizer.step();
         }
         if !self.has_gradients()? {
             return Ok(());
         }
-        // Each unit gets its own back when its turn comes.
+        // Gradients are set again unit by unit.
         clear(self.all_shards());
-        for family in &self.families {
+        for group in &self.param_groups {
             match &self.offloaded {
-                Some(offloaded) => offloaded.update(&family.units, &family.shards, update)?,
-                None => family.update_in_memory(update)?,
+                Some(offloaded) => {
+                    offloaded.optimizer_step(&group.units, &group.state, optimizer)?
+                }
+                None => group.step_in_memory(optimizer)?,
             }
         }
         Ok(())
     }
 
-    fn updates_by_parts(&self) -> bool {
-        let stage = self.families.first().map(|family| family.formulas.stage);
+    fn steps_per_unit(&self) -> bool {
+        let stage = self.param_groups.first().map(|group| group.formulas.stage);
         self.offloaded.is_some() || stage != Some(Stage::Parameters)
     }
 
-    fn settle(&self) -> Result<()> {
-        self.for_each(Shards::settle)
+    fn wait_pending(&self) -> Result<()> {
+        self.for_each(FsdpState::wait_pending)
     }
 
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        match (&self.offloaded, self.families.first()) {
-            (Some(offloaded), Some(family)) => {
-                offloaded.with_parameters(&family.units, &family.shards, visitor)
+        match (&self.offloaded, self.param_groups.first()) {
+            (Some(offloaded), Some(group)) => {
+                offloaded.with_parameters(&group.units, &group.state, visitor)
             }
             _ => self.parameters().iter().try_for_each(visitor),
         }
     }
 
     fn offload_counters(&self) -> Vec<Counters> {
-        match (&self.offloaded, self.families.first()) {
-            (Some(offloaded), Some(family)) => offloaded.counters(&family.shards),
+        match (&self.offloaded, self.param_groups.first()) {
+            (Some(offloaded), Some(group)) => offloaded.counters(&group.state),
             _ => Vec::new(),
         }
     }
 
-    fn volume(&self, passes: Passes, world_size: usize) -> Volume {
-        let of_family = |Family { formulas, .. }: &Family| {
+    fn volume(&self, counts: CommCounts, world_size: usize) -> Volume {
+        let of_group = |ParamGroup { formulas, .. }: &ParamGroup| {
             let num_ranks = formulas.num_shards * formulas.num_replicas;
-            formulas.volume(passes).times(world_size / num_ranks)
+            formulas.volume(counts).times(world_size / num_ranks)
         };
-        let volume: Volume = self.families.iter().map(of_family).sum();
-        let terms = self.families.first().map(|Family { formulas, .. }| {
-            let terms = self.terms.bytes(formulas.widths.reduce);
-            (terms, formulas.num_replicas)
-        });
-        match terms {
-            Some((terms, num_replicas)) => volume.with_terms(&terms, num_replicas),
+        let volume: Volume = self.param_groups.iter().map(of_group).sum();
+        let partial = self
+            .param_groups
+            .first()
+            .map(|ParamGroup { formulas, .. }| {
+                let partial = self.partial_grads.bytes(formulas.widths.reduce);
+                (partial, formulas.num_replicas)
+            });
+        match partial {
+            Some((partial, num_replicas)) => volume.with_partial_grads(&partial, num_replicas),
             None => volume,
         }
     }
 
     fn states(&self, num_moments: u64) -> StateBytes {
-        let families = self.families.iter();
-        families
-            .map(|family| family.formulas.states(num_moments))
+        let param_groups = self.param_groups.iter();
+        param_groups
+            .map(|group| group.formulas.states(num_moments))
             .sum()
     }
 }
@@ -300,103 +311,103 @@ impl<M: Model> Model for FullyShard<M> {
         self.model.loss(output, targets)
     }
 
-    fn sent_by_layers(&self, num_tokens: u64) -> u64 {
-        self.model.sent_by_layers(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+        self.model.layer_comm_bytes(num_tokens)
     }
 }
 
-impl Family {
-    /// Shards the parameters of every unit, which are all of experts or all not.
+impl ParamGroup {
+    /// Shards the given parameters of every unit, which are either all of experts or all dense.
     fn new(
         model: &dyn Model,
-        owned: &[Vec<Parameter>],
+        assigned: &[Vec<Parameter>],
         world: &World,
         options: &ShardOptions,
         kinds: Kinds,
-    ) -> Result<Family> {
-        let Some(first) = owned.iter().flatten().next() else {
+    ) -> Result<ParamGroup> {
+        let Some(first) = assigned.iter().flatten().next() else {
             return Err(ParallelError::NothingToShard);
         };
         let shard_group = world.group(shard_axes_of(&first.layout()))?;
         let (mut units, mut shards_of_units) = (Vec::new(), Vec::new());
-        for members in owned {
-            let (unit, shards) = cut(members, &shard_group, options.stage, kinds)?;
+        for members in assigned {
+            let (unit, shards) = shard_unit(members, &shard_group, options.stage, kinds)?;
             units.push(unit);
             shards_of_units.push(shards);
         }
-        mark_lent(model, owned, &mut units);
-        let sample = |kind| blank(&first.tensor().detach(), 0, kind);
-        let wiring = Wiring {
+        mark_shared(model, assigned, &mut units);
+        let sample = |kind| zeros_flat(&first.tensor().detach(), 0, kind);
+        let comm = CommConfig {
             stage: options.stage,
-            schedule: Schedule {
+            prefetch: PrefetchPolicy {
                 reshard: options.reshard_after_forward,
-                prefetch: options.prefetch,
+                num_units: options.prefetch,
                 overlap: options.overlap,
             },
             op: options.op,
             replicate_group: world.group(Axis::DpReplicate)?,
             shard_group,
         };
-        let formulas = formulas(&wiring, &units, kinds);
-        let shards = Shards::new(wiring, units, &sample(kinds.param)?, &sample(kinds.reduce)?);
-        Ok(Family {
+        let formulas = formulas(&comm, &units, kinds);
+        let state = FsdpState::new(comm, units, &sample(kinds.param)?, &sample(kinds.reduce)?);
+        Ok(ParamGroup {
             units: shards_of_units,
-            shards: Arc::new(Mutex::new(shards)),
+            state: Arc::new(Mutex::new(state)),
             formulas,
         })
     }
 
-    /// Steps unit by unit where every unit's new parameters can leave at once.
-    fn update_in_memory(&self, update: &mut dyn Update) -> Result<()> {
+    /// Steps unit by unit, so that the updated parameters of a unit are gathered while the next is updated.
+    fn step_in_memory(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for (index, shards) in self.units.iter().enumerate() {
             if !shards.is_empty() {
-                step_alone(shards, update)?;
+                step_alone(shards, optimizer)?;
             }
-            lock(&self.shards).publish(index)?;
+            lock(&self.state).all_gather_updated(index)?;
         }
         Ok(())
     }
 }
 
-/// A unit cut, and this rank's shards of it; neither where it has nothing to train.
-fn cut(
+/// Shards one unit, and returns this rank's shards of it; none if it has nothing to train.
+fn shard_unit(
     members: &[Parameter],
     group: &Group,
     stage: Stage,
     kinds: Kinds,
-) -> Result<(Option<ShardedUnit>, Vec<Shard>)> {
+) -> Result<(Option<FlatParamHandle>, Vec<Shard>)> {
     if members.is_empty() {
         return Ok((None, Vec::new()));
     }
-    let (unit, parameters) = ShardedUnit::new(members, group, stage, kinds)?;
+    let (unit, parameters) = FlatParamHandle::new(members, group, stage, kinds)?;
     let mut shards = Vec::with_capacity(members.len());
-    for (index, (whole, parameter)) in members.iter().zip(parameters).enumerate() {
+    for (index, (full, parameter)) in members.iter().zip(parameters).enumerate() {
         shards.push(Shard {
-            whole: whole.clone(),
+            full: full.clone(),
             parameter,
             gradient: unit.gradient_of(index)?,
-            place: unit.place_in_chunk(index),
+            in_chunk: unit.interval_in_chunk(index),
         });
     }
     Ok((Some(unit), shards))
 }
 
-fn formulas(wiring: &Wiring, units: &[Option<ShardedUnit>], kinds: Kinds) -> ShardedModel {
+fn formulas(comm: &CommConfig, units: &[Option<FlatParamHandle>], kinds: Kinds) -> ShardedModel {
     let width = |kind: Kind| kind.elt_size_in_bytes() as u64;
     ShardedModel {
-        stage: wiring.stage,
-        reshard: wiring.schedule.reshard,
-        rows: units
+        stage: comm.stage,
+        reshard: comm.prefetch.reshard,
+        flat_sizes: units
             .iter()
             .map(|unit| unit.as_ref().map_or(0, |unit| unit.padded() as u64))
             .collect(),
-        num_held: units.iter().flatten().map(ShardedUnit::num_held).sum(),
-        lent: units
+        num_local: units.iter().flatten().map(FlatParamHandle::num_local).sum(),
+        shared: units
             .iter()
-            .map(|unit| unit.as_ref().is_some_and(|unit| unit.is_lent))
+            .map(|unit| unit.as_ref().is_some_and(|unit| unit.is_shared))
             .collect(),
-        num_shards: wiring.shard_group.size(),
-        num_replicas: wiring.replicate_group.size(),
+        num_shards: comm.shard_group.size(),
+        num_replicas: comm.replicate_group.size(),
         widths: Widths {
             master: width(kinds.master),
             param: width(kinds.param),

@@ -1,89 +1,89 @@
-//! Sharded data parallelism: ZeRO's three stages and hybrid sharding, by one mechanism.
+//! Sharded data parallelism (FSDP): ZeRO's three stages and hybrid sharding, by one mechanism.
 //!
-//! The parameters of a unit lie in one row, of which every rank holds a chunk. Three things can be
-//! done with a row: gather it, release it, and reduce its gradients to the chunks. The stages differ
-//! only in when:
+//! The parameters of a unit are concatenated into one flat parameter, of which every rank holds a chunk. There are
+//! three operations on a flat parameter: gather it, release it, and reduce-scatter its gradients to the chunks. The
+//! stages differ only in when these run:
 //!
 //! | stage | gathered | released | gradients |
 //! |---|---|---|---|
-//! | [`Stage::OptimizerStates`] | once after each optimiser step | never | kept whole, reduced once a step |
-//! | [`Stage::Gradients`] | once after each optimiser step | never | reduced as each unit ends backward |
-//! | [`Stage::Parameters`] | before each unit's forward and backward | after each | the same |
+//! | [`Stage::OptimizerStates`] | once after each optimizer step | never | unsharded, reduced once per step |
+//! | [`Stage::Gradients`] | once after each optimizer step | never | reduced as each unit finishes backward |
+//! | [`Stage::Parameters`] | before each unit's forward and backward | after each | as in stage 2 |
 //!
 //! ```no_run
-//! # use trainyard_parallel::{FullyShard, ShardOptions, Strategy, Sync};
+//! # use trainyard_parallel::{FullyShard, ShardOptions, Strategy, GradSync};
 //! # use trainyard_nn::{Context, Llama, Model};
 //! # fn step(model: Llama, world: trainyard_torch::World, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = FullyShard::new(model, &world, ShardOptions::default())?;
 //! let run = model.forward(&x, &Context::training(0))?;
 //! let loss = model.loss(run.output(), &y)? / y.numel() as f64;
-//! model.backward(run, &loss, Sync::Reduce)?; // every rank now has its shard of the gradients
+//! model.backward(run, &loss, GradSync::Full)?; // every rank now has its shard of the gradients
 //! # Ok(())
 //! # }
 //! ```
 
-mod at_units;
-mod blank;
+mod assign_params;
+mod deferred_grads;
+mod flat_param;
+mod flat_param_handle;
+mod flat_tensor;
+mod fsdp_state;
 mod fully_shard;
-mod kept;
-mod offload;
-mod owned;
+mod gather_full;
+mod hooks;
+mod offload_file;
+mod offloaded_states;
 mod pool;
-mod row;
-mod schedule;
-mod shards;
-mod shelf;
-mod unit;
-mod whole;
+mod prefetch;
 
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard};
 
 use trainyard_mesh::{Axis, AxisSet, Layout};
-use trainyard_nn::Intercept;
+use trainyard_nn::UnitHooks;
 use trainyard_torch::ReduceOp;
 
 use crate::precision::Precision;
-use shards::Shards;
+use fsdp_state::FsdpState;
 
+pub use flat_param::FlatParam;
 pub use fully_shard::FullyShard;
-pub use row::Row;
-pub use schedule::Reshard;
-pub use shelf::OffloadOptions;
-pub use whole::{part, whole};
+pub use gather_full::{gather_full, local_shard};
+pub use offload_file::OffloadOptions;
+pub use prefetch::Reshard;
 
-/// What is sharded; each stage shards what those before it do.
+/// The ZeRO stage: what is sharded. Each stage also shards what the stages before it do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Stage 1: the optimiser's states, master weights among them.
+    /// Stage 1: optimizer states, master weights included.
     OptimizerStates,
-    /// Stage 2: and gradients.
+    /// Stage 2: gradients too.
     Gradients,
-    /// Stage 3: and parameters.
+    /// Stage 3: parameters too.
     #[default]
     Parameters,
 }
 
-/// How [`FullyShard`] works.
+/// Options of [`FullyShard`].
 pub struct ShardOptions {
-    /// What is sharded.
+    /// The ZeRO stage.
     pub stage: Stage,
-    /// Number types.
+    /// Types of parameters, gradients and outputs.
     pub precision: Precision,
-    /// `Mean` for losses that are means over a rank's own samples; `Sum` for losses that are already
-    /// divided by the global count.
+    /// `Mean` if the loss is a mean over the rank's own samples, `Sum` if it is already divided by the global
+    /// count.
     pub op: ReduceOp,
-    /// Whether parameters go after forward; stage 3 only.
+    /// Whether parameters are released after forward; stage 3 only.
     pub reshard_after_forward: Reshard,
-    /// How many units are gathered ahead; stage 3 only.
+    /// Number of units to gather ahead; stage 3 only.
     pub prefetch: usize,
-    /// Whether communication runs beside computation. Results are the same to the bit.
+    /// Whether communication overlaps computation. Results are bitwise the same.
     pub overlap: bool,
-    /// Where parameters and the optimiser's states are kept while nobody computes with them; in
-    /// memory if absent. Stage 3 only.
+    /// Where parameters and optimizer states are offloaded to while they are not in use; none keeps them in memory.
+    /// Stage 3 only.
     pub offload: Option<OffloadOptions>,
-    /// What else intercepts units, inside of gathering: recomputation, for one.
-    pub inside: Vec<Rc<dyn Intercept>>,
+    /// Additional hooks around each unit, such as activation checkpointing. They run while the unit is gathered.
+    pub unit_hooks: Vec<Rc<dyn UnitHooks>>,
 }
 
 impl Default for ShardOptions {
@@ -96,29 +96,29 @@ impl Default for ShardOptions {
             prefetch: 1,
             overlap: true,
             offload: None,
-            inside: Vec::new(),
+            unit_hooks: Vec::new(),
         }
     }
 }
 
-/// The axes over which states are sharded: ranks along `cp` see other parts of the same sequences
-/// but hold the same model, so they share its states too.
+/// The axes over which states are sharded. Ranks along `cp` hold the same model and process different positions of
+/// the same sequences, so they shard its states too.
 pub fn shard_axes() -> AxisSet {
     AxisSet::of([Axis::DpShard, Axis::Cp])
 }
 
-/// The axes over which a parameter's states are sharded: those of experts over the ranks that have the
-/// same ones.
+/// The axes over which a parameter's states are sharded: those of experts over the ranks that hold the same experts.
 fn shard_axes_of(layout: &Layout) -> AxisSet {
-    match layout.is_of_experts() {
-        true => Axis::Efsdp.into(),
-        false => shard_axes(),
+    if layout.is_expert() {
+        Axis::Efsdp.into()
+    } else {
+        shard_axes()
     }
 }
 
-/// A panic inside a hook was reported as that hook's error.
-fn lock(shards: &Mutex<Shards>) -> MutexGuard<'_, Shards> {
-    shards
+/// Poisoning is ignored, since a panic inside a hook is already reported as the error of that hook.
+fn lock(state: &Mutex<FsdpState>) -> MutexGuard<'_, FsdpState> {
+    state
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,79 +1,80 @@
-//! Memory that units take turns with.
+//! A pool of buffers that units use in turn.
 //!
-//! A unit's row needs memory only while it is gathered or its gradients are on their way. Every
-//! buffer of the pool fits the longest row, so any buffer serves any unit, and after the first step
-//! nothing is allocated any more, unless the pool is emptied because it is not needed for long.
+//! A unit's flat parameter needs memory only while it is gathered or its gradients are being reduced. Every buffer
+//! of the pool fits the longest flat parameter, so any buffer serves any unit, and after the first step nothing is
+//! allocated any more, unless the pool is emptied because it is not needed for a while.
 
 use tch::Tensor;
 use trainyard_torch::{Result, TorchError, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
-use super::blank::blank;
+use super::flat_tensor::zeros_flat;
 
-/// Buffers of one type, lent and given back.
+/// Buffers of one type.
 pub(super) struct Pool {
-    /// Tells type and device.
+    /// A tensor with the type and device of the buffers.
     like: Tensor,
     length: usize,
-    /// Tensors that hold a buffer nobody uses.
+    /// Tensors with an unused buffer.
     free: Vec<Tensor>,
-    /// Tensors whose buffer is lent.
-    lent: Vec<Tensor>,
+    /// Tensors whose buffer is in use.
+    used: Vec<Tensor>,
 }
 
 impl Pool {
-    /// A pool for rows of up to `length` elements of the type of `like`.
+    /// A pool for flat tensors of up to `length` elements of the type of `like`.
     pub(super) fn new(like: &Tensor, length: usize) -> Pool {
         Pool {
             like: like.shallow_clone(),
             length,
             free: Vec::new(),
-            lent: Vec::new(),
+            used: Vec::new(),
         }
     }
 
-    /// Puts a buffer behind `row`, which has none; its contents are undefined.
-    pub(super) fn lend(&mut self, row: &Tensor) -> Result<()> {
-        let buffer = match self.free.pop().filter(|_| !self.is_dry()) {
+    /// Gives `flat`, which has no storage, a buffer with undefined contents.
+    pub(super) fn acquire(&mut self, flat: &Tensor) -> Result<()> {
+        let buffer = match self.free.pop().filter(|_| !self.is_meta()) {
             Some(buffer) => buffer,
             None => self.buffer(MemoryKind::Communication)?,
         };
-        storage::exchange(&buffer, row)?;
-        self.lent.push(buffer);
+        storage::swap(&buffer, flat)?;
+        self.used.push(buffer);
         Ok(())
     }
 
-    /// Takes the buffer behind `row` back.
-    pub(super) fn take_back(&mut self, row: &Tensor) -> Result<()> {
-        let Some(shell) = self.lent.pop() else {
+    /// Takes the buffer of `flat` back into the pool.
+    pub(super) fn release(&mut self, flat: &Tensor) -> Result<()> {
+        let Some(empty) = self.used.pop() else {
             return Err(TorchError::Invalid(
-                "a buffer was given back that was never lent".to_owned(),
+                "a buffer was released that was not acquired from the pool".to_owned(),
             ));
         };
-        storage::exchange(&shell, row)?;
-        let idle = match self.is_dry() {
-            true => {
-                drop(shell);
-                self.buffer(MemoryKind::Other)?
-            }
-            false => shell,
+        storage::swap(&empty, flat)?;
+        let idle = if self.is_meta() {
+            drop(empty);
+            self.buffer(MemoryKind::Other)?
+        } else {
+            empty
         };
         self.free.push(idle);
         Ok(())
     }
 
-    /// Gives the memory of buffers that nobody uses back.
+    /// Releases the memory of unused buffers.
     pub(super) fn empty(&mut self) {
         self.free.clear();
     }
 
-    /// In a dry run buffers cost nothing, so those that nobody uses are made anew under another kind:
-    /// its timeline shows what is released, and its total what is held.
-    fn is_dry(&self) -> bool {
+    /// Whether this is a dry run. There buffers cost nothing, so unused ones are recreated under another memory
+    /// kind: the timeline then shows releases, and the total still shows the memory that the pool reserves.
+    fn is_meta(&self) -> bool {
         meta::is_meta(&self.like)
     }
 
     fn buffer(&self, kind: MemoryKind) -> Result<Tensor> {
-        memory::scope(kind, || blank(&self.like, self.length, self.like.kind()))
+        memory::scope(kind, || {
+            zeros_flat(&self.like, self.length, self.like.kind())
+        })
     }
 }

@@ -1,8 +1,8 @@
-//! What nccl-tests of different versions print, read to the last column.
+//! Tests with the output formats of different nccl-tests versions.
 
 use super::*;
 
-/// Times of a ring of 300 GB/s that begins after 30 us, in the format of the program.
+/// Times of a 300 GB/s ring with 30 us latency, formatted as nccl-tests prints them.
 fn time(factor: f64, bytes: u64) -> String {
     let us = 30.0 + factor * bytes as f64 / 300e3;
     match us {
@@ -12,7 +12,7 @@ fn time(factor: f64, bytes: u64) -> String {
     }
 }
 
-/// The rows of a table, each made by `row` of bytes and the printed time.
+/// The rows of a table; `row` formats bytes and the printed time.
 fn rows(factor: f64, row: impl Fn(u64, &str) -> String) -> String {
     let sizes = (10..=32).step_by(2).map(|power| 1u64 << power);
     sizes
@@ -24,17 +24,14 @@ fn devices(num: usize, line: impl Fn(usize) -> String) -> String {
     (0..num).map(|rank| line(rank) + "\n").collect()
 }
 
-/// The figures come back, and so does who took part.
-fn check(text: &str, collective: Collective, num_ranks: usize, num_machines: usize) {
+/// Checks the fitted bandwidth and latency, and the numbers of ranks and nodes.
+fn check(text: &str, collective: Collective, num_ranks: usize, num_nodes: usize) {
     let tables = read_tables("run.log", text).unwrap();
     let [table] = tables.as_slice() else {
         panic!("{} tables in {text}", tables.len());
     };
     assert_eq!(table.collective, collective);
-    assert_eq!(
-        (table.num_ranks, table.num_machines),
-        (num_ranks, num_machines)
-    );
+    assert_eq!((table.num_ranks, table.num_nodes), (num_ranks, num_nodes));
     let line = table.line().unwrap();
     assert!(
         (line.bytes_per_second / 300e9 - 1.0).abs() < 0.03,
@@ -69,7 +66,7 @@ fn without_a_root() {
     check(&text, Collective::AllReduce, 8, 1);
 }
 
-/// The same version's gathers have no operation either.
+/// All-gather tables of that version have no operation column either.
 #[test]
 fn without_an_operation() {
     let mut text = "mpirun -np 16 ./build/all_gather_perf -b 1K -e 4G -f 4\n\
@@ -93,9 +90,9 @@ fn without_an_operation() {
     check(&text, Collective::AllGather, 16, 2);
 }
 
-/// As 2.13 prints it, with what NCCL and a launcher say between, from a container whose name is a number.
+/// The format of 2.13, with log lines of NCCL and a launcher between the rows, from a host whose name is a number.
 #[test]
-fn with_a_root_and_talk_between() {
+fn with_a_root_and_log_lines() {
     let mut text = "NCCL version 2.21.5+cuda12.4\n\
          # nThread 1 nGpus 1 minBytes 1024 maxBytes 4294967296 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0\n\
          #\n# Using devices\n"
@@ -124,13 +121,13 @@ fn with_a_root_and_talk_between() {
         "# Using devices\n+ ./reduce_scatter_perf -b 1K",
     );
     check(&named, Collective::ReduceScatter, 16, 2);
-    let refused = read_tables("run.log", &text).unwrap_err().to_string();
-    assert!(refused.contains("which collective"), "{refused}");
+    let rejected = read_tables("run.log", &text).unwrap_err().to_string();
+    assert!(rejected.contains("the collective is unknown"), "{rejected}");
     let tables = read_tables("alltoall_perf.txt", &text).unwrap();
     assert_eq!(tables[0].collective, Collective::AllToAll);
 }
 
-/// Newer versions name the test and themselves; every line has its rank before it.
+/// Newer versions print the test and their version; every line may be prefixed with a rank.
 #[test]
 fn named_and_tagged() {
     let mut text = "# nccl-tests version 2.17.1 nccl-headers=22703 nccl-library=22703\n\
@@ -165,7 +162,7 @@ fn named_and_tagged() {
     assert_eq!(read_tables("run.log", &twice).unwrap().len(), 2);
 }
 
-/// A column for each iteration's spread, the time of day, times of the processor, and one half alone.
+/// Per-iteration statistics, timestamps, CPU times, and a single half.
 #[test]
 fn more_and_fewer_columns() {
     let head = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 1024\n";
@@ -188,9 +185,9 @@ fn more_and_fewer_columns() {
     check(&format!("{head}{cpu}{text}"), Collective::AllReduce, 8, 1);
 }
 
-/// With a mask that splits ranks, groups of one rank of each machine run side by side.
+/// With NCCL_TESTS_SPLIT_MASK, groups of one rank per node run at the same time.
 #[test]
-fn groups_are_counted_alone() {
+fn groups_are_counted_separately() {
     let mut text =
         "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 1 minBytes 1024\n"
             .to_owned();

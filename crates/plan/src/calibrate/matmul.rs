@@ -1,41 +1,41 @@
-//! A sweep of matrix products, and the three constants that explain it.
+//! A sweep of matrix products, and the three constants fitted to it.
 
 use super::CalibrateError;
 
-/// One product that was timed.
+/// One timed matrix product.
 #[derive(Copy, Clone, Debug, PartialEq)]
-pub struct Product {
+pub struct MatmulSample {
     /// Rows of the result.
     pub m: f64,
     /// Columns of the result.
     pub n: f64,
-    /// Depth.
+    /// The inner dimension.
     pub k: f64,
-    /// How long it took.
+    /// Measured seconds.
     pub seconds: f64,
 }
 
-/// What explains a sweep.
+/// The fitted constants.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Fit {
-    /// The share of the peak that very large products reach.
+    /// Fraction of peak that very large products reach.
     pub share: f64,
     /// Elements of the result at which half of it is reached.
     pub area: f64,
-    /// The same for depth.
+    /// Inner dimension at which half of it is reached.
     pub depth: f64,
-    /// How far off it is on average.
+    /// Mean relative error.
     pub error: f64,
 }
 
-const LEAST: usize = 3;
+const MIN_ROWS: usize = 3;
 
-/// Reads lines `m,n,k,tflops` or `m,n,k,seconds`, whichever the first line says.
-pub fn read_products(file: &str, text: &str) -> Result<Vec<Product>, CalibrateError> {
-    let wrong = |line, what: &str, wanted| CalibrateError::Row {
+/// Reads a sweep as CSV with the header `m,n,k,tflops` or `m,n,k,seconds`.
+pub fn read_matmuls(file: &str, text: &str) -> Result<Vec<MatmulSample>, CalibrateError> {
+    let wrong = |line, found: &str, wanted| CalibrateError::Row {
         file: file.to_owned(),
         line,
-        what: what.chars().take(40).collect(),
+        found: found.chars().take(40).collect(),
         wanted,
     };
     let lines = text.lines().enumerate();
@@ -48,7 +48,7 @@ pub fn read_products(file: &str, text: &str) -> Result<Vec<Product>, CalibrateEr
         ["m", "n", "k", "seconds"] => false,
         _ => return Err(wrong(number + 1, header, HEADER)),
     };
-    let mut products = Vec::new();
+    let mut matmuls = Vec::new();
     for (index, line) in lines {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
         let numbers = cells.iter().map(|cell| match cell.parse::<f64>() {
@@ -59,31 +59,33 @@ pub fn read_products(file: &str, text: &str) -> Result<Vec<Product>, CalibrateEr
         let &[m, n, k, last] = numbers.as_slice() else {
             return Err(wrong(index + 1, line, "row of four numbers"));
         };
-        let seconds = match is_rate {
-            true => 2.0 * m * n * k / (last * 1e12),
-            false => last,
+        let seconds = if is_rate {
+            2.0 * m * n * k / (last * 1e12)
+        } else {
+            last
         };
-        products.push(Product { m, n, k, seconds });
+        matmuls.push(MatmulSample { m, n, k, seconds });
     }
-    match products.len() < LEAST {
-        true => Err(CalibrateError::Few {
+    if matmuls.len() < MIN_ROWS {
+        Err(CalibrateError::Few {
             file: file.to_owned(),
-            found: products.len(),
-            wanted: LEAST,
-        }),
-        false => Ok(products),
+            found: matmuls.len(),
+            wanted: MIN_ROWS,
+        })
+    } else {
+        Ok(matmuls)
     }
 }
 
-/// Tries areas and depths on a grid that is refined around the best; the share follows from them.
-pub(super) fn fit(products: &[Product], peak: f64) -> Result<Fit, CalibrateError> {
+/// Searches area and depth on a grid that is refined around the best point; the fraction follows from them.
+pub(super) fn fit(matmuls: &[MatmulSample], peak: f64) -> Result<Fit, CalibrateError> {
     let mut best: Option<(f64, Fit)> = None;
     let (mut area, mut depth, mut step) = (14.0f64, 5.0f64, 1.0f64);
     for _ in 0..6 {
         for i in -6i32..=6 {
             for j in -6i32..=6 {
                 let at = (area + step * f64::from(i), depth + step * f64::from(j));
-                let (cost, fit) = at_point(products, peak, at.0.exp(), at.1.exp());
+                let (cost, fit) = at_point(matmuls, peak, at.0.exp(), at.1.exp());
                 if best.is_none_or(|(least, _)| cost < least) {
                     best = Some((cost, fit));
                 }
@@ -97,19 +99,19 @@ pub(super) fn fit(products: &[Product], peak: f64) -> Result<Fit, CalibrateError
     let fit = best.map(|(_, fit)| fit);
     fit.filter(|fit| fit.share.is_finite() && fit.share > 0.0)
         .ok_or(CalibrateError::Flat {
-            file: "the sweep".to_owned(),
+            file: "the matmul sweep".to_owned(),
         })
 }
 
-fn at_point(products: &[Product], peak: f64, area: f64, depth: f64) -> (f64, Fit) {
-    let ideal = |p: &Product| {
+fn at_point(matmuls: &[MatmulSample], peak: f64, area: f64, depth: f64) -> (f64, Fit) {
+    let ideal = |p: &MatmulSample| {
         let flops = 2.0 * p.m * p.n * p.k;
         flops / peak * (1.0 + area / (p.m * p.n)) * (1.0 + depth / p.k)
     };
-    let count = products.len() as f64;
-    let logs = products.iter().map(|p| (ideal(p) / p.seconds).ln());
+    let count = matmuls.len() as f64;
+    let logs = matmuls.iter().map(|p| (ideal(p) / p.seconds).ln());
     let share = (logs.sum::<f64>() / count).exp().min(1.0);
-    let logs = || products.iter().map(|p| (ideal(p) / share / p.seconds).ln());
+    let logs = || matmuls.iter().map(|p| (ideal(p) / share / p.seconds).ln());
     let cost = logs().map(|log| log * log).sum();
     let error = logs().map(f64::abs).sum::<f64>() / count;
     let fit = Fit {

@@ -1,116 +1,116 @@
-//! A cluster's own figures, from what people measure first: nccl-tests and a sweep of matrix products.
+//! Calibrates a cluster from common measurements: nccl-tests and a sweep of matrix products.
 //!
-//! Every table becomes a straight line, seconds over bytes on the wire: where it begins is the latency, how
-//! it rises the bandwidth. Tables of one machine speak about links, those of several about the network.
+//! Every nccl-tests table is fitted by a line, seconds over bytes on the wire: its intercept is the latency, its
+//! slope the inverse bandwidth. Tables of one node determine links, those of several nodes the network.
 
 mod matmul;
 mod nccl;
 
-pub use matmul::{Product, read_products};
+pub use matmul::{MatmulSample, read_matmuls};
 pub use nccl::{Collective, Table, read_tables};
 
 use crate::operator::REFERENCE_PEAK;
-use crate::{Cluster, ClusterError, Figure};
+use crate::{Cluster, ClusterError, SourcedValue};
 
 /// Why a measurement cannot be used.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum CalibrateError {
-    /// No rows at all.
-    #[error("{file}: no table of nccl-tests in it: paste the whole output, header and rows")]
+    /// The file contains no table.
+    #[error("{file}: no nccl-tests table found: include the full output with header and rows")]
     NoTable {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// A row that is cut off or has no number where one should be.
-    #[error("{file}, line {line}: {what} is no {wanted}")]
+    /// A truncated row or an invalid number.
+    #[error("{file}, line {line}: {found} is not a valid {wanted}")]
     Row {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Which line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What stands there.
-        what: String,
-        /// What should.
+        /// The text that was found.
+        found: String,
+        /// What was expected.
         wanted: &'static str,
     },
-    /// Nothing says how many ranks took part.
-    #[error(
-        "{file}: it does not say how many ranks took part: keep its lines `# Rank ... on HOST`"
-    )]
+    /// The number of ranks is unknown.
+    #[error("{file}: the number of ranks is unknown: keep the lines `# Rank ... on HOST`")]
     NoRanks {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// Nothing says which collective it was.
+    /// The collective is unknown.
     #[error(
-        "{file}: it does not say which collective it is: call the file all_reduce_perf.txt or so"
+        "{file}: the collective is unknown: name the file after it, for example all_reduce_perf.txt"
     )]
     NoCollective {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// Too few rows for a line.
+    /// Too few rows for a fit.
     #[error("{file}: {found} rows are too few: measure at least {wanted} sizes")]
     Few {
-        /// Which file.
+        /// The file.
         file: String,
-        /// How many there are.
+        /// Number of rows.
         found: usize,
-        /// How many there must be.
+        /// Number of rows required.
         wanted: usize,
     },
     /// Times that do not grow with sizes.
-    #[error("{file}: time does not grow with size, so no bandwidth follows: measure larger sizes")]
+    #[error(
+        "{file}: time does not grow with size, so the bandwidth is undetermined: measure larger sizes"
+    )]
     Flat {
-        /// Which file.
+        /// The file.
         file: String,
     },
-    /// A figure that follows and cannot be.
+    /// The resulting cluster is invalid.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
 }
 
-/// A cluster with its own figures, and how well they explain what was measured.
+/// A calibrated cluster and the quality of the fit.
 #[derive(Clone, Debug)]
 pub struct Calibrated {
-    /// The cluster.
+    /// The calibrated cluster.
     pub cluster: Cluster,
-    /// A line per measurement.
+    /// One line per measurement.
     pub notes: Vec<String>,
 }
 
-/// The least latency that is written: none at all would be a fit's slip.
-const LEAST_LATENCY: f64 = 1e-7;
+/// The lowest latency that is written; a zero would be an artifact of the fit.
+const MIN_LATENCY: f64 = 1e-7;
 
-/// Puts what was measured in place of what data sheets say.
+/// Replaces data-sheet figures by measurements.
 pub fn calibrate(
     cluster: &Cluster,
     tables: &[Table],
-    products: &[Product],
+    matmuls: &[MatmulSample],
 ) -> Result<Calibrated, CalibrateError> {
     let mut notes = Vec::new();
-    let mut wires = Wires::default();
-    // Those inside a machine first: the others' latency is over theirs.
-    let inside = tables.iter().filter(|table| table.num_machines == 1);
-    let across = tables.iter().filter(|table| table.num_machines > 1);
-    for table in inside.chain(across) {
+    let mut network = NetworkFit::default();
+    // Tables of one node come first: inter-node latency is measured in addition to theirs.
+    let intra_node = tables.iter().filter(|table| table.num_nodes == 1);
+    let inter_node = tables.iter().filter(|table| table.num_nodes > 1);
+    for table in intra_node.chain(inter_node) {
         let line = table.line()?;
         notes.push(table.note(&line));
-        wires.learn(table, &line);
+        network.add_table(table, &line);
     }
-    let mut cluster = wires.apply(cluster.clone())?;
-    if !products.is_empty() {
+    let mut cluster = network.apply(cluster.clone())?;
+    if !matmuls.is_empty() {
         let peak = cluster.accelerator.peak.value;
-        let fit = matmul::fit(products, peak)?;
+        let fit = matmul::fit(matmuls, peak)?;
         let share = rounded(fit.share);
         notes.push(format!(
-            "{} matrix products: {:.0} Tflop/s for very large ones, {:.1} % off on average",
-            products.len(),
+            "{} matrix products: {:.0} TFLOP/s for very large ones, mean error {:.1} %",
+            matmuls.len(),
             fit.share * peak / 1e12,
             100.0 * fit.error
         ));
         cluster.accelerator.sustained =
-            Figure::measured(rounded(share * peak), "a sweep of products");
+            SourcedValue::measured(rounded(share * peak), "a matmul sweep");
         cluster = cluster
             .with_constant("matmul", share)?
             .with_constant("matmul_area", rounded(fit.area * REFERENCE_PEAK / peak))?
@@ -119,9 +119,9 @@ pub fn calibrate(
     Ok(Calibrated { cluster, notes })
 }
 
-/// What tables say about wires; of several the geometric mean.
+/// Network figures from the tables; several tables give their geometric mean.
 #[derive(Default)]
-struct Wires {
+struct NetworkFit {
     link: Mean,
     link_latency: Mean,
     peer: Mean,
@@ -129,47 +129,47 @@ struct Wires {
     network_latency: Mean,
 }
 
-impl Wires {
-    fn learn(&mut self, table: &Table, line: &nccl::Line) {
+impl NetworkFit {
+    fn add_table(&mut self, table: &Table, line: &nccl::LinearFit) {
         let rate = line.bytes_per_second;
         let doublings = (table.num_ranks as f64).log2().max(1.0);
-        // A gather takes half of a sum's latency, as it takes half of its bytes.
+        // An all-gather takes half of an all-reduce's latency, as it takes half of its bytes.
         let latency = match table.collective {
             Collective::AllGather | Collective::ReduceScatter => 2.0 * line.latency,
             _ => line.latency,
         };
-        let is_message = table.collective == Collective::SendReceive;
-        if table.num_machines == 1 {
-            match is_message {
-                true => self.peer.add(rate),
-                false => {
-                    self.link.add(rate);
-                    self.link_latency
-                        .add((latency / doublings).max(LEAST_LATENCY));
-                }
+        let is_point_to_point = table.collective == Collective::SendReceive;
+        if table.num_nodes == 1 {
+            if is_point_to_point {
+                self.peer.add(rate)
+            } else {
+                self.link.add(rate);
+                self.link_latency
+                    .add((latency / doublings).max(MIN_LATENCY));
             }
             return;
         }
-        let inside = (table.num_ranks / table.num_machines) as f64;
+        let intra_node = (table.num_ranks / table.num_nodes) as f64;
         let network = match table.collective {
-            // Rings of a machine's ranks share its cards.
+            // A ring uses the NICs of all its ranks in a node.
             Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
-                rate / inside
+                rate / intra_node
             }
-            // Only what leaves the machine passes its card.
+            // Only data that leaves the node passes its NIC.
             Collective::AllToAll => {
                 let size = table.num_ranks as f64;
-                rate * (size - inside) / (size - 1.0)
+                rate * (size - intra_node) / (size - 1.0)
             }
             Collective::SendReceive => rate,
         };
         self.network.add(network);
-        let within = match is_message {
-            true => 0.0,
-            false => self.link_latency.value().unwrap_or(0.0) * doublings,
+        let intra_node_latency = if is_point_to_point {
+            0.0
+        } else {
+            self.link_latency.value().unwrap_or(0.0) * doublings
         };
         self.network_latency
-            .add((latency - within).max(LEAST_LATENCY));
+            .add((latency - intra_node_latency).max(MIN_LATENCY));
     }
 
     fn apply(&self, mut cluster: Cluster) -> Result<Cluster, ClusterError> {
@@ -178,16 +178,16 @@ impl Wires {
         let share = accelerator.link_per_peer.value / accelerator.link.value;
         let mut constants = Vec::new();
         if let Some(link) = self.link.value() {
-            accelerator.link = Figure::measured(link, SOURCE);
-            accelerator.link_per_peer = Figure::measured(link * share, SOURCE);
+            accelerator.link = SourcedValue::measured(link, SOURCE);
+            accelerator.link_per_peer = SourcedValue::measured(link * share, SOURCE);
             constants.push(("link", 1.0));
         }
         if let Some(peer) = self.peer.value() {
-            let whole = accelerator.link_per_peer.value;
-            constants.push(("peer", (peer / whole).min(1.0)));
+            let specified = accelerator.link_per_peer.value;
+            constants.push(("peer", (peer / specified).min(1.0)));
         }
         if let Some(network) = self.network.value() {
-            accelerator.network = Figure::measured(network, SOURCE);
+            accelerator.network = SourcedValue::measured(network, SOURCE);
             constants.push(("network", 1.0));
         }
         let latencies = [
@@ -222,7 +222,7 @@ impl Mean {
     }
 }
 
-/// To four digits: no measurement has more.
+/// Rounds to four significant digits.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

@@ -1,14 +1,14 @@
-//! The tables that nccl-tests print.
+//! Parses the tables of nccl-tests.
 //!
-//! Columns are found by the header above them, because they moved: versions before 2.13 have no root, newer
-//! ones can report each iteration or the time of day. Launchers put the rank before every line, and NCCL talks
-//! between them.
+//! Columns are located by the header, because they moved between versions: before 2.13 there is no `root`, and
+//! newer versions can add per-iteration columns or timestamps. Launchers may prefix every line with the rank, and
+//! NCCL prints log lines between the rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::CalibrateError;
 
-/// What was measured.
+/// The measured collective.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Collective {
     /// `all_reduce_perf`.
@@ -32,37 +32,37 @@ const NAMES: [(&str, Collective); 6] = [
     ("sendrecv", Collective::SendReceive),
 ];
 
-/// One table: seconds by bytes on the wire.
+/// One table: seconds by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Where it was read.
+    /// The file it was read from.
     pub file: String,
-    /// Which collective.
+    /// The measured collective.
     pub collective: Collective,
-    /// How many ranks took part.
+    /// Number of ranks.
     pub num_ranks: usize,
-    /// On how many machines.
-    pub num_machines: usize,
-    /// Bytes as nccl-tests count them, and seconds.
+    /// Number of nodes.
+    pub num_nodes: usize,
+    /// Size in bytes as nccl-tests counts it, and seconds.
     pub rows: Vec<(f64, f64)>,
 }
 
-/// Seconds are `latency + wire bytes / bytes_per_second`.
+/// A fitted line: seconds are `latency + wire bytes / bytes_per_second`.
 #[derive(Copy, Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct LinearFit {
     pub latency: f64,
     pub bytes_per_second: f64,
-    /// How far off the line is on average, as a share.
+    /// Mean relative error of the fit.
     pub error: f64,
 }
 
-/// Rows that a line needs.
-const LEAST_ROWS: usize = 3;
+/// Rows required for a fit.
+const MIN_ROWS: usize = 3;
 
-/// Ranks beyond this are a slip.
-const MOST_RANKS: usize = 1 << 20;
+/// The largest plausible number of ranks.
+const MAX_RANKS: usize = 1 << 20;
 
-/// All tables of a text; `file` names it in messages and may name the collective.
+/// Parses all tables of a text. `file` appears in errors and may name the collective.
 pub fn read_tables(file: &str, text: &str) -> Result<Vec<Table>, CalibrateError> {
     let mut reader = Reader {
         file,
@@ -72,15 +72,16 @@ pub fn read_tables(file: &str, text: &str) -> Result<Vec<Table>, CalibrateError>
         reader.line(index + 1, line.trim())?;
     }
     reader.close()?;
-    match reader.tables.is_empty() {
-        true => Err(CalibrateError::NoTable {
+    if reader.tables.is_empty() {
+        Err(CalibrateError::NoTable {
             file: file.to_owned(),
-        }),
-        false => Ok(reader.tables),
+        })
+    } else {
+        Ok(reader.tables)
     }
 }
 
-/// Ranks, and the machines that have them.
+/// The ranks of a group and their hosts.
 #[derive(Default)]
 struct Members {
     ranks: BTreeSet<usize>,
@@ -91,11 +92,11 @@ struct Members {
 struct Reader<'a> {
     file: &'a str,
     collective: Option<Collective>,
-    /// Who takes part, by group: all groups run at the same time, each for itself.
+    /// The ranks by group: all groups run at the same time, independently.
     groups: BTreeMap<String, Members>,
-    /// What one process was started with, where no ranks are listed.
-    started: Option<usize>,
-    /// Places of `time` in a row: out of place, in place.
+    /// Number of GPUs of a single process, used if no ranks are listed.
+    num_gpus: Option<usize>,
+    /// Columns of `time` in a row: out-of-place and in-place.
     times: Vec<usize>,
     rows: Vec<(f64, f64)>,
     tables: Vec<Table>,
@@ -113,7 +114,7 @@ impl Reader<'_> {
         if let Some(comment) = line.strip_prefix('#') {
             return self.comment(comment);
         }
-        // Launchers and libraries talk between rows.
+        // Launchers and libraries print between the rows.
         if !is_row {
             return Ok(());
         }
@@ -125,18 +126,18 @@ impl Reader<'_> {
         match words.as_slice() {
             ["Rank", rank, rest @ ..] => self.member(rank, rest),
             ["nThread", threads, "nGpus", gpus, ..] => {
-                // Where each run begins.
+                // Every run starts with this line.
                 self.close()?;
                 let product = threads
                     .parse::<usize>()
                     .ok()
                     .zip(gpus.parse::<usize>().ok());
-                self.started = product.and_then(|(a, b)| a.checked_mul(b));
+                self.num_gpus = product.and_then(|(a, b)| a.checked_mul(b));
             }
             ["size", ..] => {
-                let places = words.iter().enumerate();
-                let times = places.filter(|(_, word)| ["time", "cputime"].contains(*word));
-                self.times = times.map(|(place, _)| place).collect();
+                let columns = words.iter().enumerate();
+                let times = columns.filter(|(_, word)| ["time", "cputime"].contains(*word));
+                self.times = times.map(|(column, _)| column).collect();
             }
             _ => {}
         }
@@ -146,13 +147,13 @@ impl Reader<'_> {
     /// `# Rank 0 Group 0 Pid 1234 on host device 0 ...`; older versions print no group.
     fn member(&mut self, rank: &str, rest: &[&str]) {
         let after = |name: &str| {
-            let place = rest.iter().position(|word| *word == name)?;
-            rest.get(place + 1)
+            let column = rest.iter().position(|word| *word == name)?;
+            rest.get(column + 1)
         };
         let group = after("Group").copied().unwrap_or("0").to_owned();
         let rank = rank.trim_end_matches(':').parse();
         let members = self.groups.entry(group).or_default();
-        let has_room = members.ranks.len() < MOST_RANKS;
+        let has_room = members.ranks.len() < MAX_RANKS;
         if let (Ok(rank), Some(host), true) = (rank, after("on"), has_room) {
             members.ranks.insert(rank);
             members.hosts.insert((*host).to_owned());
@@ -161,15 +162,15 @@ impl Reader<'_> {
 
     fn row(&mut self, number: usize, line: &str) -> Result<(), CalibrateError> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let wrong = |what: &str, wanted| CalibrateError::Row {
+        let wrong = |found: &str, wanted| CalibrateError::Row {
             file: self.file.to_owned(),
             line: number,
-            what: what.chars().take(40).collect(),
+            found: found.chars().take(40).collect(),
             wanted,
         };
-        let number_at = |place: usize, wanted| {
-            let word = words.get(place).copied();
-            let word = word.ok_or_else(|| wrong(line, "whole row: size to #wrong, twice"))?;
+        let number_at = |column: usize, wanted| {
+            let word = words.get(column).copied();
+            let word = word.ok_or_else(|| wrong(line, "complete row: size to #wrong, twice"))?;
             match word.parse::<f64>() {
                 Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
                 _ => Err(wrong(word, wanted)),
@@ -180,12 +181,12 @@ impl Reader<'_> {
             [] => &[5, 9],
             times => times,
         };
-        // Where only one half was measured, the other is left blank.
+        // If only one of out-of-place and in-place was measured, the other is blank.
         let is_half = times.len() == 2 && times[1] == words.len();
         let times = if is_half { &times[..1] } else { times };
         let mut rows = Vec::with_capacity(times.len());
-        for &place in times {
-            let microseconds = number_at(place, "time in microseconds")?;
+        for &column in times {
+            let microseconds = number_at(column, "time in microseconds")?;
             if microseconds > 0.0 && bytes > 0.0 {
                 rows.push((bytes, microseconds * 1e-6));
             }
@@ -194,7 +195,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Ends the table that was being read.
+    /// Finishes the current table.
     fn close(&mut self) -> Result<(), CalibrateError> {
         if self.rows.is_empty() {
             return Ok(());
@@ -208,17 +209,17 @@ impl Reader<'_> {
         let groups = std::mem::take(&mut self.groups);
         let members = groups.into_values().next().unwrap_or_default();
         let num_ranks = match members.ranks.len() {
-            0 => self.started.unwrap_or(0),
+            0 => self.num_gpus.unwrap_or(0),
             listed => listed,
         };
-        if !(2..=MOST_RANKS).contains(&num_ranks) {
+        if !(2..=MAX_RANKS).contains(&num_ranks) {
             return Err(CalibrateError::NoRanks { file });
         }
         self.tables.push(Table {
             file,
             collective,
             num_ranks,
-            num_machines: members.hosts.len().max(1),
+            num_nodes: members.hosts.len().max(1),
             rows: std::mem::take(&mut self.rows),
         });
         self.times.clear();
@@ -226,7 +227,7 @@ impl Reader<'_> {
     }
 }
 
-/// The line without the rank that a launcher puts before it: `[1,0]<stdout>:` or `0:`.
+/// Removes the rank that a launcher prepends: `[1,0]<stdout>:` or `0:`.
 fn untagged(line: &str) -> &str {
     let tagged = line
         .strip_prefix('[')
@@ -241,14 +242,15 @@ fn untagged(line: &str) -> &str {
     }
 }
 
-/// Rows begin with a number of bytes. So do the names of some hosts, but there is more to them.
+/// Whether a line is a table row: it starts with a number of bytes. Some host names start with digits too, but
+/// contain other characters.
 fn is_row(line: &str) -> bool {
     let first = line.split_whitespace().next().unwrap_or("");
     first.starts_with(|c: char| c.is_ascii_digit()) && !first.contains([':', '@', '/'])
 }
 
 impl Table {
-    /// Bytes on the wire per byte, as nccl-tests define bus bandwidth.
+    /// Bytes on the wire per byte of size, as nccl-tests defines bus bandwidth.
     fn factor(&self) -> f64 {
         let ranks = self.num_ranks as f64;
         match self.collective {
@@ -258,13 +260,13 @@ impl Table {
         }
     }
 
-    /// The line of least relative error. Its latency is not below zero.
-    pub(super) fn line(&self) -> Result<Line, CalibrateError> {
-        if self.rows.len() < LEAST_ROWS {
+    /// The least-squares line of relative errors, with a non-negative latency.
+    pub(super) fn line(&self) -> Result<LinearFit, CalibrateError> {
+        if self.rows.len() < MIN_ROWS {
             return Err(CalibrateError::Few {
                 file: self.file.clone(),
                 found: self.rows.len(),
-                wanted: LEAST_ROWS,
+                wanted: MIN_ROWS,
             });
         }
         let factor = self.factor();
@@ -293,20 +295,20 @@ impl Table {
             ((latency + slope * factor * bytes) / seconds - 1.0).abs()
         };
         let errors: f64 = self.rows.iter().map(error).sum();
-        Ok(Line {
+        Ok(LinearFit {
             latency,
             bytes_per_second: 1.0 / slope,
             error: errors / self.rows.len() as f64,
         })
     }
 
-    pub(super) fn note(&self, line: &Line) -> String {
+    pub(super) fn note(&self, line: &LinearFit) -> String {
         format!(
-            "{} ({:?}, {} ranks on {} machines): {:.1} GB/s, {:.1} us, {:.1} % off on average",
+            "{} ({:?}, {} ranks on {} nodes): {:.1} GB/s, {:.1} us, mean error {:.1} %",
             self.file,
             self.collective,
             self.num_ranks,
-            self.num_machines,
+            self.num_nodes,
             line.bytes_per_second / 1e9,
             line.latency * 1e6,
             100.0 * line.error

@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What nccl-tests print on `machines` times eight ranks whose wires are of that pace.
-fn output(name: &str, machines: usize, latency: f64, bus: f64) -> String {
-    let ranks = machines * 8;
+/// The output of nccl-tests on `nodes` times eight ranks with this latency and bus bandwidth.
+fn output(name: &str, nodes: usize, latency: f64, bus: f64) -> String {
+    let ranks = nodes * 8;
     let mut text =
         format!("# Collective test starting: {name}_perf\n# nThread 1 nGpus 1 minBytes 8\n");
     for rank in 0..ranks {
@@ -34,15 +34,15 @@ fn output(name: &str, machines: usize, latency: f64, bus: f64) -> String {
 }
 
 #[test]
-fn figures_come_back() {
+fn calibration_recovers_the_figures() {
     let mut tables = read_tables("a.txt", &output("all_reduce", 1, 6e-5, 370e9)).unwrap();
     tables.extend(read_tables("b", &output("all_gather", 1, 3e-5, 370e9)).unwrap());
     tables.extend(read_tables("c", &output("all_reduce", 4, 1.4e-4, 8.0 * 40e9)).unwrap());
     tables.extend(read_tables("d", &output("sendrecv", 1, 1e-5, 185e9)).unwrap());
     let cluster: Cluster = "32xH100".parse().unwrap();
     let text = "m,n,k,tflops\n4096,4096,4096,500\n8192,8192,8192,640\n512,512,4096,60\n2048,8192,512,300\n";
-    let products = read_products("sweep.csv", text).unwrap();
-    let found = calibrate(&cluster, &tables, &products).unwrap();
+    let matmuls = read_matmuls("sweep.csv", text).unwrap();
+    let found = calibrate(&cluster, &tables, &matmuls).unwrap();
     let near =
         |value: f64, wanted: f64| assert!((value / wanted - 1.0).abs() < 0.01, "{value} {wanted}");
     near(found.cluster.accelerator.link.value, 370e9);
@@ -59,20 +59,20 @@ fn figures_come_back() {
 }
 
 #[test]
-fn refusals_name_the_line() {
+fn errors_name_the_line() {
     let good = output("all_reduce", 1, 6e-5, 370e9);
-    let refusal = |text: &str| read_tables("x", text).unwrap_err().to_string();
-    assert!(refusal("").contains("no table"));
-    assert!(refusal("1024 256 float sum -1 abc 0 0 0 1 0 0 0").contains("line 1: abc"));
-    assert!(refusal("1024 256 float").contains("whole row"));
-    assert!(refusal(&good.replace("all_reduce", "mystery")).contains("which collective"));
-    let nobody = good.replace("Rank", "rnk").replace("nGpus", "ngps");
-    assert!(refusal(&nobody).contains("how many ranks"));
+    let error = |text: &str| read_tables("x", text).unwrap_err().to_string();
+    assert!(error("").contains("no nccl-tests table"));
+    assert!(error("1024 256 float sum -1 abc 0 0 0 1 0 0 0").contains("line 1: abc"));
+    assert!(error("1024 256 float").contains("complete row"));
+    assert!(error(&good.replace("all_reduce", "mystery")).contains("the collective is unknown"));
+    let no_ranks = good.replace("Rank", "rnk").replace("nGpus", "ngps");
+    assert!(error(&no_ranks).contains("the number of ranks"));
     // Headers and one row, which has two times.
     let few: Vec<&str> = good.lines().take(13).collect();
     let table = read_tables("x", &few.join("\n")).unwrap().remove(0);
-    let refused = table.line().unwrap_err().to_string();
-    assert!(refused.contains("2 rows are too few"), "{refused}");
+    let rejected = table.line().unwrap_err().to_string();
+    assert!(rejected.contains("2 rows are too few"), "{rejected}");
     for wrong in [
         "",
         "m,n,k\n1,2,3",
@@ -80,30 +80,30 @@ fn refusals_name_the_line() {
         "m,n,k,tflops\n1,2,3",
         "m,n,k,tflops\n1,2,-3,4",
     ] {
-        assert!(read_products("x", wrong).is_err(), "{wrong}");
+        assert!(read_matmuls("x", wrong).is_err(), "{wrong}");
     }
 }
 
 proptest! {
-    /// Cut, doubled or disturbed, a text is read or refused; nothing panics and no figure is absurd.
+    /// Truncated, duplicated or corrupted text is parsed or rejected, without panics or absurd values.
     #[test]
-    fn disturbed_text_is_read_or_refused(
-        place in 0usize..4000,
+    fn corrupted_text_is_parsed_or_rejected(
+        start in 0usize..4000,
         length in 0usize..200,
-        put in "[ -~\\n]{0,40}",
+        inserted in "[ -~\\n]{0,40}",
     ) {
         let text = output("all_reduce", 1, 6e-5, 370e9);
-        let begin = place.min(text.len());
+        let begin = start.min(text.len());
         let end = (begin + length).min(text.len());
-        let disturbed = format!("{}{put}{}", &text[..begin], &text[end..]);
+        let corrupted = format!("{}{inserted}{}", &text[..begin], &text[end..]);
         let cluster: Cluster = "8xH100".parse().unwrap();
-        let tables = read_tables("all_reduce", &disturbed);
+        let tables = read_tables("all_reduce", &corrupted);
         let found = tables.and_then(|tables| calibrate(&cluster, &tables, &[]));
         if let Ok(found) = found {
             let link = found.cluster.accelerator.link.value;
             prop_assert!(link.is_finite() && link > 0.0);
         }
-        let _ = read_products("x", &put);
-        let _ = read_products("x", &format!("m,n,k,seconds\n{put}"));
+        let _ = read_matmuls("x", &inserted);
+        let _ = read_matmuls("x", &format!("m,n,k,seconds\n{inserted}"));
     }
 }

@@ -1,43 +1,43 @@
-//! What a run says of itself: its metrics, or a table.
+//! Measured metrics of a run, from its metrics file or from CSV.
 
 use serde::Deserialize;
 
-/// What a run was seen to take.
+/// A run's measured performance.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Seconds of a step: the median.
+    /// Median seconds of a step.
     pub seconds: f64,
-    /// The share of them spent waiting for data, where the run says so.
+    /// Fraction of the step spent waiting for data, if reported.
     pub data_share: Option<f64>,
-    /// The most bytes held at once, where the run says so.
+    /// Peak memory in bytes, if reported.
     pub peak_bytes: Option<f64>,
-    /// Tokens per second and rank, where the run says so.
+    /// Tokens per second per rank, if reported.
     pub tokens_per_second: Option<f64>,
-    /// The share of the peak, where the run says so.
+    /// Model FLOPs utilization, if reported.
     pub mfu: Option<f64>,
-    /// Steps it is the median of.
+    /// Number of steps of the median.
     pub num_steps: usize,
 }
 
-/// Why a run cannot be read.
+/// Why a run's metrics cannot be read.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum MeasuredError {
-    /// A line that is neither.
+    /// An invalid line.
     #[error(
-        "line {line}: {reason}; a run is metrics.jsonl, or CSV with the header step_seconds,peak_bytes"
+        "line {line}: {reason}; expected a metrics.jsonl, or CSV with the header step_seconds,peak_bytes"
     )]
     Line {
-        /// Which, from 1.
+        /// The line number, from 1.
         line: usize,
         /// What is wrong.
         reason: String,
     },
-    /// No steps.
-    #[error("the run has no measured step: it needs one at least")]
+    /// There are no steps.
+    #[error("the run has no measured steps: at least one is needed")]
     Empty,
 }
 
-/// The keys of a job's metrics that say something about a plan.
+/// The metrics that a plan predicts.
 #[derive(Deserialize)]
 struct Line {
     seconds: Option<f64>,
@@ -48,12 +48,13 @@ struct Line {
 }
 
 impl Measured {
-    /// Reads a job's `metrics.jsonl`, or CSV whose header names `step_seconds` and may name `peak_bytes`. The
-    /// first reported step is left out where there are others: it warms up.
+    /// Reads a job's `metrics.jsonl`, or CSV with a column `step_seconds` and optionally `peak_bytes`. The first
+    /// reported step counts as warm-up and is skipped if there are others.
     pub fn read(text: &str) -> Result<Measured, MeasuredError> {
-        let mut lines = match text.trim_start().starts_with('{') {
-            true => json_lines(text)?,
-            false => csv_lines(text)?,
+        let mut lines = if text.trim_start().starts_with('{') {
+            json_lines(text)?
+        } else {
+            csv_lines(text)?
         };
         if lines.len() > 1 {
             lines.remove(0);
@@ -78,7 +79,7 @@ fn json_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
     let lines = lines.map(|(index, line)| {
         let line: Result<Line, _> = serde_json::from_str(line);
-        let line = line.map_err(|error| refused(index, &error.to_string()))?;
+        let line = line.map_err(|error| invalid(index, &error.to_string()))?;
         check(index, line)
     });
     lines.collect()
@@ -90,14 +91,14 @@ fn csv_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
     let (index, header) = lines.next().ok_or(MeasuredError::Empty)?;
     let names: Vec<&str> = header.split(',').map(str::trim).collect();
     let seconds = names.iter().position(|name| *name == "step_seconds");
-    let seconds = seconds.ok_or_else(|| refused(index, "no step_seconds"))?;
+    let seconds = seconds.ok_or_else(|| invalid(index, "no column step_seconds"))?;
     let peak = names.iter().position(|name| *name == "peak_bytes");
     let lines = lines.map(|(index, line)| {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-        let number = |place: usize| {
-            let cell = cells.get(place).copied().unwrap_or("");
+        let number = |column: usize| {
+            let cell = cells.get(column).copied().unwrap_or("");
             let number: Result<f64, _> = cell.parse();
-            number.map_err(|_| refused(index, &format!("{cell:?} is no number")))
+            number.map_err(|_| invalid(index, &format!("{cell:?} is not a number")))
         };
         let line = Line {
             seconds: Some(number(seconds)?),
@@ -114,14 +115,15 @@ fn csv_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
 fn check(index: usize, line: Line) -> Result<Line, MeasuredError> {
     let is_time = |seconds: f64| seconds.is_finite() && seconds > 0.0;
     match line.seconds {
-        Some(seconds) if !is_time(seconds) => {
-            Err(refused(index, &format!("{seconds} seconds are no step")))
-        }
+        Some(seconds) if !is_time(seconds) => Err(invalid(
+            index,
+            &format!("{seconds} is not a valid step time"),
+        )),
         _ => Ok(line),
     }
 }
 
-fn refused(index: usize, reason: &str) -> MeasuredError {
+fn invalid(index: usize, reason: &str) -> MeasuredError {
     MeasuredError::Line {
         line: index + 1,
         reason: reason.to_owned(),
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_are_read() {
+    fn metrics_and_csv_are_read() {
         let json = "{\"step\":1,\"seconds\":9.0,\"memory_bytes\":5}\n\
                     {\"step\":2,\"seconds\":2.0,\"memory_bytes\":7,\"mfu\":null,\"tps\":10.0}\n\
                     {\"step\":3,\"seconds\":3.0,\"memory_bytes\":6}\n";

@@ -1,14 +1,14 @@
-//! A plan beside the run it was made for, term by term, and the constants that explain the difference.
+//! Compares a plan with the run it was made for, term by term, and fits the constants to the run.
 //!
-//! A run's metrics have the seconds of a step ([`Measured`]). Its trace has more ([`Traced`]): where those
-//! seconds went, and how long every collective took. Each constant is fitted to what speaks about it: those
-//! of computing to what was computed, those of wires to the collectives themselves. Waiting is compared and
-//! not fitted, because it follows from both.
+//! A run's metrics contain its step time ([`Measured`]). Its traces also show where the time went and how long
+//! every collective took ([`TraceBreakdown`]). Each constant is fitted to the measurements it affects: compute
+//! constants to compute time, network constants to the collectives. Waiting time is compared but not fitted,
+//! because it follows from both.
 
+mod collective_time;
+mod component;
 mod measured;
-mod part;
-mod traced;
-mod wire;
+mod trace;
 
 use std::borrow::Cow;
 
@@ -17,25 +17,25 @@ use serde_json::{Value, json};
 use crate::fit::fit_to;
 use crate::report::PlanFile;
 use crate::{
-    Calibration, Cluster, ClusterError, Constants, Plan, Question, StrategyError, Time, Wires,
-    model_flops_utilization, time,
+    Calibration, Cluster, ClusterError, Constants, NetworkModel, Plan, PlanRequest, StrategyError,
+    Time, model_flops_utilization, time,
 };
 
+pub use collective_time::CollectiveTime;
+pub use component::TimeComponent;
 pub use measured::{Measured, MeasuredError};
-pub use part::Part;
-pub use traced::{Traced, TracedError};
-pub use wire::WireTime;
+pub use trace::{TraceBreakdown, TraceError};
 
-/// A figure of the step, as it was predicted and as it was.
+/// One predicted and measured quantity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is.
+    /// The name of the quantity.
     pub name: Cow<'static, str>,
-    /// What was said beforehand.
+    /// The prediction.
     pub predicted: f64,
-    /// What was seen; none where the run does not say.
+    /// The measurement, if the run has it.
     pub measured: Option<f64>,
-    /// What the fitted constants say; none where they say nothing about it.
+    /// The prediction with the fitted constants, if they affect it.
     pub refitted: Option<f64>,
 }
 
@@ -46,7 +46,7 @@ impl Row {
         ratio.is_finite().then_some(ratio)
     }
 
-    /// Measured less predicted.
+    /// Measured minus predicted.
     pub fn difference(&self) -> Option<f64> {
         Some(self.measured? - self.predicted)
     }
@@ -63,53 +63,53 @@ impl Row {
     }
 }
 
-/// A plan, its run, and what explains the run.
+/// A plan compared with its run.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Seconds, bytes, tokens and the share of the peak.
-    pub whole: Vec<Row>,
-    /// Seconds by what they were spent on. Those of the run sum to its step.
+    /// Step time, peak memory, throughput and MFU.
+    pub summary: Vec<Row>,
+    /// Seconds by component. The measured ones sum to the step.
     pub terms: Vec<Row>,
     /// Seconds of collectives by axes, kind and size.
-    pub wires: Vec<Row>,
-    /// The constants of the plan.
+    pub collectives: Vec<Row>,
+    /// The plan's constants.
     pub before: Constants,
-    /// The constants that explain the run.
+    /// The constants fitted to the run.
     pub constants: Constants,
-    /// The plan as those price it.
+    /// The plan estimated with the fitted constants.
     pub refitted: Plan,
 }
 
 impl Comparison {
-    /// Compares and fits.
+    /// Compares a plan with its run and fits the constants.
     pub fn of(
         file: &PlanFile,
         measured: &Measured,
-        traced: Option<&Traced>,
+        traced: Option<&TraceBreakdown>,
     ) -> Result<Comparison, StrategyError> {
-        let PlanFile { question, plan } = file;
-        let seen = Seen {
-            question,
+        let PlanFile { request, plan } = file;
+        let run = RunData {
+            request,
             plan,
             measured,
             traced,
         };
-        let before = question.calibration.constants;
-        let constants = fit_to(&|at| seen.errors(at), &before, &Constants::doubts());
-        let mut after = question.clone();
+        let before = request.calibration.constants;
+        let constants = fit_to(&|at| run.errors(at), &before, &Constants::prior_stds());
+        let mut after = request.clone();
         after.calibration.constants = constants;
-        let refitted = after.price(&plan.strategy)?;
+        let refitted = after.estimate(&plan.strategy)?;
         Ok(Comparison {
-            whole: seen.whole(&refitted),
-            terms: seen.terms(&refitted.time),
-            wires: seen.wires(&constants),
+            summary: run.summary(&refitted),
+            terms: run.terms(&refitted.time),
+            collectives: run.collectives(&constants),
             before,
             constants,
             refitted,
         })
     }
 
-    /// The constants that the run moved by more than half a percent: name, before, after.
+    /// The constants that the fit changed by more than half a percent: name, before, after.
     pub fn moved(&self) -> Vec<(&'static str, f64, f64)> {
         let values = self.before.to_array().into_iter();
         let values = values.zip(self.constants.to_array());
@@ -120,7 +120,7 @@ impl Comparison {
             .collect()
     }
 
-    /// The same for programs.
+    /// The comparison as JSON.
     pub fn to_json(&self) -> Value {
         let rows = |rows: &[Row]| rows.iter().map(Row::to_json).collect::<Vec<_>>();
         let moved = self.moved().into_iter();
@@ -128,15 +128,15 @@ impl Comparison {
             |(name, before, after)| json!({ "name": name, "before": before, "refitted": after }),
         );
         json!({
-            "whole": rows(&self.whole),
+            "summary": rows(&self.summary),
             "terms": rows(&self.terms),
-            "collectives": rows(&self.wires),
+            "collectives": rows(&self.collectives),
             "constants": moved.collect::<Vec<_>>(),
         })
     }
 }
 
-/// The cluster with these constants stated.
+/// A cluster with these constants, to be written as a cluster file.
 pub fn with_constants(cluster: &Cluster, constants: &Constants) -> Result<Cluster, ClusterError> {
     let mut pairs = Constants::names().into_iter().zip(constants.to_array());
     pairs.try_fold(cluster.clone(), |cluster, (name, value)| {
@@ -144,30 +144,31 @@ pub fn with_constants(cluster: &Cluster, constants: &Constants) -> Result<Cluste
     })
 }
 
-/// All that is compared.
-struct Seen<'a> {
-    question: &'a Question,
+/// A plan and everything measured of its run.
+struct RunData<'a> {
+    request: &'a PlanRequest,
     plan: &'a Plan,
     measured: &'a Measured,
-    traced: Option<&'a Traced>,
+    traced: Option<&'a TraceBreakdown>,
 }
 
-impl Seen<'_> {
-    /// How far constants are from what was measured, in powers of e.
+impl RunData<'_> {
+    /// Logarithms of predicted over measured values.
     fn errors(&self, constants: &Constants) -> Vec<f64> {
         let time = self.time(constants);
         let Some(traced) = self.traced else {
             return vec![(time.likely / self.measured.seconds).ln()];
         };
-        let fitted = [Part::Computing, Part::Optimizer].into_iter();
-        let parts = fitted.map(|part| part.predicted(&time) / traced.seconds(part));
-        let wires = self.priced(constants);
-        let wires = traced
-            .wires
+        let fitted = [TimeComponent::Compute, TimeComponent::Optimizer].into_iter();
+        let components =
+            fitted.map(|component| component.predicted(&time) / traced.seconds(component));
+        let network = self.network(constants);
+        let collectives = traced
+            .collectives
             .iter()
-            .map(|wire| wire.predicted(&wires) / wire.seconds);
-        let errors = parts.chain(wires).map(f64::ln);
-        // What took no time, or was not expected to, says nothing.
+            .map(|collective| collective.predicted(&network) / collective.seconds);
+        let errors = components.chain(collectives).map(f64::ln);
+        // A component without predicted or measured time says nothing.
         let errors = errors.map(|error| if error.is_finite() { error } else { 0.0 });
         errors.collect()
     }
@@ -175,30 +176,30 @@ impl Seen<'_> {
     fn time(&self, constants: &Constants) -> Time {
         let calibration = Calibration {
             constants: *constants,
-            ..self.question.calibration.clone()
+            ..self.request.calibration.clone()
         };
-        let (shape, cluster) = (&self.question.shape, &self.question.cluster);
+        let (shape, cluster) = (&self.request.shape, &self.request.cluster);
         time(shape, &self.plan.strategy, cluster, &calibration)
     }
 
-    fn priced<'a>(&'a self, constants: &'a Constants) -> Wires<'a> {
-        Wires {
-            cluster: &self.question.cluster,
+    fn network<'a>(&'a self, constants: &'a Constants) -> NetworkModel<'a> {
+        NetworkModel {
+            cluster: &self.request.cluster,
             constants,
         }
     }
 
-    fn whole(&self, refitted: &Plan) -> Vec<Row> {
+    fn summary(&self, refitted: &Plan) -> Vec<Row> {
         let measured = self.measured;
         let step = |of: &dyn Fn(&Time) -> f64| (of(&self.plan.time), Some(of(&refitted.time)));
         let bytes = (self.plan.memory.total(), None);
         let rows = [
             (
-                "step, seconds",
+                "step time, seconds",
                 step(&|time| time.likely),
                 Some(measured.seconds),
             ),
-            ("peak, bytes", bytes, measured.peak_bytes),
+            ("peak memory, bytes", bytes, measured.peak_bytes),
             (
                 "tokens/s/rank",
                 step(&|time| self.tokens_per_second(time)),
@@ -224,33 +225,36 @@ impl Seen<'_> {
     fn utilization(&self, time: &Time) -> f64 {
         let strategy = &self.plan.strategy;
         let ranks = strategy.degrees.world_size() as f64;
-        let peak = self.question.cluster.accelerator.peak.value * ranks;
-        model_flops_utilization(&self.question.shape, strategy, time.likely, peak)
+        let peak = self.request.cluster.accelerator.peak.value * ranks;
+        model_flops_utilization(&self.request.shape, strategy, time.likely, peak)
     }
 
     fn terms(&self, refitted: &Time) -> Vec<Row> {
-        let rows = Part::ALL.into_iter().map(|part| Row {
-            name: part.words().into(),
-            predicted: part.predicted(&self.plan.time),
-            measured: self.traced.and_then(|traced| match part.is_traced() {
-                true => Some(traced.seconds(part)),
-                false => None,
+        let rows = TimeComponent::ALL.into_iter().map(|component| Row {
+            name: component.description().into(),
+            predicted: component.predicted(&self.plan.time),
+            measured: self.traced.and_then(|traced| {
+                if component.is_traced() {
+                    Some(traced.seconds(component))
+                } else {
+                    None
+                }
             }),
-            refitted: Some(part.predicted(refitted)),
+            refitted: Some(component.predicted(refitted)),
         });
         let is_there = |row: &Row| row.predicted > 0.0 || row.measured.is_some_and(|s| s > 0.0);
         rows.filter(is_there).collect()
     }
 
-    fn wires(&self, constants: &Constants) -> Vec<Row> {
-        let before = self.priced(&self.question.calibration.constants);
-        let after = self.priced(constants);
-        let seen = self.traced.iter().flat_map(|traced| &traced.wires);
-        let rows = seen.map(|wire| Row {
-            name: wire.to_string().into(),
-            predicted: wire.predicted(&before),
-            measured: Some(wire.seconds),
-            refitted: Some(wire.predicted(&after)),
+    fn collectives(&self, constants: &Constants) -> Vec<Row> {
+        let before = self.network(&self.request.calibration.constants);
+        let after = self.network(constants);
+        let measured = self.traced.iter().flat_map(|traced| &traced.collectives);
+        let rows = measured.map(|collective| Row {
+            name: collective.to_string().into(),
+            predicted: collective.predicted(&before),
+            measured: Some(collective.seconds),
+            refitted: Some(collective.predicted(&after)),
         });
         rows.collect()
     }

@@ -2,28 +2,28 @@ use trainyard_mesh::Axis;
 use trainyard_trace::{Collective, CollectiveKind, Events, Purpose, Span, SpanKind};
 
 use super::*;
-use crate::{Degrees, Held, Overheads, Precision, Shape, Software, search_mesh};
+use crate::{Degrees, Overheads, Precision, PrecisionByStage, Shape, Software, search_mesh};
 
-/// A plan of eight ranks that share matrices by two.
+/// A plan for eight ranks with tensor parallelism of two.
 fn planned() -> PlanFile {
     let cluster: Cluster = "8xH100".parse().unwrap();
-    let question = Question {
+    let request = PlanRequest {
         shape: Shape::gpt(24, 2048, 16, 51_200, 1024),
         calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
         cluster,
         overheads: Overheads::default(),
         global_batch: 64,
         seq_len: 1024,
-        held: Held::same(Precision::BF16),
-        fewer_machines: false,
+        precision: PrecisionByStage::same(Precision::BF16),
+        allow_fewer_nodes: false,
     };
     let degrees = Degrees {
         dp_shard: 4,
         tp: 2,
         ..Degrees::ONE
     };
-    let plan = search_mesh(&question, degrees).unwrap();
-    PlanFile { question, plan }
+    let plan = search_mesh(&request, degrees).unwrap();
+    PlanFile { request, plan }
 }
 
 const fn ns(seconds: f64) -> u64 {
@@ -47,7 +47,7 @@ fn collective(group: &str, size: usize, purpose: Purpose, sequence: u64) -> Coll
         group_size: size,
         sequence,
         purpose,
-        element: "bfloat16".to_owned(),
+        dtype: "bfloat16".to_owned(),
         payload_bytes: 0,
         sent_bytes: 100_000_000,
         issued_ns: 0,
@@ -57,8 +57,9 @@ fn collective(group: &str, size: usize, purpose: Purpose, sequence: u64) -> Coll
     }
 }
 
-/// Steps of a second: half of it forward and backward, of which the rank waits `tensor` for matrices; then
-/// 0.2 for gradients and 0.1 for the optimiser; the rest is nothing's. Samples take 0.05 before.
+/// Steps of one second: 0.7 s forward and backward, of which the rank waits `tensor` for tensor-parallel and 0.2 s
+/// for gradient communication, then 0.1 s for the optimizer; the rest is unaccounted. Loading data takes 0.05 s
+/// before each step.
 fn traced(rank: usize, tensor: f64, num_steps: u64) -> Events {
     let mut events = Events {
         rank,
@@ -91,55 +92,71 @@ fn near(found: f64, wanted: f64) {
 }
 
 #[test]
-fn every_moment_belongs_to_one_part() {
-    let PlanFile { question, plan } = planned();
+fn every_moment_belongs_to_one_component() {
+    let PlanFile { request, plan } = planned();
     let ranks = [traced(0, 0.05, 5), traced(1, 0.01, 5)];
-    let traced = Traced::of(&ranks, &plan.strategy.degrees, &question.cluster).unwrap();
+    let traced = TraceBreakdown::of(&ranks, &plan.strategy.degrees, &request.cluster).unwrap();
     assert_eq!((traced.rank, traced.num_steps), (1, 2));
-    near(traced.seconds(Part::Tensor), 0.01);
-    near(traced.seconds(Part::Data), 0.2);
-    near(traced.seconds(Part::Computing), 0.49);
-    near(traced.seconds(Part::Optimizer), 0.1);
-    near(traced.seconds(Part::Besides), 0.2);
-    near(traced.seconds(Part::Samples), 0.05);
+    near(traced.seconds(TimeComponent::Tensor), 0.01);
+    near(traced.seconds(TimeComponent::Data), 0.2);
+    near(traced.seconds(TimeComponent::Compute), 0.49);
+    near(traced.seconds(TimeComponent::Optimizer), 0.1);
+    near(traced.seconds(TimeComponent::Other), 0.2);
+    near(traced.seconds(TimeComponent::DataLoading), 0.05);
     near(traced.step(), 1.05);
-    // Of the two ranks of one gather the one that came last says how long it takes.
-    let wire = traced.wires.iter().find(|wire| wire.axes == "tp").unwrap();
-    assert_eq!(wire.count, 5);
-    near(wire.seconds, 0.011);
+    // The rank that arrived last at the all-gather determines its time.
+    let collective = traced
+        .collectives
+        .iter()
+        .find(|collective| collective.axes == "tp")
+        .unwrap();
+    assert_eq!(collective.count, 5);
+    near(collective.seconds, 0.011);
 }
 
 #[test]
-fn a_stage_that_is_done_waits_for_the_others() {
+fn control_waits_of_a_finished_stage_count_as_pipeline_time() {
     let control = |group: &str| collective(group, 2, Purpose::Control, 0);
-    assert_eq!(Part::of_wait(&control("world"), true), Part::Stages);
-    assert_eq!(Part::of_wait(&control("world"), false), Part::Agreeing);
-    assert_eq!(Part::of_wait(&control("dp_shard"), true), Part::Agreeing);
+    assert_eq!(
+        TimeComponent::of_wait(&control("world"), true),
+        TimeComponent::Pipeline
+    );
+    assert_eq!(
+        TimeComponent::of_wait(&control("world"), false),
+        TimeComponent::Control
+    );
+    assert_eq!(
+        TimeComponent::of_wait(&control("dp_shard"), true),
+        TimeComponent::Control
+    );
     let message = collective("pp", 2, Purpose::Activation, 0);
-    assert_eq!(Part::of_wait(&message, true), Part::Stages);
+    assert_eq!(
+        TimeComponent::of_wait(&message, true),
+        TimeComponent::Pipeline
+    );
 }
 
 #[test]
-fn constants_follow_what_speaks_about_them() {
+fn constants_are_fitted_to_the_measurements_they_affect() {
     let file = planned();
-    let PlanFile { question, plan } = &file;
+    let PlanFile { request, plan } = &file;
     let ranks = [traced(0, 0.0, 5), traced(1, 0.01, 5)];
-    let traced = Traced::of(&ranks, &plan.strategy.degrees, &question.cluster).unwrap();
+    let traced = TraceBreakdown::of(&ranks, &plan.strategy.degrees, &request.cluster).unwrap();
     let measured = traced.measured();
     let found = Comparison::of(&file, &measured, Some(&traced)).unwrap();
     let terms: f64 = found.terms.iter().filter_map(|row| row.measured).sum();
     near(terms, measured.seconds);
     let off = |row: &Row, value: f64| (value / row.measured.unwrap()).ln().abs();
-    for rows in [&found.terms[..1], &found.wires[..]] {
+    for rows in [&found.terms[..1], &found.collectives[..]] {
         let before: f64 = rows.iter().map(|row| off(row, row.predicted)).sum();
         let after: f64 = rows.iter().map(|row| off(row, row.refitted.unwrap())).sum();
         assert!(after < before, "{before} {after}");
     }
     let moved: Vec<&str> = found.moved().iter().map(|(name, ..)| *name).collect();
     assert!(moved.contains(&"link"), "{moved:?}");
-    // There is no other machine, so nothing was said about the network.
+    // There is only one node, so nothing was measured about the network.
     assert!(!moved.contains(&"network"), "{moved:?}");
-    let again = with_constants(&question.cluster, &found.constants).unwrap();
+    let again = with_constants(&request.cluster, &found.constants).unwrap();
     let read = Cluster::from_toml(&again.to_toml()).unwrap();
     let calibration = Calibration::of_cluster(&read, Software::MODERN);
     assert_eq!(calibration.constants, found.constants);
@@ -148,7 +165,7 @@ fn constants_follow_what_speaks_about_them() {
 }
 
 #[test]
-fn metrics_alone_move_the_whole() {
+fn metrics_alone_change_the_step_time() {
     let file = planned();
     let measured = Measured {
         seconds: 1.5 * file.plan.time.likely,
@@ -157,23 +174,23 @@ fn metrics_alone_move_the_whole() {
     };
     let found = Comparison::of(&file, &measured, None).unwrap();
     assert!(found.terms.iter().all(|row| row.measured.is_none()));
-    assert!(found.wires.is_empty());
+    assert!(found.collectives.is_empty());
     assert!(found.refitted.time.likely > 1.1 * file.plan.time.likely);
-    assert!((found.whole[0].ratio().unwrap() - 1.5).abs() < 1e-9);
+    assert!((found.summary[0].ratio().unwrap() - 1.5).abs() < 1e-9);
 }
 
 #[test]
-fn another_run_is_refused() {
-    let PlanFile { question, plan } = planned();
+fn traces_of_another_plan_are_rejected() {
+    let PlanFile { request, plan } = planned();
     let degrees = &plan.strategy.degrees;
-    let refused = |events: Events| {
-        let refused = Traced::of(&[events], degrees, &question.cluster);
-        refused.unwrap_err().to_string()
+    let rejected = |events: Events| {
+        let rejected = TraceBreakdown::of(&[events], degrees, &request.cluster);
+        rejected.unwrap_err().to_string()
     };
-    assert!(refused(Events::default()).contains("no whole step"));
-    assert!(refused(traced(8, 0.0, 1)).contains("rank 8"));
+    assert!(rejected(Events::default()).contains("no complete step"));
+    assert!(rejected(traced(8, 0.0, 1)).contains("rank 8"));
     let mut other = traced(0, 0.0, 1);
     other.collectives[0].group_size = 4;
-    assert!(refused(other).contains("tp had 4 ranks"));
+    assert!(rejected(other).contains("tp had 4 ranks"));
     assert_eq!(degrees.mesh().unwrap().size(Axis::Tp), 2);
 }

@@ -1,25 +1,25 @@
-//! Command lines: words, what torchrun is told, and the program's own flags.
+//! Parses launch command lines: shell words, torchrun's flags, and the program's own flags.
 
 use super::{Framework, FrameworkError};
 
-/// A command line taken apart.
+/// A parsed command line.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct CommandLine {
-    /// How many ranks torchrun starts, where it is told.
+    /// The number of ranks that torchrun starts, if its flags determine it.
     pub world: Option<usize>,
-    /// What follows the program's name.
+    /// The arguments after the program's name.
     pub arguments: Vec<String>,
 }
 
 impl CommandLine {
-    /// Takes apart what a shell would run. Without `torchrun`, everything after a program's name, or
-    /// everything, is the program's.
+    /// Parses a shell command. Without `torchrun`, all words after the program's name are the program's arguments;
+    /// without a program's name, all words are.
     pub fn parse(framework: Framework, text: &str) -> Result<CommandLine, FrameworkError> {
-        let mut words = words(framework, text)?.into_iter().peekable();
+        let mut words = shell_words(framework, text)?.into_iter().peekable();
         while words.next_if(|word| is_assignment(word)).is_some() {}
         let mut world = None;
         if words.next_if(|word| is_program(word, "torchrun")).is_some() {
-            world = launcher(framework, &mut words)?;
+            world = parse_torchrun(framework, &mut words)?;
         } else {
             words.next_if(|word| is_program(word, "python") || is_program(word, "python3"));
         }
@@ -35,8 +35,8 @@ impl CommandLine {
     }
 }
 
-/// Torchrun's own flags, up to the program; how many ranks they start.
-fn launcher(
+/// Consumes torchrun's own flags, up to the program, and returns the number of ranks that they start.
+fn parse_torchrun(
     framework: Framework,
     words: &mut std::iter::Peekable<std::vec::IntoIter<String>>,
 ) -> Result<Option<usize>, FrameworkError> {
@@ -52,7 +52,7 @@ fn launcher(
         let value = inline.or_else(|| words.next()).unwrap_or_default();
         match flag.as_str() {
             "--nproc-per-node" => per_node = Some(count(&flag, &value)?),
-            // A range of nodes is an elastic job, whose size is not fixed.
+            // A range of nodes is an elastic job, whose world size is not fixed.
             "--nnodes" if value.contains(':') => nodes = None,
             "--nnodes" => nodes = Some(count(&flag, &value)?),
             _ => {}
@@ -60,13 +60,15 @@ fn launcher(
     }
     let product = per_node.zip(nodes).map(|(a, b)| (a, b, a.checked_mul(b)));
     match product {
-        Some((a, b, None)) => Err(framework.syntax(format!("{a} x {b} ranks cannot be counted"))),
+        Some((a, b, None)) => {
+            Err(framework.syntax(format!("the number of ranks, {a} x {b}, is too large")))
+        }
         Some((_, _, world)) => Ok(world),
         None => Ok(None),
     }
 }
 
-/// A whole number.
+/// Parses a whole number.
 pub(super) fn count(flag: &str, value: &str) -> Result<usize, FrameworkError> {
     value.parse().map_err(|_| FrameworkError::Value {
         key: flag.to_owned(),
@@ -75,7 +77,7 @@ pub(super) fn count(flag: &str, value: &str) -> Result<usize, FrameworkError> {
     })
 }
 
-/// `torchrun` with its flags for so many ranks: eight to a machine, where that is even.
+/// `torchrun` with its flags for `world` ranks: eight per node, or the largest smaller number that divides evenly.
 pub(super) fn torchrun(world: usize) -> String {
     let per_node = (1..=world.min(8)).rev().find(|&n| world.is_multiple_of(n));
     let per_node = per_node.unwrap_or(1);
@@ -99,8 +101,8 @@ fn is_program(word: &str, name: &str) -> bool {
     word.rsplit('/').next() == Some(name)
 }
 
-/// Words as a shell splits them. What a shell would compute is refused: nobody here runs it.
-fn words(framework: Framework, text: &str) -> Result<Vec<String>, FrameworkError> {
+/// Splits words as a shell does. Expansions and pipes are rejected, because no shell runs here.
+fn shell_words(framework: Framework, text: &str) -> Result<Vec<String>, FrameworkError> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quote: Option<char> = None;
@@ -109,7 +111,7 @@ fn words(framework: Framework, text: &str) -> Result<Vec<String>, FrameworkError
         match (c, quote) {
             ('$' | '`', None | Some('"')) => {
                 return Err(framework.syntax(format!(
-                    "{c} is for a shell to replace: write the value itself"
+                    "{c} starts a shell expansion: write the value itself"
                 )));
             }
             ('\\', None | Some('"')) => match chars.next() {
@@ -124,13 +126,13 @@ fn words(framework: Framework, text: &str) -> Result<Vec<String>, FrameworkError
             ('#', None) if word.is_none() => while chars.next_if(|&c| c != '\n').is_some() {},
             (c, None) if c.is_whitespace() => words.extend(word.take()),
             (';' | '&' | '|' | '<' | '>', None) => {
-                return Err(framework.syntax(format!("{c}: give one command only")));
+                return Err(framework.syntax(format!("{c}: only one command is accepted")));
             }
             (c, _) => word.get_or_insert_default().push(c),
         }
     }
     if let Some(open) = quote {
-        return Err(framework.syntax(format!("{open} is not closed")));
+        return Err(framework.syntax(format!("{open} has no closing quote")));
     }
     words.extend(word);
     Ok(words)
@@ -143,7 +145,7 @@ mod tests {
     const FRAMEWORK: Framework = Framework::Megatron;
 
     #[test]
-    fn a_launch_tells_the_ranks_and_the_programs_own_words() {
+    fn a_launch_line_gives_the_ranks_and_the_programs_arguments() {
         let text = "# how\nA_B=1 torchrun --nproc_per_node=8 --nnodes 4 --tee 3 \\\n pretrain_gpt.py \
                     --x 'a b' \"c\"d # end";
         let line = CommandLine::parse(FRAMEWORK, text).unwrap();
@@ -159,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_shell_would_replace_is_refused() {
+    fn shell_expansions_are_rejected() {
         for text in ["--x $Y", "--x \"${Y}\"", "--x `y`", "--x 'y", "a | b"] {
             assert!(CommandLine::parse(FRAMEWORK, text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn machines_have_eight_ranks_where_that_is_even() {
+    fn nodes_have_eight_ranks_if_they_divide() {
         assert_eq!(torchrun(64), "torchrun --nproc-per-node 8 --nnodes 8");
         assert_eq!(torchrun(6), "torchrun --nproc-per-node 6 --nnodes 1");
         assert_eq!(torchrun(12), "torchrun --nproc-per-node 6 --nnodes 2");

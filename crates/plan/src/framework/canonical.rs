@@ -1,33 +1,33 @@
-//! One form for strategies and shapes that mean the same.
+//! The canonical form of strategies and model shapes, in which equivalent ones are equal.
 //!
-//! Some choices mean nothing beside others: a schedule without a pipeline, a ZeRO stage where one rank has
-//! all states. Texts do not carry them, so before anything is compared or written they are set to what a
-//! reader will find.
+//! Some settings have no effect in combination with others: a schedule without a pipeline, or a ZeRO stage if a
+//! single rank holds all states. Configs do not record them, so they are reset to the value that a reader will
+//! find before strategies are compared or written.
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
 use super::{Framework, FrameworkError};
-use crate::{Degrees, Experts, Layers, Offload, Shape, Strategy};
+use crate::{Degrees, Experts, Offload, PipelineLayout, Shape, Strategy};
 
-/// More ranks than anybody has; beyond it a number is a slip.
+/// The largest accepted world size. A larger number is a typing error, and its products could overflow.
 const MOST_RANKS: usize = 1 << 24;
 
-/// More stages than a rank can have layers.
+/// The largest accepted number of stages per rank.
 const MOST_STAGES: usize = 1 << 12;
 
-/// More samples or tokens than anybody has in a step.
+/// The largest accepted batch size and sequence length.
 const MOST: usize = 1 << 40;
 
-/// The strategy with every meaningless choice at its plainest.
+/// Returns the strategy with every setting that has no effect at its default.
 pub(super) fn canonical(strategy: &Strategy) -> Strategy {
     let mut s = strategy.clone();
-    s.layers = canonical_layers(s.layers, s.degrees.pp);
+    s.pipeline = canonical_pipeline(s.pipeline, s.degrees.pp);
     s.sequence_parallel &= s.degrees.tp > 1;
     if s.degrees.dp_shard * s.degrees.cp == 1 && s.offload == Offload::None {
         s.zero_stage = 0;
     }
     if s.zero_stage == 0 {
-        // Nothing is sharded, so copies and shards are the same ranks; experts are laid over shards.
+        // Without sharding, dp_replicate and dp_shard mean the same. Expert parallelism uses dp_shard.
         let all = s.degrees.data_parallel();
         let has_experts = s.degrees.ep > 1;
         s.degrees.dp_shard = if has_experts { all } else { 1 };
@@ -36,23 +36,23 @@ pub(super) fn canonical(strategy: &Strategy) -> Strategy {
     s
 }
 
-fn canonical_layers(layers: Layers, pp: usize) -> Layers {
-    let one = |schedule| Layers {
+fn canonical_pipeline(pipeline: PipelineLayout, pp: usize) -> PipelineLayout {
+    let one = |schedule| PipelineLayout {
         schedule,
         stages_per_rank: 1,
     };
-    match (layers.schedule, layers.stages_per_rank) {
-        _ if pp == 1 => one(Kind::OneForwardOneBackward),
-        (Kind::Interleaved, 1) => one(Kind::OneForwardOneBackward),
-        (Kind::LoopedBreadthFirst, 1) => one(Kind::GPipe),
-        (kind, stages) => Layers {
+    match (pipeline.schedule, pipeline.stages_per_rank) {
+        _ if pp == 1 => one(ScheduleKind::OneForwardOneBackward),
+        (ScheduleKind::Interleaved, 1) => one(ScheduleKind::OneForwardOneBackward),
+        (ScheduleKind::LoopedBreadthFirst, 1) => one(ScheduleKind::GPipe),
+        (kind, stages) => PipelineLayout {
             schedule: kind,
             stages_per_rank: kind.num_chunks().unwrap_or(stages),
         },
     }
 }
 
-/// The shape with several shared experts as one of their width together, and biases told once.
+/// Returns the shape with its shared experts merged into one of their total width, and with redundant bias flags set.
 pub(super) fn canonical_shape(shape: &Shape) -> Shape {
     let mut shape = shape.clone();
     shape.attention_bias |= shape.has_biases;
@@ -68,7 +68,7 @@ pub(super) fn canonical_shape(shape: &Shape) -> Shape {
     shape
 }
 
-/// Whether two shapes are the same model: names and the longest sequence aside.
+/// Whether two shapes are the same model, apart from the name and the maximum sequence length.
 pub(super) fn is_same_model(a: &Shape, b: &Shape) -> bool {
     let plain = |shape: &Shape| Shape {
         name: String::new(),
@@ -78,7 +78,7 @@ pub(super) fn is_same_model(a: &Shape, b: &Shape) -> bool {
     plain(a) == plain(b)
 }
 
-/// Refuses degrees that are no numbers of ranks. Products of degrees that pass do not overflow.
+/// Rejects degrees of zero and products above the limit. Products of accepted degrees do not overflow.
 pub(super) fn check_degrees(framework: Framework, d: &Degrees) -> Result<(), FrameworkError> {
     let degrees = [d.pp, d.dp_replicate, d.dp_shard, d.cp, d.tp];
     let ranks = degrees.iter().try_fold(1usize, |product, &degree| {
@@ -87,14 +87,14 @@ pub(super) fn check_degrees(framework: Framework, d: &Degrees) -> Result<(), Fra
     if ranks.is_some_and(|ranks| ranks > 0) && (1..=MOST_RANKS).contains(&d.ep) {
         return Ok(());
     }
-    Err(framework.refusal(
+    Err(framework.unsupported(
         format!("degrees {degrees:?}, ep {}", d.ep),
-        "every degree is at least 1, and their product a number of ranks",
-        "use degrees of 1 and more",
+        "every degree must be at least 1, and their product a possible number of ranks",
+        "use degrees of at least 1",
     ))
 }
 
-/// Refuses strategies that contradict themselves, whoever is to carry them out.
+/// Rejects strategies that no framework can run because their settings contradict each other.
 pub(super) fn check(
     framework: Framework,
     shape: Option<&Shape>,
@@ -102,44 +102,44 @@ pub(super) fn check(
 ) -> Result<(), FrameworkError> {
     check_degrees(framework, &s.degrees)?;
     check_batch(framework, s)?;
-    if !(1..=MOST_STAGES).contains(&s.layers.stages_per_rank) || s.zero_stage > 3 {
-        return Err(framework.refusal(
+    if !(1..=MOST_STAGES).contains(&s.pipeline.stages_per_rank) || s.zero_stage > 3 {
+        return Err(framework.unsupported(
             format!(
                 "{} stages per rank, ZeRO stage {}",
-                s.layers.stages_per_rank, s.zero_stage
+                s.pipeline.stages_per_rank, s.zero_stage
             ),
-            "there is none such",
-            format!("use 1 to {MOST_STAGES} stages per rank, and stages 0 to 3 of ZeRO"),
+            "the value is out of range",
+            format!("use 1 to {MOST_STAGES} stages per rank, and ZeRO stage 0 to 3"),
         ));
     }
     let d = &s.degrees;
     let over = d.dp_shard * d.cp * d.tp;
-    let experts = format!("{} ranks that share the experts", d.ep);
+    let experts = format!("expert parallelism of degree {}", d.ep);
     if !over.is_multiple_of(d.ep) {
-        return Err(framework.refusal(
+        return Err(framework.unsupported(
             experts,
-            "they are laid over dp_shard x cp x tp, which they do not divide",
+            "the degree must divide dp_shard x cp x tp",
             format!("use a divisor of {over}"),
         ));
     }
     if d.ep > 1 && shape.is_some_and(|shape| shape.experts.is_none()) {
-        return Err(framework.refusal(experts, "the model has none", "use 1"));
+        return Err(framework.unsupported(experts, "the model has no experts", "use 1"));
     }
     Ok(())
 }
 
-/// Refuses batches that the ranks cannot share. Expects checked degrees.
+/// Rejects batch sizes that do not divide over the ranks. Expects checked degrees.
 fn check_batch(framework: Framework, s: &Strategy) -> Result<(), FrameworkError> {
     let (global, micro) = (s.global_batch, s.micro_batch);
     let sizes = [global, micro, s.seq_len];
     if sizes.iter().any(|size| !(1..=MOST).contains(size)) {
-        return Err(framework.refusal(
+        return Err(framework.unsupported(
             format!(
-                "a batch of {global}, {micro} at a time, of {} tokens",
+                "global batch {global}, micro-batch {micro}, sequence length {}",
                 s.seq_len
             ),
-            "no such step can be computed",
-            format!("use 1 to {MOST}"),
+            "a size is out of range",
+            format!("use sizes from 1 to {MOST}"),
         ));
     }
     let ranks = s.degrees.data_parallel();
@@ -148,9 +148,9 @@ fn check_batch(framework: Framework, s: &Strategy) -> Result<(), FrameworkError>
         return Ok(());
     }
     let nearest = at_once.saturating_mul((global / at_once).max(1));
-    Err(framework.refusal(
-        format!("a batch of {global}"),
-        format!("{ranks} ranks of {micro} samples take {at_once} at a time"),
-        format!("the nearest batch is {nearest}"),
+    Err(framework.unsupported(
+        format!("a global batch of {global}"),
+        format!("it is not a multiple of {at_once}: {ranks} data-parallel ranks with micro-batches of {micro}"),
+        format!("the nearest global batch is {nearest}"),
     ))
 }

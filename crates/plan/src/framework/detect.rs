@@ -1,10 +1,10 @@
-//! Which framework a text is for.
+//! Detects the framework that a config is for.
 
 use super::Framework;
 use super::arguments::CommandLine;
 
-/// Sections that only torchtitan has.
-const TORCHTITANS_SECTIONS: [&str; 6] = [
+/// TOML sections that torchtitan has and Trainyard does not.
+const TORCHTITAN_SECTIONS: [&str; 6] = [
     "compile",
     "quantize",
     "fault_tolerance",
@@ -13,8 +13,8 @@ const TORCHTITANS_SECTIONS: [&str; 6] = [
     "float8",
 ];
 
-/// Keys that only torchtitan has, of sections that both have.
-const TORCHTITANS_KEYS: [(&str, &str); 9] = [
+/// Keys that only torchtitan has, in sections that both have.
+const TORCHTITAN_KEYS: [(&str, &str); 9] = [
     ("training", "enable_cpu_offload"),
     ("training", "gc_freq"),
     ("parallelism", "pipeline_parallel_microbatch_size"),
@@ -26,8 +26,8 @@ const TORCHTITANS_KEYS: [(&str, &str); 9] = [
     ("model", "converters"),
 ];
 
-/// Keys of which DeepSpeed's JSON has at least one.
-const DEEPSPEEDS_KEYS: [&str; 6] = [
+/// A DeepSpeed config has at least one of these keys.
+const DEEPSPEED_KEYS: [&str; 6] = [
     "zero_optimization",
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -37,12 +37,12 @@ const DEEPSPEEDS_KEYS: [&str; 6] = [
 ];
 
 impl Framework {
-    /// The framework a text is for, where it can be told. TOML that both would take is ours.
+    /// Detects the framework of a config. TOML that both Trainyard and torchtitan accept is taken to be Trainyard's.
     pub fn detect(text: &str) -> Option<Framework> {
         if text.trim_start().starts_with('{') {
             let json: serde_json::Map<String, serde_json::Value> =
                 serde_json::from_str(text).ok()?;
-            let is_known = DEEPSPEEDS_KEYS.iter().any(|&key| json.contains_key(key));
+            let is_known = DEEPSPEED_KEYS.iter().any(|&key| json.contains_key(key));
             return is_known.then_some(Framework::DeepSpeed);
         }
         match text.parse::<toml::Table>() {
@@ -54,17 +54,18 @@ impl Framework {
 
 fn detect_toml(table: &toml::Table) -> Framework {
     let get = |section: &str, key: &str| table.get(section)?.get(key);
-    let is_sections = TORCHTITANS_SECTIONS
+    let has_sections = TORCHTITAN_SECTIONS
         .iter()
         .any(|&section| table.contains_key(section));
-    let is_keys = TORCHTITANS_KEYS
+    let has_keys = TORCHTITAN_KEYS
         .iter()
         .any(|&(section, key)| get(section, key).is_some());
     let name = get("model", "name").and_then(toml::Value::as_str);
-    let is_name = name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "cnn"));
-    match is_sections || is_keys || is_name {
-        true => Framework::Torchtitan,
-        false => Framework::Trainyard,
+    let has_name = name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "cnn"));
+    if has_sections || has_keys || has_name {
+        Framework::Torchtitan
+    } else {
+        Framework::Trainyard
     }
 }
 
@@ -75,12 +76,12 @@ fn detect_command_line(text: &str) -> Option<Framework> {
     if begins("--module") && begins("--config") {
         return Some(Framework::TorchtitanCommandLine);
     }
-    let megatrons = [
+    let megatron_flags = [
         "--micro-batch-size",
         "--tensor-model-parallel-size",
         "--num-layers",
     ];
-    megatrons
+    megatron_flags
         .iter()
         .any(|flag| begins(flag))
         .then_some(Framework::Megatron)

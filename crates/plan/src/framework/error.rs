@@ -1,68 +1,68 @@
-//! Why a framework's text cannot be read or written.
+//! Errors of reading and writing framework configs.
 
 use trainyard_config::ConfigError;
 
 use super::Framework;
 
-/// Why a framework's text cannot be read or written.
+/// Why a framework's config cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameworkError {
-    /// Text that is none of the framework's.
-    #[error("this is no {framework} config: {reason}")]
+    /// The text is not in the framework's config format.
+    #[error("this is not a valid {framework} config: {reason}")]
     Syntax {
         /// The framework.
         framework: Framework,
-        /// What is wrong, and where.
+        /// The parse error, with its position if known.
         reason: String,
     },
 
     /// A key or flag that the framework does not have.
-    #[error("{framework} does not know {key}{hint}")]
+    #[error("{framework} does not recognize {key}{hint}")]
     UnknownKey {
-        /// The framework, which says its version.
+        /// The framework; its name includes the version.
         framework: Framework,
         /// The key or flag.
         key: String,
-        /// ": did you mean ...?", or nothing.
+        /// A suggestion, `: did you mean ...?`, or an empty string.
         hint: String,
     },
 
-    /// A value its key cannot have.
+    /// A value that its key does not accept.
     #[error("{key} = {value} is not {expected}")]
     Value {
         /// The key or flag.
         key: String,
-        /// What stands there.
+        /// The value in the config.
         value: String,
-        /// What could.
+        /// The kind of value that the key accepts.
         expected: &'static str,
     },
 
-    /// Something that the text leaves to whoever starts it.
-    #[error("{framework}'s text does not say {what}: {remedy}")]
-    Untold {
+    /// A value that the config leaves to the launcher or to the training script.
+    #[error("the {framework} config does not set {what}: {remedy}")]
+    Unspecified {
         /// The framework.
         framework: Framework,
-        /// What is not said.
+        /// The missing value.
         what: &'static str,
-        /// How to say it.
+        /// How to supply the value.
         remedy: String,
     },
 
-    /// Something whose meaning differs, or that cannot run.
+    /// A setting that the planner does not model, or that cannot run.
     #[error("{framework}: {what}: {why}; {nearest}")]
-    Refused {
+    Unsupported {
         /// The framework.
         framework: Framework,
-        /// What is refused, as it stands there.
+        /// The rejected setting, as the config has it.
         what: String,
-        /// Why.
+        /// Why the setting is rejected.
         why: String,
-        /// The nearest thing that works.
+        /// The nearest setting that works.
         nearest: String,
     },
 
-    /// Text of a config of ours that loading refuses.
+    /// A Trainyard config that is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

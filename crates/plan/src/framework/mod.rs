@@ -1,11 +1,11 @@
-//! The same strategy in the words of other frameworks, both ways.
+//! Converts strategies to and from the config formats of other training frameworks.
 //!
-//! Writing never drops a choice silently. What a framework cannot say is replaced by the nearest thing that
-//! works, and every replacement is a [`Loss`]. Reading never guesses: a setting that means something else
-//! than it seems is refused, with the reason and the nearest thing that works. So what was written without
-//! loss is read back as it was.
+//! Writing never drops a choice silently: if a framework cannot express a setting, the writer uses the nearest one
+//! that it can express and reports the replacement as a [`Deviation`]. Reading never guesses: a setting that the
+//! planner does not model is rejected, with the reason and the nearest alternative. So a strategy that was written
+//! without deviations reads back unchanged.
 //!
-//! Every framework is pinned to the version whose own code has parsed what is written here.
+//! Each format is pinned to one version of the framework, whose own config code has parsed our output.
 //!
 //! ```
 //! use trainyard_config::{Flavor, LlamaConfig};
@@ -26,18 +26,18 @@
 //! let shape = Shape::from(&LlamaConfig::of(Flavor::Llama3_8b));
 //! let written = Framework::Megatron.write(&shape, &job.strategy, 16)?;
 //! assert!(written.text.contains("--tensor-model-parallel-size 2"));
-//! // Megatron keeps a copy of every weight beside the optimiser's; that is told, not hidden.
-//! assert_eq!(written.losses.len(), 1);
+//! // Megatron keeps a bf16 copy of every weight beside the optimizer's fp32 copy: the one deviation here.
+//! assert_eq!(written.deviations.len(), 1);
 //! # Ok::<(), trainyard_plan::FrameworkError>(())
 //! ```
 
+mod adapt;
 mod arguments;
 mod canonical;
 mod deepspeed;
 mod detect;
+mod deviation;
 mod error;
-mod fit;
-mod loss;
 mod megatron;
 mod suggest;
 mod torchtitan;
@@ -50,57 +50,57 @@ use std::fmt;
 
 use crate::{Shape, Software, Strategy};
 use canonical::{canonical, canonical_shape, check, check_degrees, is_same_model};
+pub use deviation::{Deviation, Resolution, Setting};
 pub use error::FrameworkError;
-pub use loss::{Choice, Instead, Loss};
 
-/// A framework, and a way to tell it a strategy.
+/// A config format of a training framework, at a pinned version.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Framework {
-    /// Our own TOML.
+    /// Trainyard's TOML.
     Trainyard,
-    /// torchtitan's TOML, which ended with 0.2.2.
+    /// The TOML of torchtitan 0.2.2, the last version with a TOML format.
     Torchtitan,
-    /// torchtitan's command line since then: 0.3.0.
+    /// The command line of torchtitan 0.3.0, which replaced the TOML.
     TorchtitanCommandLine,
-    /// Megatron-LM's flags, of core 0.16.1.
+    /// The command-line flags of Megatron-LM (Megatron Core 0.16.1).
     Megatron,
-    /// DeepSpeed's JSON, of 0.19.8.
+    /// The JSON config of DeepSpeed 0.19.8.
     DeepSpeed,
 }
 
-/// A strategy in a framework's words.
+/// A strategy written in a framework's config format.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct EmittedConfig {
     /// The config file or the command line.
     pub text: String,
-    /// What it does not say as it was meant.
-    pub losses: Vec<Loss>,
+    /// The settings in which the config differs from the strategy.
+    pub deviations: Vec<Deviation>,
 }
 
-/// What a framework's text says.
+/// A job read from a framework's config.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Read {
-    /// The model, where the text has it.
+pub struct ParsedJob {
+    /// The model, if the config describes it.
     pub shape: Option<Shape>,
-    /// The strategy.
+    /// The parallelism strategy, in canonical form.
     pub strategy: Strategy,
-    /// What the program does that runs it so.
+    /// The kernels and overlap that the framework uses with this config.
     pub software: Software,
-    /// How many ranks the text itself says there are.
+    /// The world size, if the config determines it.
     pub world: Option<usize>,
 }
 
-/// What is known beside a text that leaves it to whoever starts the job.
+/// Values that a config may leave to the launcher or to the training script.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// How many ranks there are.
+pub struct LaunchInfo {
+    /// The number of ranks.
     pub world: Option<usize>,
-    /// Tokens of a sample.
+    /// The sequence length, in tokens.
     pub seq_len: Option<usize>,
 }
 
 impl Framework {
-    /// All of them.
+    /// Every supported format.
     pub const ALL: [Framework; 5] = [
         Framework::Trainyard,
         Framework::Torchtitan,
@@ -109,7 +109,7 @@ impl Framework {
         Framework::DeepSpeed,
     ];
 
-    /// The name, with the version it is pinned to.
+    /// The framework's name and the version it is pinned to.
     pub const fn name(self) -> &'static str {
         match self {
             Framework::Trainyard => "Trainyard",
@@ -120,19 +120,19 @@ impl Framework {
         }
     }
 
-    /// The strategy for `world` ranks in this framework's words.
+    /// Writes the strategy for `world` ranks in this framework's config format.
     pub fn write(
         self,
         shape: &Shape,
         strategy: &Strategy,
         world: usize,
-    ) -> Result<Written, FrameworkError> {
+    ) -> Result<EmittedConfig, FrameworkError> {
         check(self, Some(shape), strategy)?;
         let needed = strategy.degrees.world_size();
         if needed != world {
-            return Err(self.refusal(
+            return Err(self.unsupported(
                 format!("{world} ranks"),
-                format!("the strategy's degrees multiply to {needed}"),
+                format!("the parallel degrees multiply to {needed}"),
                 format!("use {needed} ranks"),
             ));
         }
@@ -145,23 +145,23 @@ impl Framework {
         }
     }
 
-    /// What a text of this framework's says, in canonical form: choices that mean nothing beside others,
-    /// such as a schedule without a pipeline, are at their plainest.
-    pub fn read(self, text: &str) -> Result<Read, FrameworkError> {
-        self.read_with(text, &Told::default())
+    /// Reads a config of this framework. The result is in canonical form: a setting without effect, such as a
+    /// schedule without a pipeline, has its default value.
+    pub fn read(self, text: &str) -> Result<ParsedJob, FrameworkError> {
+        self.read_with(text, &LaunchInfo::default())
     }
 
-    /// The same with what the text leaves open.
-    pub fn read_with(self, text: &str, told: &Told) -> Result<Read, FrameworkError> {
+    /// Reads a config of this framework, with `launch` for the values that the config leaves open.
+    pub fn read_with(self, text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
         let read = match self {
-            Framework::Trainyard => trainyard::read(text, told),
-            Framework::Torchtitan => torchtitan::read_toml(text, told),
-            Framework::TorchtitanCommandLine => torchtitan::read_command_line(text, told),
-            Framework::Megatron => megatron::read(text, told),
-            Framework::DeepSpeed => deepspeed::read(text, told),
+            Framework::Trainyard => trainyard::read(text, launch),
+            Framework::Torchtitan => torchtitan::read_toml(text, launch),
+            Framework::TorchtitanCommandLine => torchtitan::read_command_line(text, launch),
+            Framework::Megatron => megatron::read(text, launch),
+            Framework::DeepSpeed => deepspeed::read(text, launch),
         }?;
         check(self, read.shape.as_ref(), &read.strategy)?;
-        Ok(Read {
+        Ok(ParsedJob {
             shape: read.shape.as_ref().map(canonical_shape),
             strategy: canonical(&read.strategy),
             software: read.software,
@@ -169,13 +169,13 @@ impl Framework {
         })
     }
 
-    fn refusal(
+    fn unsupported(
         self,
         what: impl Into<String>,
         why: impl Into<String>,
         nearest: impl Into<String>,
     ) -> FrameworkError {
-        FrameworkError::Refused {
+        FrameworkError::Unsupported {
             framework: self,
             what: what.into(),
             why: why.into(),
@@ -183,8 +183,8 @@ impl Framework {
         }
     }
 
-    fn untold(self, what: &'static str, remedy: impl Into<String>) -> FrameworkError {
-        FrameworkError::Untold {
+    fn unspecified(self, what: &'static str, remedy: impl Into<String>) -> FrameworkError {
+        FrameworkError::Unspecified {
             framework: self,
             what,
             remedy: remedy.into(),
@@ -198,12 +198,12 @@ impl Framework {
         }
     }
 
-    /// The data-parallel ranks that `world` leaves to the other degrees.
+    /// Divides the world size by the degrees `taken`; the quotient is the data-parallel degree.
     fn left_of(self, world: Option<usize>, taken: &[usize]) -> Result<usize, FrameworkError> {
         let Some(world) = world else {
-            return Err(self.untold(
-                "how many ranks there are",
-                "start it with torchrun --nproc-per-node and --nnodes, or tell the number beside it",
+            return Err(self.unspecified(
+                "the number of ranks",
+                "launch it with torchrun --nproc-per-node and --nnodes, or pass the world size separately",
             ));
         };
         let product = taken.iter().try_fold(1usize, |all, &n| all.checked_mul(n));
@@ -211,10 +211,10 @@ impl Framework {
             Some(product) if product > 0 && world >= product && world.is_multiple_of(product) => {
                 Ok(world / product)
             }
-            _ => Err(self.refusal(
+            _ => Err(self.unsupported(
                 format!("{world} ranks"),
-                format!("the degrees {taken:?} do not divide them"),
-                "use a multiple of their product",
+                format!("the degrees {taken:?} do not divide the number of ranks"),
+                "use a multiple of the product of the degrees",
             )),
         }
     }

@@ -1,23 +1,23 @@
-//! What the writer of an unknown key probably meant.
+//! Suggestions for unknown keys.
 
 use strsim::normalized_damerau_levenshtein;
 
 use super::{Framework, FrameworkError};
 
-/// Below this likeness a suggestion confuses more than it helps.
-const LIKENESS: f64 = 0.5;
+/// The minimum similarity of a suggestion. A less similar key would confuse more than it helps.
+const MIN_SIMILARITY: f64 = 0.5;
 
-/// The error of an unknown key, with the known one most like it.
+/// Returns the error for an unknown key, with the most similar known key as a suggestion.
 pub(super) fn unknown<'a>(
     framework: Framework,
     key: &str,
     known: impl Iterator<Item = &'a str>,
 ) -> FrameworkError {
-    // Comparing costs the product of both lengths, and a file may hold anything.
+    // The comparison costs the product of both lengths, and the key comes from an untrusted file.
     let short: String = key.chars().take(80).collect();
     let nearest = known
         .map(|candidate| (candidate, normalized_damerau_levenshtein(&short, candidate)))
-        .filter(|(_, likeness)| *likeness >= LIKENESS)
+        .filter(|(_, similarity)| *similarity >= MIN_SIMILARITY)
         .max_by(|a, b| a.1.total_cmp(&b.1));
     FrameworkError::UnknownKey {
         framework,

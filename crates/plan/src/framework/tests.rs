@@ -1,24 +1,25 @@
-//! What holds for every framework: nothing is lost silently, and what is written is read back.
+//! Properties of every framework: every change is reported as a deviation, and written configs read back.
 
-mod refusals;
+mod unsupported;
 
 use proptest::prelude::{
     ProptestConfig, Strategy as Generator, any, prop, prop_assert, prop_assert_eq, proptest,
 };
 use proptest::test_runner::TestCaseError;
 use trainyard_config::{Flavor, LlamaConfig};
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
 use super::*;
 use crate::{
-    BlockActivations, Degrees, Experts, Held, Layers, Offload, Precision, Recompute, hardware_flops,
+    BlockActivations, Degrees, Experts, Offload, PipelineLayout, Precision, PrecisionByStage,
+    Recompute, hardware_flops,
 };
 
 fn llama() -> Shape {
     Shape::from(&LlamaConfig::of(Flavor::Llama3_8b))
 }
 
-/// Qwen 3's mixture of 30 billion.
+/// Qwen3-30B-A3B.
 fn mixture() -> Shape {
     Shape {
         vocab_size: 151_936,
@@ -110,10 +111,12 @@ fn degrees(has_experts: bool) -> impl Generator<Value = Degrees> {
     )
 }
 
-fn layers() -> impl Generator<Value = Layers> {
-    (prop::sample::select(Kind::ALL.to_vec()), 1usize..4).prop_map(|(schedule, stages)| Layers {
-        schedule,
-        stages_per_rank: schedule.num_chunks().unwrap_or(stages),
+fn pipeline() -> impl Generator<Value = PipelineLayout> {
+    (prop::sample::select(ScheduleKind::ALL.to_vec()), 1usize..4).prop_map(|(schedule, stages)| {
+        PipelineLayout {
+            schedule,
+            stages_per_rank: schedule.num_chunks().unwrap_or(stages),
+        }
     })
 }
 
@@ -127,7 +130,7 @@ fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
         let recompute = prop::sample::select(vec![
             Recompute::None,
             Recompute::Selective,
-            Recompute::Products,
+            Recompute::SelectiveOp,
             Recompute::Full,
         ]);
         let offload = prop::sample::select(vec![
@@ -139,19 +142,19 @@ fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
         let switches = (0usize..4, any::<bool>(), recompute, offload);
         (
             degrees(shape.experts.is_some()),
-            layers(),
+            pipeline(),
             sizes,
             switches,
             precisions(),
         )
             .prop_map(
-                move |(degrees, layers, (micro_batch, steps, seq_len), switches, precision)| {
+                move |(degrees, pipeline, (micro_batch, steps, seq_len), switches, precision)| {
                     let (zero_stage, sequence_parallel, recompute, offload) = switches;
                     let strategy = Strategy {
                         degrees,
                         zero_stage,
                         sequence_parallel,
-                        layers,
+                        pipeline,
                         global_batch: micro_batch * steps * degrees.data_parallel(),
                         micro_batch,
                         seq_len,
@@ -165,10 +168,11 @@ fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
     })
 }
 
-/// Losses that changed what is written, as opposed to what must be said elsewhere.
-fn changes(losses: &[Loss]) -> Vec<&Loss> {
-    let is_change = |loss: &&Loss| matches!(loss.instead, Instead::Written(_));
-    losses.iter().filter(is_change).collect()
+/// The deviations that changed the config, as opposed to settings that are made elsewhere.
+fn changes(deviations: &[Deviation]) -> Vec<&Deviation> {
+    let is_change =
+        |deviation: &&Deviation| matches!(deviation.resolution, Resolution::Approximated(_));
+    deviations.iter().filter(is_change).collect()
 }
 
 fn check_round_trip(
@@ -179,18 +183,21 @@ fn check_round_trip(
     let world = strategy.degrees.world_size();
     let written = match framework.write(shape, strategy, world) {
         Ok(written) => written,
-        // A shape that so many ranks cannot share is refused, not lost.
-        Err(FrameworkError::Refused { .. } | FrameworkError::Config(_)) => return Ok(false),
+        // A shape that does not divide over the ranks is rejected, not changed.
+        Err(FrameworkError::Unsupported { .. } | FrameworkError::Config(_)) => return Ok(false),
         Err(error) => return Err(TestCaseError::fail(error.to_string())),
     };
-    let context = format!("{framework}:\n{}\n{:?}", written.text, written.losses);
+    let context = format!("{framework}:\n{}\n{:?}", written.text, written.deviations);
     let read = framework.read(&written.text);
     let read = read.map_err(|error| TestCaseError::fail(format!("{error}\n{context}")))?;
-    let is_whole = changes(&written.losses).is_empty();
-    if is_whole {
+    let is_exact = changes(&written.deviations).is_empty();
+    if is_exact {
         prop_assert_eq!(&read.strategy, &canonical(strategy), "{}", context);
     } else {
-        let model_alone = written.losses.iter().all(|loss| loss.what == Choice::Model);
+        let model_alone = written
+            .deviations
+            .iter()
+            .all(|deviation| deviation.setting == Setting::Model);
         prop_assert!(
             model_alone || read.strategy != canonical(strategy),
             "{}",
@@ -198,18 +205,21 @@ fn check_round_trip(
         );
     }
     if let Some(found) = &read.shape {
-        let lost = written.losses.iter().any(|loss| loss.what == Choice::Model);
+        let lost = written
+            .deviations
+            .iter()
+            .any(|deviation| deviation.setting == Setting::Model);
         prop_assert_eq!(!lost, is_same_model(found, shape), "{}", context);
     }
-    // What has been through a framework once goes through it again unchanged.
+    // A strategy read from a framework's config is written to it again without changes.
     let shape = read.shape.as_ref().unwrap_or(shape);
     let world = read.strategy.degrees.world_size();
     let again = framework.write(shape, &read.strategy, world);
     let again = again.map_err(|error| TestCaseError::fail(format!("{error}\n{context}")))?;
     prop_assert!(
-        changes(&again.losses).is_empty(),
+        changes(&again.deviations).is_empty(),
         "{:?}\n{}",
-        again.losses,
+        again.deviations,
         context
     );
     prop_assert_eq!(
@@ -222,14 +232,14 @@ fn check_round_trip(
         "{}",
         context
     );
-    Ok(is_whole)
+    Ok(is_exact)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn what_is_written_is_read_back((shape, strategy) in jobs()) {
+    fn emitted_configs_round_trip((shape, strategy) in jobs()) {
         for framework in Framework::ALL {
             check_round_trip(framework, &shape, &strategy)?;
         }
@@ -242,12 +252,12 @@ proptest! {
             let world = strategy.degrees.world_size();
             let Ok(written) = framework.write(&shape, &strategy, world) else { continue };
             let cut = written.text.char_indices().map(|(i, _)| i).nth(at).unwrap_or(0);
-            let told = Told { world: Some(at), seq_len: Some(at) };
-            let _ = framework.read_with(&format!("{}{text}{}", &written.text[..cut], &written.text[cut..]), &told);
+            let launch = LaunchInfo { world: Some(at), seq_len: Some(at) };
+            let _ = framework.read_with(&format!("{}{text}{}", &written.text[..cut], &written.text[cut..]), &launch);
             let huge = written.text.replace(" 1", " 18446744073709551615");
-            let _ = framework.read_with(&huge, &told);
+            let _ = framework.read_with(&huge, &launch);
             let none = written.text.replace(" 1", " 0");
-            let _ = framework.read_with(&none, &told);
+            let _ = framework.read_with(&none, &launch);
         }
         let _ = Framework::detect(&text);
     }
@@ -261,8 +271,8 @@ fn plain() -> Strategy {
         },
         zero_stage: 3,
         sequence_parallel: false,
-        layers: Layers {
-            schedule: Kind::OneForwardOneBackward,
+        pipeline: PipelineLayout {
+            schedule: ScheduleKind::OneForwardOneBackward,
             stages_per_rank: 1,
         },
         global_batch: 64,
@@ -274,19 +284,19 @@ fn plain() -> Strategy {
     }
 }
 
-fn lost(framework: Framework, shape: &Shape, strategy: &Strategy) -> Vec<Choice> {
+fn changed_settings(framework: Framework, shape: &Shape, strategy: &Strategy) -> Vec<Setting> {
     let written = framework
         .write(shape, strategy, strategy.degrees.world_size())
         .unwrap();
-    changes(&written.losses)
+    changes(&written.deviations)
         .iter()
-        .map(|loss| loss.what)
+        .map(|deviation| deviation.setting)
         .collect()
 }
 
-/// The strategies a user has most often go into each framework without loss.
+/// Each framework expresses the most common strategies without deviations.
 #[test]
-fn common_strategies_lose_nothing() {
+fn common_strategies_have_no_deviations() {
     let three = Strategy {
         degrees: Degrees {
             pp: 4,
@@ -295,8 +305,8 @@ fn common_strategies_lose_nothing() {
             ..Degrees::ONE
         },
         sequence_parallel: true,
-        layers: Layers {
-            schedule: Kind::Interleaved,
+        pipeline: PipelineLayout {
+            schedule: ScheduleKind::Interleaved,
             stages_per_rank: 2,
         },
         ..plain()
@@ -309,9 +319,13 @@ fn common_strategies_lose_nothing() {
         for strategy in [&plain(), &three] {
             let mut strategy = strategy.clone();
             if framework == Framework::Trainyard {
-                strategy.precision = Held::ours(2, 4).at(strategy.zero_stage);
+                strategy.precision = PrecisionByStage::trainyard(2, 4).at(strategy.zero_stage);
             }
-            assert_eq!(lost(framework, &llama(), &strategy), [], "{framework}");
+            assert_eq!(
+                changed_settings(framework, &llama(), &strategy),
+                [],
+                "{framework}"
+            );
         }
     }
     let precision = Precision::BF16;
@@ -321,13 +335,19 @@ fn common_strategies_lose_nothing() {
             zero_stage,
             ..megatron.clone()
         };
-        assert_eq!(lost(Framework::Megatron, &llama(), &megatron), []);
+        assert_eq!(
+            changed_settings(Framework::Megatron, &llama(), &megatron),
+            []
+        );
         let deepspeed = Strategy {
             zero_stage,
             precision,
             ..plain()
         };
-        assert_eq!(lost(Framework::DeepSpeed, &llama(), &deepspeed), []);
+        assert_eq!(
+            changed_settings(Framework::DeepSpeed, &llama(), &deepspeed),
+            []
+        );
     }
     let experts = Strategy {
         degrees: Degrees {
@@ -336,54 +356,66 @@ fn common_strategies_lose_nothing() {
         },
         ..plain()
     };
-    assert_eq!(lost(Framework::Torchtitan, &mixture(), &experts), []);
     assert_eq!(
-        lost(Framework::TorchtitanCommandLine, &mixture(), &experts),
+        changed_settings(Framework::Torchtitan, &mixture(), &experts),
+        []
+    );
+    assert_eq!(
+        changed_settings(Framework::TorchtitanCommandLine, &mixture(), &experts),
         []
     );
     let experts = Strategy {
         precision,
         ..experts
     };
-    assert_eq!(lost(Framework::Megatron, &shared_mixture(), &experts), []);
+    assert_eq!(
+        changed_settings(Framework::Megatron, &shared_mixture(), &experts),
+        []
+    );
 }
 
 #[test]
-fn what_a_framework_lacks_is_told() {
+fn missing_features_are_reported_as_deviations() {
     let offloaded = Strategy {
         offload: Offload::Nvme,
         recompute: Recompute::Selective,
         ..plain()
     };
     let ours = Strategy {
-        precision: Held::ours(2, 4).at(offloaded.zero_stage),
+        precision: PrecisionByStage::trainyard(2, 4).at(offloaded.zero_stage),
         ..offloaded.clone()
     };
-    assert_eq!(lost(Framework::Trainyard, &llama(), &ours), []);
+    assert_eq!(changed_settings(Framework::Trainyard, &llama(), &ours), []);
     assert_eq!(
-        lost(Framework::Torchtitan, &llama(), &offloaded),
-        [Choice::Offload, Choice::Recompute]
+        changed_settings(Framework::Torchtitan, &llama(), &offloaded),
+        [Setting::Offload, Setting::Recompute]
     );
     assert_eq!(
-        lost(Framework::Megatron, &llama(), &offloaded),
-        [Choice::Offload, Choice::Precision]
+        changed_settings(Framework::Megatron, &llama(), &offloaded),
+        [Setting::Offload, Setting::Precision]
     );
     let gpt = Shape::gpt(24, 1024, 16, 50_304, 8192);
     let ours = Strategy {
         precision: ours.precision,
         ..plain()
     };
-    assert_eq!(lost(Framework::Trainyard, &gpt, &ours), []);
-    assert_eq!(lost(Framework::Torchtitan, &gpt, &plain()), [Choice::Model]);
+    assert_eq!(changed_settings(Framework::Trainyard, &gpt, &ours), []);
+    assert_eq!(
+        changed_settings(Framework::Torchtitan, &gpt, &plain()),
+        [Setting::Model]
+    );
     let grouped = Shape {
         num_key_value_heads: 4,
         ..gpt
     };
-    assert_eq!(lost(Framework::Trainyard, &grouped, &ours), [Choice::Model]);
+    assert_eq!(
+        changed_settings(Framework::Trainyard, &grouped, &ours),
+        [Setting::Model]
+    );
 }
 
 #[test]
-fn a_gpt2_is_written_and_read() {
+fn a_gpt2_round_trips() {
     let gpt2 = Shape {
         intermediate_size: 3000,
         tie_word_embeddings: false,
@@ -391,7 +423,7 @@ fn a_gpt2_is_written_and_read() {
     };
     let tied = Shape::gpt(12, 768, 12, 50_257, 8192);
     let strategy = Strategy {
-        precision: Held::ours(2, 4).at(plain().zero_stage),
+        precision: PrecisionByStage::trainyard(2, 4).at(plain().zero_stage),
         ..plain()
     };
     for shape in [gpt2, tied] {
@@ -408,36 +440,37 @@ fn a_gpt2_is_written_and_read() {
     }
 }
 
-/// torchtitan's selective recomputation, as its own files have it.
+/// torchtitan's selective recomputation, as in its own config files.
 #[test]
-fn every_second_product_is_read_and_written() {
+fn selective_op_recomputation_round_trips() {
     let toml = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[parallelism]\ndata_parallel_shard_degree = 8\n\
                 [activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n";
     let read = Framework::Torchtitan.read(toml).unwrap();
-    assert_eq!(read.strategy.recompute, Recompute::Products);
+    assert_eq!(read.strategy.recompute, Recompute::SelectiveOp);
     let (shape, strategy) = (read.shape.unwrap(), read.strategy);
     for framework in [Framework::Torchtitan, Framework::TorchtitanCommandLine] {
-        assert_eq!(lost(framework, &shape, &strategy), []);
+        assert_eq!(changed_settings(framework, &shape, &strategy), []);
     }
     for framework in [Framework::Trainyard, Framework::Megatron] {
-        assert!(lost(framework, &shape, &strategy).contains(&Choice::Recompute));
+        assert!(changed_settings(framework, &shape, &strategy).contains(&Setting::Recompute));
     }
-    // It keeps less than everything and more than what comes in; it computes less than all again.
-    let kept = |recompute: Recompute| {
+    // It saves more than full recomputation and less than none, and recomputes less than full.
+    let costs = |recompute: Recompute| {
         let strategy = Strategy {
             recompute,
             ..strategy.clone()
         };
         let block = BlockActivations::of(&shape, &strategy, &Software::MODERN, false);
-        (block.kept(recompute), hardware_flops(&shape, &strategy))
+        (block.saved(recompute), hardware_flops(&shape, &strategy))
     };
-    let [none, products, full] = [Recompute::None, Recompute::Products, Recompute::Full].map(kept);
+    let [none, products, full] =
+        [Recompute::None, Recompute::SelectiveOp, Recompute::Full].map(costs);
     assert!(full.0 < products.0 && products.0 < none.0);
     assert!(none.1 < products.1 && products.1 < full.1);
 }
 
 #[test]
-fn a_text_says_how_its_program_runs() {
+fn configs_determine_the_software() {
     let strategy = Strategy {
         zero_stage: 1,
         ..plain()
@@ -447,7 +480,7 @@ fn a_text_says_how_its_program_runs() {
         let written = framework.write(&llama(), &strategy, world);
         written.unwrap().text
     };
-    // What is written runs as it was priced; DeepSpeed alone sends gradients in two bytes.
+    // A written config runs as the planner estimated it, but DeepSpeed reduces gradients in two bytes.
     for framework in Framework::ALL {
         let software = framework.read(&text(framework)).unwrap().software;
         let bytes = if framework == Framework::DeepSpeed {
@@ -490,22 +523,22 @@ fn a_text_says_how_its_program_runs() {
 }
 
 #[test]
-fn what_a_text_leaves_open_can_be_told() {
+fn launch_info_completes_a_config() {
     let toml = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[activation_checkpoint]\nmode = \"none\"\n\
                 [parallelism]\ntensor_parallel_degree = 2";
-    let told = Told {
+    let launch = LaunchInfo {
         world: Some(16),
         seq_len: None,
     };
-    let read = Framework::Torchtitan.read_with(toml, &told).unwrap();
+    let read = Framework::Torchtitan.read_with(toml, &launch).unwrap();
     assert_eq!((read.strategy.degrees.dp_shard, read.world), (8, None));
     assert_eq!(read.shape.unwrap().num_hidden_layers, 32);
     let json = r#"{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}"#;
-    let told = Told {
+    let launch = LaunchInfo {
         seq_len: Some(1024),
-        ..told
+        ..launch
     };
-    let read = Framework::DeepSpeed.read_with(json, &told).unwrap();
+    let read = Framework::DeepSpeed.read_with(json, &launch).unwrap();
     assert_eq!(
         (read.strategy.global_batch, read.strategy.degrees.dp_shard),
         (32, 16)

@@ -1,7 +1,7 @@
-//! The first plans followed by the code that would run them, beside the formulas.
+//! The best plans checked by a dry run of the training code, compared with the formulas.
 //!
-//! Formulas price every way there is; the code is asked about the finalists alone. Tensors are set beside
-//! tensors: what a driver or a fragmented memory takes on top is in neither.
+//! Formulas estimate every strategy; the dry run checks only the finalists. Both count tensors only, without driver
+//! context or fragmentation.
 
 use std::fmt::Write;
 
@@ -10,60 +10,60 @@ use serde_json::{Value, json};
 use super::{GIB, Report};
 use crate::{Overheads, RankClass};
 
-/// One plan, followed.
+/// The dry run of one plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DryRun {
-    /// What our own config does not say as the plan meant it; formula and code both count what it says.
-    pub losses: Vec<String>,
-    /// A line for every kind of rank.
+    /// Settings that a Trainyard config cannot express as planned. The formula and the dry run both use the config.
+    pub deviations: Vec<String>,
+    /// One entry per class of ranks.
     pub ranks: Vec<RankBytes>,
-    /// How unequal the loads of experts were taken to be, zero for equal ones; none without experts.
+    /// The routing skew of the experts' load, zero if balanced; `None` without experts.
     pub routing_skew: Option<f64>,
 }
 
-/// Bytes of one kind of rank.
+/// Memory of one class of ranks.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct RankBytes {
-    /// Which ranks.
+    /// The class of ranks.
     pub class: RankClass,
-    /// Parameters and optimiser.
-    pub states: Counted,
-    /// The most that tensors take at once.
-    pub peak: Counted,
+    /// Parameters and optimizer states.
+    pub states: ByteCounts,
+    /// Peak memory of all tensors.
+    pub peak: ByteCounts,
 }
 
-/// The same bytes, counted twice.
+/// Bytes by formula and by dry run.
 #[derive(Copy, Clone, Debug, PartialEq)]
-pub struct Counted {
-    /// By formula.
+pub struct ByteCounts {
+    /// Bytes by formula.
     pub formula: f64,
-    /// By the code.
-    pub code: f64,
+    /// Bytes by dry run.
+    pub dry_run: f64,
 }
 
-impl Counted {
-    /// Code over formula, less one.
-    pub fn off(&self) -> f64 {
-        self.code / self.formula - 1.0
+impl ByteCounts {
+    /// The relative difference: dry run over formula, minus one.
+    pub fn relative_error(&self) -> f64 {
+        self.dry_run / self.formula - 1.0
     }
 
     fn to_json(self) -> Value {
-        json!({ "formula": self.formula, "dry_run": self.code })
+        json!({ "formula": self.formula, "dry_run": self.dry_run })
     }
 }
 
 impl RankBytes {
-    /// Bytes that it needs by the code, with what is beside tensors.
-    pub fn needed(&self, overheads: &Overheads) -> f64 {
-        self.peak.code * (1.0 + overheads.fragmentation.value) + overheads.context.value
+    /// Peak memory by dry run, with overheads.
+    pub fn required(&self, overheads: &Overheads) -> f64 {
+        self.peak.dry_run * (1.0 + overheads.fragmentation.value) + overheads.context.value
     }
 }
 
 impl DryRun {
-    /// The same of the fullest rank.
-    pub fn needed(&self, overheads: &Overheads) -> f64 {
-        let needed = self.ranks.iter().map(|rank| rank.needed(overheads));
-        needed.fold(0.0, f64::max)
+    /// Peak memory of the class of ranks that needs the most.
+    pub fn required(&self, overheads: &Overheads) -> f64 {
+        let required = self.ranks.iter().map(|rank| rank.required(overheads));
+        required.fold(0.0, f64::max)
     }
 
     fn to_json(&self) -> Value {
@@ -76,29 +76,29 @@ impl DryRun {
         };
         json!({
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
-            "losses": self.losses,
+            "deviations": self.deviations,
             "routing_skew": self.routing_skew,
         })
     }
 }
 
 impl Report {
-    /// What the code says of the plan at a place, for programs.
-    pub(super) fn dry_run_json(&self, place: usize) -> Value {
-        match self.dry_runs.get(place) {
+    /// The dry run of the plan at `index` as JSON.
+    pub(super) fn dry_run_json(&self, index: usize) -> Value {
+        match self.dry_runs.get(index) {
             Some(Ok(run)) => run.to_json(),
             Some(Err(why)) => json!({ "error": why }),
             None => Value::Null,
         }
     }
 
-    /// The finalists as a table; nothing where none was followed.
+    /// The dry runs as a table; empty if there are none.
     pub(super) fn dry_run_text(&self) -> String {
         if self.dry_runs.is_empty() {
             return String::new();
         }
         let mut text = format!(
-            "\nBy formula and by a dry run of the code, GiB of tensors (states: parameters and optimiser)\n\n\
+            "\nTensor memory by formula and by dry run, in GiB (states: parameters and optimizer)\n\n\
              {:<4}{:<32}{:<14}{:>15}{:>12}{:>14}{:>12}{:>9}{:>16}\n",
             "",
             "mesh",
@@ -107,16 +107,16 @@ impl Report {
             "dry run",
             "peak, formula",
             "dry run",
-            "off",
+            "diff",
             "with overhead"
         );
-        for (place, run) in self.dry_runs.iter().enumerate() {
-            let mesh = self.found.plans.get(place);
+        for (index, run) in self.dry_runs.iter().enumerate() {
+            let mesh = self.result.plans.get(index);
             let mesh = mesh.map_or(String::new(), |plan| plan.strategy.degrees.to_string());
             match run {
-                Ok(run) => self.lines(&mut text, place, &mesh, run),
+                Ok(run) => self.lines(&mut text, index, &mesh, run),
                 Err(why) => {
-                    let _ = writeln!(text, "{:<4}{mesh:<32}not followed: {why}", place + 1);
+                    let _ = writeln!(text, "{:<4}{mesh:<32}no dry run: {why}", index + 1);
                 }
             }
         }
@@ -125,70 +125,74 @@ impl Report {
             let _ = match skew {
                 0.0 => writeln!(
                     text,
-                    "\nThe dry run gave every expert as many rows; --routing-skew gives others."
+                    "\nThe dry run routed tokens evenly to all experts; use --routing-skew for an uneven load."
                 ),
                 _ => writeln!(
                     text,
-                    "\nThe dry run gave an expert rows by one over its number to the power {skew}; the formula \
-                     gives all as many."
+                    "\nThe dry run routed tokens with skew {skew} (load proportional to 1 / expert number ^ {skew}); the \
+                     formula assumes an even load."
                 ),
             };
         }
         text
     }
 
-    /// Whether the code agrees that the finalists fit.
+    /// Whether the dry run confirms that the best plan fits.
     pub(super) fn verdict(&self) -> Option<String> {
-        let room = self.question.cluster.accelerator.memory.value;
-        let needed = |run: &Result<DryRun, String>| {
+        let capacity = self.request.cluster.accelerator.memory.value;
+        let required = |run: &Result<DryRun, String>| {
             let run = run.as_ref().ok()?;
-            Some(run.needed(&self.question.overheads))
+            Some(run.required(&self.request.overheads))
         };
-        let first = self.dry_runs.first().and_then(needed)?;
-        if first <= room {
+        let first = self.dry_runs.first().and_then(required)?;
+        if first <= capacity {
             return Some(format!(
-                "By a dry run of the code the first plan needs {:.1} GiB and fits.",
+                "In a dry run the best plan needs {:.1} GiB per GPU, which fits.",
                 first / GIB
             ));
         }
         let next = self
             .dry_runs
             .iter()
-            .position(|run| needed(run).is_some_and(|n| n <= room));
+            .position(|run| required(run).is_some_and(|n| n <= capacity));
         let next = match next {
-            Some(place) => format!("plan {} is the first that fits", place + 1),
-            None => "of those that were followed none fits".to_owned(),
+            Some(index) => format!("plan {} is the first that fits", index + 1),
+            None => "none of the plans in the dry run fits".to_owned(),
         };
         Some(format!(
-            "By a dry run of the code the first plan needs {:.1} GiB, {:.1} more than there are; {next}.",
+            "In a dry run the best plan needs {:.1} GiB per GPU, {:.1} GiB more than available; {next}.",
             first / GIB,
-            (first - room) / GIB
+            (first - capacity) / GIB
         ))
     }
 
-    fn lines(&self, text: &mut String, place: usize, mesh: &str, run: &DryRun) {
-        let room = self.question.cluster.accelerator.memory.value;
+    fn lines(&self, text: &mut String, plan_index: usize, mesh: &str, run: &DryRun) {
+        let capacity = self.request.cluster.accelerator.memory.value;
         for (index, rank) in run.ranks.iter().enumerate() {
             let (number, mesh) = match index {
-                0 => ((place + 1).to_string(), mesh),
+                0 => ((plan_index + 1).to_string(), mesh),
                 _ => (String::new(), ""),
             };
-            let needed = rank.needed(&self.question.overheads);
-            let verdict = if needed > room { "too much" } else { "fits" };
+            let required = rank.required(&self.request.overheads);
+            let verdict = if required > capacity {
+                "too large"
+            } else {
+                "fits"
+            };
             let _ = writeln!(
                 text,
                 "{number:<4}{mesh:<32}{:<14}{:>15.3}{:>12.3}{:>14.2}{:>12.2}{:>+8.1}%{:>7.1} {verdict}",
                 rank.class.name(),
                 rank.states.formula / GIB,
-                rank.states.code / GIB,
+                rank.states.dry_run / GIB,
                 rank.peak.formula / GIB,
-                rank.peak.code / GIB,
-                100.0 * rank.peak.off(),
-                needed / GIB
+                rank.peak.dry_run / GIB,
+                100.0 * rank.peak.relative_error(),
+                required / GIB
             );
         }
-        for loss in &run.losses {
-            let _ = writeln!(text, "    followed with a difference: {loss}");
+        for deviation in &run.deviations {
+            let _ = writeln!(text, "    deviation from the plan: {deviation}");
         }
     }
 }

@@ -1,65 +1,66 @@
-//! The same for programs; a plan that was written can be read again.
+//! The report as JSON. A plan file can be read back.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
 use super::Report;
 use crate::{
-    Calibration, Cluster, Constants, Degrees, Figure, Held, Layers, Memory, Offload, Overheads,
-    Plan, Question, Recompute, Shape, Software, Strategy, StrategyError, Time,
+    Calibration, Cluster, Constants, Degrees, Memory, Offload, Overheads, PipelineLayout, Plan,
+    PlanRequest, PrecisionByStage, Recompute, Shape, Software, SourcedValue, Strategy,
+    StrategyError, Time,
 };
 
-/// Why a plan cannot be read.
+/// Why a plan file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFileError {
-    /// Other JSON, or none.
-    #[error("not a plan as `trainyard plan --json` writes it: {0}")]
+    /// Not the JSON of a report.
+    #[error("not a plan file of `trainyard plan --json`: {0}")]
     Syntax(#[from] serde_json::Error),
-    /// Nothing fitted, so there is no plan in it.
-    #[error("the file has no plan: nothing fitted when it was written")]
+    /// The file contains no plan.
+    #[error("the file contains no plan: nothing fit in memory when it was written")]
     Empty,
-    /// No such plan in it.
-    #[error("the file has {num_plans} plans and no plan {place}: count from 1")]
-    Place {
-        /// Which was asked for.
-        place: usize,
-        /// How many there are.
+    /// The requested plan does not exist.
+    #[error("the file has no plan {number}: it contains plans 1 to {num_plans}")]
+    Number {
+        /// The requested number, from 1.
+        number: usize,
+        /// Number of plans in the file.
         num_plans: usize,
     },
-    /// A schedule that nobody knows.
-    #[error("the schedule {0:?} is not known")]
+    /// An unknown pipeline schedule.
+    #[error("unknown schedule {0:?}")]
     Schedule(String),
-    /// Its cluster, refused.
+    /// An invalid cluster.
     #[error(transparent)]
     Cluster(#[from] crate::ClusterError),
-    /// Its strategy, refused.
+    /// An invalid strategy.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
 }
 
-/// A plan that was written, with what it was for.
+/// A plan that was read from a file, with its request.
 #[derive(Clone, Debug)]
 pub struct PlanFile {
-    /// What was asked.
-    pub question: Question,
-    /// One of its plans.
+    /// The request.
+    pub request: PlanRequest,
+    /// The plan, estimated again.
     pub plan: Plan,
 }
 
 #[derive(Deserialize, Serialize)]
 struct Inputs {
     model: Shape,
-    /// As a cluster file, from which everything about it follows.
+    /// The cluster as the text of a cluster file.
     cluster: String,
     global_batch: usize,
     seq_len: usize,
-    held: Held,
+    precision_by_stage: PrecisionByStage,
 }
 
-/// A strategy's choices beside what was asked.
+/// The settings of a strategy that are not part of the request.
 #[derive(Deserialize, Serialize)]
-struct Choices {
+struct StrategyJson {
     mesh: Degrees,
     zero_stage: usize,
     sequence_parallel: bool,
@@ -73,126 +74,126 @@ struct Choices {
 #[derive(Deserialize)]
 struct File {
     inputs: Inputs,
-    plans: Vec<Choices>,
+    plans: Vec<StrategyJson>,
 }
 
 impl PlanFile {
-    /// Reads the best plan and prices it again.
+    /// Reads the best plan of a file and estimates it again.
     pub fn read(text: &str) -> Result<PlanFile, PlanFileError> {
-        PlanFile::read_place(text, 1)
+        PlanFile::read_number(text, 1)
     }
 
-    /// The same for the plan at a place, from 1.
-    pub fn read_place(text: &str, place: usize) -> Result<PlanFile, PlanFileError> {
+    /// Reads plan `number` of a file, from 1, and estimates it again.
+    pub fn read_number(text: &str, number: usize) -> Result<PlanFile, PlanFileError> {
         let File { inputs, plans } = serde_json::from_str(text)?;
         let num_plans = plans.len();
         if num_plans == 0 {
             return Err(PlanFileError::Empty);
         }
-        let choices = plans.into_iter().nth(place.wrapping_sub(1));
-        let choices = choices.ok_or(PlanFileError::Place { place, num_plans })?;
+        let json = plans.into_iter().nth(number.wrapping_sub(1));
+        let json = json.ok_or(PlanFileError::Number { number, num_plans })?;
         let cluster = Cluster::from_toml(&inputs.cluster)?;
-        let question = Question {
+        let request = PlanRequest {
             shape: inputs.model,
             calibration: Calibration::of_cluster(&cluster, Software::MODERN),
             cluster,
             overheads: Overheads::default(),
             global_batch: inputs.global_batch,
             seq_len: inputs.seq_len,
-            held: inputs.held,
-            fewer_machines: false,
+            precision: inputs.precision_by_stage,
+            allow_fewer_nodes: false,
         };
-        let strategy = choices.strategy(&question)?;
-        let plan = question.price(&strategy)?;
-        Ok(PlanFile { question, plan })
+        let strategy = json.strategy(&request)?;
+        let plan = request.estimate(&strategy)?;
+        Ok(PlanFile { request, plan })
     }
 }
 
-impl Choices {
-    fn of(strategy: &Strategy) -> Choices {
-        Choices {
+impl StrategyJson {
+    fn of(strategy: &Strategy) -> StrategyJson {
+        StrategyJson {
             mesh: strategy.degrees,
             zero_stage: strategy.zero_stage,
             sequence_parallel: strategy.sequence_parallel,
-            schedule: strategy.layers.schedule.name().to_owned(),
-            stages_per_rank: strategy.layers.stages_per_rank,
+            schedule: strategy.pipeline.schedule.name().to_owned(),
+            stages_per_rank: strategy.pipeline.stages_per_rank,
             micro_batch: strategy.micro_batch,
             recompute: strategy.recompute,
             offload: strategy.offload,
         }
     }
 
-    fn strategy(self, question: &Question) -> Result<Strategy, PlanFileError> {
-        let schedule: Result<Kind, _> = self.schedule.parse();
+    fn strategy(self, request: &PlanRequest) -> Result<Strategy, PlanFileError> {
+        let schedule: Result<ScheduleKind, _> = self.schedule.parse();
         let schedule = schedule.map_err(|_| PlanFileError::Schedule(self.schedule))?;
         Ok(Strategy {
             degrees: self.mesh,
             zero_stage: self.zero_stage,
             sequence_parallel: self.sequence_parallel,
-            layers: Layers {
+            pipeline: PipelineLayout {
                 schedule,
                 stages_per_rank: self.stages_per_rank,
             },
-            global_batch: question.global_batch,
+            global_batch: request.global_batch,
             micro_batch: self.micro_batch,
-            seq_len: question.seq_len,
+            seq_len: request.seq_len,
             recompute: self.recompute,
             offload: self.offload,
-            precision: question.held.at(self.zero_stage),
+            precision: request.precision.at(self.zero_stage),
         })
     }
 }
 
 impl Report {
-    /// The first plans with their reasons, what was asked, and every figure with its basis.
+    /// The best plans with their reasons, the request, and every input with its source.
     pub fn to_json(&self, most: usize) -> Value {
-        let question = &self.question;
+        let request = &self.request;
         let inputs = Inputs {
-            model: question.shape.clone(),
-            cluster: question.cluster.to_toml(),
-            global_batch: question.global_batch,
-            seq_len: question.seq_len,
-            held: question.held,
+            model: request.shape.clone(),
+            cluster: request.cluster.to_toml(),
+            global_batch: request.global_batch,
+            seq_len: request.seq_len,
+            precision_by_stage: request.precision,
         };
-        let plans = self.found.plans.iter().take(most).enumerate();
+        let plans = self.result.plans.iter().take(most).enumerate();
         let plans: Vec<Value> = plans
-            .map(|(place, plan)| {
-                let mut plan = self.plan_json(plan, self.why(place));
-                plan["dry_run"] = self.dry_run_json(place);
+            .map(|(index, plan)| {
+                let mut plan = self.plan_json(plan, self.why(index));
+                plan["dry_run"] = self.dry_run_json(index);
                 plan
             })
             .collect();
-        let miss = match &self.why {
+        let miss = match &self.explanation {
             Err(Some(miss)) => json!({
                 "plan": self.plan_json(&miss.plan, self.sentences().join(" ")),
-                "missing_bytes_per_rank": miss.missing,
+                "shortfall_bytes_per_rank": miss.shortfall,
             }),
             _ => Value::Null,
         };
         let compared = self.compared.as_ref().map(|compared| {
-            let lost = &compared.lost;
+            let diff = &compared.diff;
             json!({
-                "plan": self.plan_json(&lost.plan, String::new()),
-                "place": compared.place,
-                "slower_seconds": lost.slower,
-                "terms": lost.terms.iter().map(|(name, s)| (*name, *s)).collect::<Named>().0,
-                "missing_bytes_per_rank": compared.missing.max(0.0),
+                "plan": self.plan_json(&diff.plan, String::new()),
+                "position": compared.position,
+                "slower_seconds": diff.slower_by,
+                "terms": diff.terms.iter().map(|(name, s)| (*name, *s)).collect::<Named>().0,
+                "shortfall_bytes_per_rank": compared.shortfall.max(0.0),
             })
         });
-        let front = self.found.front.iter();
+        let front = self.result.pareto_front.iter();
         json!({
             "plans": plans,
             "explanation": self.sentences(),
             "nearest_miss": miss,
             "compared": compared,
-            "front": front.map(point).collect::<Vec<_>>(),
-            "num_considered": self.found.num_considered,
-            "num_too_large": self.found.num_too_large,
+            "pareto_front": front.map(point).collect::<Vec<_>>(),
+            "num_considered": self.result.num_considered,
+            "num_out_of_memory": self.result.num_out_of_memory,
             "inputs": inputs,
             "hardware": self.hardware(),
             "overheads": {
-                "context": figure(&question.overheads.context),
-                "fragmentation": figure(&question.overheads.fragmentation),
+                "context": sourced(&request.overheads.context),
+                "fragmentation": sourced(&request.overheads.fragmentation),
             },
             "calibration": self.calibration(),
         })
@@ -203,9 +204,9 @@ impl Report {
             low, likely, high, ..
         } = plan.time;
         let terms = plan.time.terms().into_iter().collect::<Named>().0;
-        let classes = self.question.memories(&plan.strategy);
-        let mut value = json!(Choices::of(&plan.strategy));
-        let figures = json!({
+        let classes = self.request.memories(&plan.strategy);
+        let mut value = json!(StrategyJson::of(&plan.strategy));
+        let estimates = json!({
             "num_microbatches": plan.strategy.num_microbatches(),
             "step_seconds": likely,
             "step_seconds_range": [low, high],
@@ -216,42 +217,42 @@ impl Report {
             "tokens_per_second_per_gpu": self.tokens_per_second(plan),
             "why": why,
         });
-        if let (Value::Object(all), Value::Object(figures)) = (&mut value, figures) {
-            all.extend(figures);
+        if let (Value::Object(all), Value::Object(estimates)) = (&mut value, estimates) {
+            all.extend(estimates);
         }
         value
     }
 
     fn hardware(&self) -> Value {
-        let accelerator = &self.question.cluster.accelerator;
+        let accelerator = &self.request.cluster.accelerator;
         json!({
             "name": accelerator.name,
-            "num_machines": self.question.cluster.num_machines,
-            "per_machine": self.question.cluster.per_machine,
-            "peak_flops": figure(&accelerator.peak),
-            "sustained_flops": figure(&accelerator.sustained),
-            "memory_bytes": figure(&accelerator.memory),
-            "memory_bytes_per_second": figure(&accelerator.memory_bandwidth),
-            "link_bytes_per_second": figure(&accelerator.link),
-            "link_per_peer_bytes_per_second": figure(&accelerator.link_per_peer),
-            "host_bytes_per_second": figure(&accelerator.host),
-            "network_bytes_per_second": figure(&accelerator.network),
+            "num_nodes": self.request.cluster.num_nodes,
+            "gpus_per_node": self.request.cluster.gpus_per_node,
+            "peak_flops": sourced(&accelerator.peak),
+            "sustained_flops": sourced(&accelerator.sustained),
+            "memory_bytes": sourced(&accelerator.memory),
+            "memory_bytes_per_second": sourced(&accelerator.memory_bandwidth),
+            "link_bytes_per_second": sourced(&accelerator.link),
+            "link_per_peer_bytes_per_second": sourced(&accelerator.link_per_peer),
+            "host_bytes_per_second": sourced(&accelerator.host),
+            "network_bytes_per_second": sourced(&accelerator.network),
         })
     }
 
     fn calibration(&self) -> Value {
-        let calibration = &self.question.calibration;
+        let calibration = &self.request.calibration;
         let names = Constants::names().into_iter();
         let constants = names.zip(calibration.constants.to_array());
         json!({
             "source": calibration.source,
-            "mean_error": calibration.spread,
+            "mean_error": calibration.mean_error,
             "constants": constants.collect::<Named>().0,
         })
     }
 }
 
-/// Numbers by name, in the order they came.
+/// Numbers by name, in order.
 struct Named(Map<String, Value>);
 
 impl<'a> FromIterator<(&'a str, f64)> for Named {
@@ -265,8 +266,8 @@ impl<'a> FromIterator<(&'a str, f64)> for Named {
     }
 }
 
-fn figure(figure: &Figure) -> Value {
-    json!({ "value": figure.value, "basis": figure.basis.to_string(), "source": figure.source })
+fn sourced(sourced: &SourcedValue) -> Value {
+    json!({ "value": sourced.value, "basis": sourced.basis.to_string(), "source": sourced.source })
 }
 
 fn point(plan: &Plan) -> Value {
@@ -289,7 +290,7 @@ fn memory(memory: &Memory) -> Value {
         "gathered": memory.states.gathered,
         "offloaded": memory.states.offloaded,
         "activations": memory.activations,
-        "computed_again": memory.computed_again,
+        "recomputed": memory.recomputed,
         "embedding": memory.embedding,
         "logits": memory.logits,
         "buffers": memory.buffers,

@@ -1,105 +1,105 @@
-//! The answer to a question, for people and for programs: a table, sentences, JSON, a page.
+//! Reports of a search for people and for programs: a table, sentences, JSON and an HTML page.
 //!
-//! All four say the same, because all are made of one [`Report`].
+//! All forms are generated from one [`Report`], so they agree.
 
 mod dry_run;
 mod json;
 mod page;
+mod prose;
 mod table;
-mod words;
 
-use crate::explain::lost;
+use crate::explain::diff;
 use crate::{
-    Degrees, Explanation, Found, Lost, Miss, Plan, Question, explain, model_flops_utilization,
-    search, search_mesh,
+    Degrees, Explanation, NearestMiss, Plan, PlanDiff, PlanRequest, SearchResult, explain,
+    model_flops_utilization, search, search_mesh,
 };
 
-pub use dry_run::{Counted, DryRun, RankBytes};
+pub use dry_run::{ByteCounts, DryRun, RankBytes};
 pub use json::{PlanFile, PlanFileError};
+pub use prose::{describe, describe_term};
 pub use table::Style;
-pub use words::{in_words, term};
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
-/// A question, what was found, and why.
+/// A request, the result of its search, and the explanation.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was asked.
-    pub question: Question,
-    /// What was found.
-    pub found: Found,
-    /// Why the best is the best, or what is missing.
-    pub why: Result<Explanation, Option<Box<Miss>>>,
-    /// A way that was asked for by name, beside the best.
+    /// The request.
+    pub request: PlanRequest,
+    /// The result of the search.
+    pub result: SearchResult,
+    /// Why the best plan won, or what is missing if nothing fits.
+    pub explanation: Result<Explanation, Option<Box<NearestMiss>>>,
+    /// A given plan compared with the best one.
     pub compared: Option<Compared>,
-    /// What the code that would run them says of the first plans, in order, or why it says nothing.
+    /// Dry runs of the best plans, in order, or why a plan cannot be run.
     pub dry_runs: Vec<Result<DryRun, String>>,
 }
 
-/// A way that somebody else chose, beside the best.
+/// A given plan compared with the best one.
 #[derive(Clone, Debug)]
 pub struct Compared {
-    /// The difference to the best, term by term.
-    pub lost: Lost,
-    /// Its place among the plans, from 1; none where it does not fit.
-    pub place: Option<usize>,
-    /// Bytes that it lacks; negative where it has some to spare.
-    pub missing: f64,
+    /// The difference to the best plan, term by term.
+    pub diff: PlanDiff,
+    /// Its position in the ranking of meshes, from 1; `None` if it does not fit.
+    pub position: Option<usize>,
+    /// Bytes by which its peak memory exceeds the accelerator; negative if there is memory to spare.
+    pub shortfall: f64,
 }
 
 impl Report {
-    /// Searches and explains.
-    pub fn of(question: Question) -> Report {
-        let found = search(&question);
-        let why = explain(&question, &found);
+    /// Searches and explains the result.
+    pub fn of(request: PlanRequest) -> Report {
+        let result = search(&request);
+        let explanation = explain(&request, &result);
         Report {
-            question,
-            found,
-            why,
+            request,
+            result,
+            explanation,
             compared: None,
             dry_runs: Vec::new(),
         }
     }
 
-    /// Sets the fastest way with these sizes of axes beside the best. It stays out where nothing fits or
-    /// where the sizes cannot be meant.
+    /// Compares the fastest plan of a mesh with the best plan. Does nothing if no plan fits or the mesh is
+    /// infeasible.
     pub fn compare_mesh(&mut self, degrees: Degrees) {
-        if let Some(plan) = search_mesh(&self.question, degrees) {
+        if let Some(plan) = search_mesh(&self.request, degrees) {
             self.compare(plan);
         }
     }
 
-    /// Sets a way beside the best.
+    /// Compares a plan with the best plan. Does nothing if no plan fits.
     pub fn compare(&mut self, plan: Plan) {
-        let Some(best) = self.found.plans.first() else {
+        let Some(best) = self.result.plans.first() else {
             return;
         };
-        let missing = self.question.missing(&plan);
-        let faster = self.found.plans.iter();
+        let shortfall = self.request.shortfall(&plan);
+        let faster = self.result.plans.iter();
         let faster = faster.filter(|other| {
             other.strategy.degrees != plan.strategy.degrees && other.time.likely < plan.time.likely
         });
         self.compared = Some(Compared {
-            place: (missing <= 0.0).then(|| faster.count() + 1),
-            lost: lost(best, &plan),
-            missing,
+            position: (shortfall <= 0.0).then(|| faster.count() + 1),
+            diff: diff(best, &plan),
+            shortfall,
         });
     }
 
-    /// The plan that is recommended.
+    /// The recommended plan.
     pub fn best(&self) -> Option<&Plan> {
-        self.found.plans.first()
+        self.result.plans.first()
     }
 
-    /// The share of the peak that a plan's model operations are.
+    /// A plan's model FLOPs utilization (MFU).
     pub fn utilization(&self, plan: &Plan) -> f64 {
         let ranks = plan.strategy.degrees.world_size() as f64;
-        let peak = self.question.cluster.accelerator.peak.value * ranks;
-        let shape = &self.question.shape;
+        let peak = self.request.cluster.accelerator.peak.value * ranks;
+        let shape = &self.request.shape;
         model_flops_utilization(shape, &plan.strategy, plan.time.likely, peak)
     }
 
-    /// Tokens per second and rank.
+    /// A plan's throughput in tokens per second per rank.
     pub fn tokens_per_second(&self, plan: &Plan) -> f64 {
         let strategy = &plan.strategy;
         let tokens = (strategy.global_batch * strategy.seq_len) as f64;

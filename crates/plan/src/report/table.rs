@@ -5,21 +5,21 @@ use std::fmt::Write;
 use super::{GIB, Report};
 use crate::{Offload, Plan};
 
-/// Whether words are coloured: on a terminal they may be, in a file they must not.
+/// Whether the text contains ANSI colors.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Style {
-    /// Letters only.
+    /// Plain text.
     #[default]
     Plain,
-    /// The best and headings stand out.
-    Coloured,
+    /// Headings and the best plan are highlighted.
+    Colored,
 }
 
 impl Style {
     fn paint(self, code: &str, text: &str) -> String {
         match self {
             Style::Plain => text.to_owned(),
-            Style::Coloured => format!("\x1b[{code}m{text}\x1b[0m"),
+            Style::Colored => format!("\x1b[{code}m{text}\x1b[0m"),
         }
     }
 }
@@ -28,7 +28,7 @@ const HEADINGS: [&str; 10] = [
     "",
     "mesh",
     "schedule",
-    "batch",
+    "micro-batches",
     "recompute",
     "ZeRO",
     "peak GiB",
@@ -38,10 +38,10 @@ const HEADINGS: [&str; 10] = [
 ];
 
 impl Report {
-    /// The first plans, then why.
+    /// The best plans as a table, then the explanation.
     pub fn to_text(&self, most: usize, style: Style) -> String {
         let mut text = format!("{}\n", self.heading());
-        if !self.found.plans.is_empty() {
+        if !self.result.plans.is_empty() {
             let _ = write!(text, "\n{}", self.table(most, style));
         }
         for sentence in self.sentences() {
@@ -52,26 +52,31 @@ impl Report {
         text
     }
 
-    /// What was asked, in a line.
+    /// The request on one line.
     pub fn heading(&self) -> String {
-        let question = &self.question;
-        let cluster = &question.cluster;
+        let request = &self.request;
+        let cluster = &request.cluster;
+        let nodes = if cluster.num_nodes == 1 {
+            "node"
+        } else {
+            "nodes"
+        };
         format!(
-            "{} ({:.1} B parameters) on {} {} ({} machines of {}), {} samples of {} tokens",
-            question.shape.name,
-            question.shape.num_parameters() as f64 / 1e9,
+            "{} ({:.1} B parameters) on {} {} ({} {nodes} x {} GPUs), global batch {}, sequence length {}",
+            request.shape.name,
+            request.shape.num_parameters() as f64 / 1e9,
             cluster.world_size(),
             cluster.accelerator.name,
-            cluster.num_machines,
-            cluster.per_machine,
-            question.global_batch,
-            question.seq_len
+            cluster.num_nodes,
+            cluster.gpus_per_node,
+            request.global_batch,
+            request.seq_len
         )
     }
 
     fn table(&self, most: usize, style: Style) -> String {
-        let plans = self.found.plans.iter().take(most).enumerate();
-        let rows: Vec<[String; 10]> = plans.map(|(place, plan)| self.row(place, plan)).collect();
+        let plans = self.result.plans.iter().take(most).enumerate();
+        let rows: Vec<[String; 10]> = plans.map(|(index, plan)| self.row(index, plan)).collect();
         let width = |column: usize| {
             let cells = rows.iter().map(|row| row[column].len());
             cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
@@ -81,7 +86,7 @@ impl Report {
             let mut line = String::new();
             for (column, cell) in cells.iter().enumerate() {
                 let width = widths[column];
-                // Words begin, numbers end, where their column does.
+                // Text is left-aligned, numbers are right-aligned.
                 let _ = match column {
                     1 | 2 | 4 => write!(line, "{cell:<width$}  "),
                     _ => write!(line, "{cell:>width$}  "),
@@ -91,9 +96,9 @@ impl Report {
         };
         let mut text = style.paint("2", &line(&HEADINGS.map(str::to_owned)));
         text.push('\n');
-        for (place, row) in rows.iter().enumerate() {
+        for (index, row) in rows.iter().enumerate() {
             let line = line(row);
-            let line = if place == 0 {
+            let line = if index == 0 {
                 style.paint("1;32", &line)
             } else {
                 line
@@ -103,18 +108,18 @@ impl Report {
         text
     }
 
-    fn row(&self, place: usize, plan: &Plan) -> [String; 10] {
+    fn row(&self, index: usize, plan: &Plan) -> [String; 10] {
         let strategy = &plan.strategy;
         let schedule = match strategy.degrees.pp {
             1 => "-".to_owned(),
-            _ => strategy.layers.to_string(),
+            _ => strategy.pipeline.to_string(),
         };
         let offloaded = match strategy.offload {
             Offload::None => "",
             _ => ", offloaded",
         };
         [
-            (place + 1).to_string(),
+            (index + 1).to_string(),
             strategy.degrees.to_string(),
             schedule,
             format!("{} x {}", strategy.micro_batch, strategy.num_microbatches()),
@@ -135,7 +140,7 @@ impl Report {
     }
 }
 
-/// A sentence in lines of at most a hundred letters, later ones indented.
+/// Wraps a sentence at 100 columns, with continuation lines indented.
 fn wrapped(sentence: &str) -> String {
     let mut text = String::new();
     let mut room = 100usize;

@@ -1,5 +1,5 @@
-//! The part of etcd's v3 API that is used here, written by hand: its messages are few and frozen, and generating them
-//! would ask everybody who builds this for a protobuf compiler.
+//! The part of etcd's v3 API that the rendezvous uses. It is written by hand, because its messages are few and
+//! frozen, and generated code would require a protobuf compiler for every build.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -76,7 +76,7 @@ pub enum CompareTarget {
     Mod = 2,
 }
 
-/// `result` 0, which is "equal", is left out.
+/// A comparison. The field `result` is omitted, because its default 0 means "equal".
 #[derive(Clone, PartialEq, Message)]
 pub struct Compare {
     #[prost(enumeration = "CompareTarget", tag = "2")]

@@ -1,11 +1,11 @@
-//! What is asked of a store: little enough that it can be simulated.
+//! The key-value store that the rendezvous needs: the part of etcd's API that a simulation can implement, too.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-/// A lease's number.
+/// The id of a lease.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Lease(pub i64);
 
@@ -16,57 +16,57 @@ pub struct Entry {
     pub key: String,
     /// The value.
     pub value: Vec<u8>,
-    /// When the key came to be.
-    pub created: i64,
-    /// When it was last written.
-    pub modified: i64,
-    /// What it goes with, if anything.
+    /// The revision at which the key was created.
+    pub create_revision: i64,
+    /// The revision of the last write.
+    pub mod_revision: i64,
+    /// The lease that deletes the key when it expires, if any.
     pub lease: Option<Lease>,
 }
 
-/// What happened to a key.
+/// A change of a key.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Change {
-    /// It was written.
+    /// The key was written.
     Put(Entry),
-    /// It was deleted, by somebody or with its lease.
-    Gone {
+    /// The key was deleted, by a client or with its lease.
+    Deleted {
         /// The key.
         key: String,
     },
 }
 
-/// What must hold for a transaction.
+/// A precondition of a transaction.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Compare {
-    /// The key was last written at this revision; 0 for a key that is not there.
-    Modified(String, i64),
-    /// The key came to be at this revision.
-    Created(String, i64),
+    /// The key was last written at this revision; 0 if it does not exist.
+    ModRevision(String, i64),
+    /// The key was created at this revision.
+    CreateRevision(String, i64),
 }
 
-/// What a transaction writes.
+/// A write of a transaction.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Put {
     /// The key.
     pub key: String,
     /// The value.
     pub value: Vec<u8>,
-    /// What it goes with, if anything.
+    /// The lease that deletes the key when it expires, if any.
     pub lease: Option<Lease>,
 }
 
-/// One key, or all that begin alike.
+/// One key, or all keys with a prefix.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Range {
     /// One key.
     Key(String),
-    /// All keys that begin like this.
+    /// All keys with this prefix.
     Prefix(String),
 }
 
 impl Range {
-    /// Whether a key is in it.
+    /// Whether a key is in the range.
     pub fn contains(&self, key: &str) -> bool {
         match self {
             Range::Key(one) => one == key,
@@ -75,7 +75,7 @@ impl Range {
     }
 }
 
-/// Why the store did not answer. Whether it did what was asked is not known then.
+/// The store did not respond, or reported an error. The request may still have taken effect.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct KvError(pub String);
@@ -83,26 +83,27 @@ pub struct KvError(pub String);
 /// A store with revisions, leases, transactions and watches, all linearizable. Every call returns within seconds.
 #[async_trait]
 pub trait Kv: Send + Sync {
-    /// Where it is, for people.
+    /// The address of the store, for error messages.
     fn describe(&self) -> String;
 
-    /// A new lease of this length.
+    /// Grants a lease of this length.
     async fn grant(&self, length: Duration) -> Result<Lease, KvError>;
 
-    /// Renews a lease; `false` if it is over.
+    /// Renews a lease; `false` if it has expired.
     async fn keep_alive(&self, lease: Lease) -> Result<bool, KvError>;
 
-    /// Ends a lease, and with it its keys.
+    /// Ends a lease and deletes its keys.
     async fn revoke(&self, lease: Lease) -> Result<(), KvError>;
 
-    /// What is there, and at which revision.
+    /// The entries in a range, and the revision at which they were read.
     async fn get(&self, range: Range) -> Result<(Vec<Entry>, i64), KvError>;
 
-    /// Writes all of it if all of it holds, and says at which revision; `None` if something does not hold.
+    /// Writes everything if all preconditions hold, and returns the revision of the write; `None` if one does not
+    /// hold.
     async fn put_if(&self, compare: Vec<Compare>, puts: Vec<Put>) -> Result<Option<i64>, KvError>;
 
-    /// Every change from this revision on, in order and without gaps; ends when that cannot be kept up. Changes of
-    /// one moment come together.
+    /// Every change from a revision on, in order and without gaps. Changes of one revision arrive together. The
+    /// stream ends when the store can no longer guarantee this.
     async fn watch(
         &self,
         ranges: Vec<Range>,

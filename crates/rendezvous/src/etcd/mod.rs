@@ -1,27 +1,29 @@
-//! A rendezvous in etcd, for runs that must outlive any one machine.
+//! The rendezvous in etcd, for runs that must survive the loss of any one node.
 //!
-//! Every agent has a key of its own, held by a lease, with what it joined with and what it last said. One agent, the
-//! *steward*, holds one more key and decides for all: it watches the agents' keys, and writes the record, which all
-//! others watch. When the steward is lost its key goes with its lease, and another takes over from what is stored.
-//! Nobody ever rewrites what another may be writing: every write names the revision it follows.
+//! Every agent writes one key, attached to its lease, with its join and its last report. One agent, the *leader*,
+//! holds one more key and decides for all: it watches the agents' keys and writes the run's record, which all agents
+//! watch. When the leader is lost its key disappears with its lease, and another agent takes over from the stored
+//! record. No write overwrites a concurrent one: every write names the revision that it replaces.
 //!
 //! ```text
-//! trainyard/RUN/agents/NODE     what an agent says; gone when its lease is
-//! trainyard/RUN/steward         who decides; gone when its lease is
-//! trainyard/RUN/record          the record
-//! trainyard/RUN/refusals/NODE   why an agent was not let in; gone when that agent is
+//! trainyard/RUN/agents/NODE       an agent's join and last report; attached to its lease
+//! trainyard/RUN/leader            held by the leader; attached to its lease
+//! trainyard/RUN/record            the run state
+//! trainyard/RUN/rejections/NODE   why the leader rejected an agent; attached to the agent's lease
 //! ```
 //!
-//! Every value carries a keyed digest under the run's [`Secret`](crate::Secret), so whoever can write to etcd but does
-//! not know the secret can disturb a run but not join or steer it. etcd's own users and TLS keep others out of etcd.
+//! Every value carries a MAC under a key derived from the [`RunSecret`](crate::RunSecret). A client that can write to
+//! etcd but does not know the secret can disturb a run, but it cannot join or control it. etcd's own users and TLS
+//! keep such clients out.
 
 mod api;
-mod attendant;
+mod authenticator;
+mod cluster;
 mod kv;
-mod network;
-mod seal;
-mod steward;
+mod leader;
+mod session;
+mod store;
 
-pub use attendant::Etcd;
+pub use cluster::{Cluster, ClusterTls};
 pub use kv::{Change, Compare, Entry, Kv, KvError, Lease, Put, Range};
-pub use network::{Cluster, ClusterTls};
+pub use session::Etcd;

@@ -1,4 +1,4 @@
-//! An agent's way to a server.
+//! The session of an agent over a server.
 
 use std::io;
 use std::sync::Arc;
@@ -9,290 +9,199 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Streaming};
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use trainyard_tls::{Identity, Service};
 
-use super::identity::client_config;
-use super::wire::{ATTEND, Json, LONGEST_FRAME};
-use crate::jitter::Jitter;
-use crate::seat::{self, Command, Window};
+use super::codec::{Json, MAX_FRAME_BYTES, PROTOCOL_VERSION, SESSION_METHOD};
+use crate::membership::spawn_session;
+use crate::session::{SessionConfig, SessionError, Transport};
 use crate::{
-    Address, Answer, Backend, Call, Decision, Join, Letter, RendezvousError, Seat, Secret,
+    Address, Backend, ClientSession, Epoch, Join, LeaseTracker, Membership, RendezvousError,
+    Report, Request, Response, RunSecret,
 };
 
-/// Letters that wait for the network.
-const MOST_WAITING: usize = 64;
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Short, because a network that is whole again is only noticed by the next attempt.
-const REACH_WITHIN: Duration = Duration::from_secs(1);
-const OPEN_WITHIN: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The capacity of the queue of requests that wait for the network.
+const REQUEST_QUEUE: usize = 64;
+/// Short, because only the next attempt notices that the network has recovered.
+const TCP_TIMEOUT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The way to a server that a [`Secret`] opens.
+/// A rendezvous server, as an agent reaches it.
 #[derive(Clone, Debug)]
 pub struct Client {
-    way: Arc<Way>,
+    endpoint: Arc<Endpoint>,
 }
 
 #[derive(Debug)]
-struct Way {
+struct Endpoint {
     address: Address,
     tls: Arc<ClientConfig>,
 }
 
 impl Client {
-    /// Connects to nothing yet.
-    pub fn new(address: Address, run: &str, secret: &Secret) -> Result<Client, RendezvousError> {
-        let tls = client_config(secret, run).map_err(|error| RendezvousError::Unreachable {
-            endpoint: address.to_string(),
-            cause: error.to_string(),
-        })?;
+    /// A client of the server of a run. Does not connect yet.
+    pub fn new(address: Address, run: &str, secret: &RunSecret) -> Result<Client, RendezvousError> {
+        let tls = Identity::new(secret, Service::Rendezvous, run)
+            .and_then(|identity| identity.client_config())
+            .map_err(|error| RendezvousError::Unreachable {
+                endpoint: address.to_string(),
+                cause: error.to_string(),
+            })?;
         Ok(Client {
-            way: Arc::new(Way { address, tls }),
+            endpoint: Arc::new(Endpoint { address, tls }),
         })
     }
 
-    /// A connection that has proven to know the secret and on which nothing was said yet, for those who speak the
-    /// rest themselves: whoever tries what a server bears.
+    /// Opens an authenticated connection and sends nothing on it, for programs that test the server with messages of
+    /// their own.
     pub async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
-        connect(&self.way.address, &self.way.tls).await
+        connect(&self.endpoint.address, &self.endpoint.tls).await
     }
 }
 
 #[async_trait]
 impl Backend for Client {
-    async fn join(&self, join: Join) -> Result<Arc<dyn Seat>, RendezvousError> {
-        let attend = |inbox, window| {
-            let correspondent = Correspondent {
-                way: Arc::clone(&self.way),
-                heartbeat: join.policy.heartbeat(),
-                lease: join.policy.lease,
-                started: Instant::now(),
-                heard: Instant::now(),
-                line: None,
-                opening: None,
-                jitter: Jitter::new(join.advert.instance),
-                pause: FIRST_PAUSE,
-                retry_at: Instant::now(),
-                trouble: "no answer yet".into(),
-                was_in: false,
-                window,
-                call: Call::new(join),
-            };
-            tokio::spawn(correspondent.run(inbox)).abort_handle()
+    async fn join(&self, join: Join) -> Result<Arc<dyn Membership>, RendezvousError> {
+        let config = SessionConfig::new(self.endpoint.address.to_string(), &join);
+        let session = ServerSession {
+            endpoint: Arc::clone(&self.endpoint),
+            heartbeat: join.policy.heartbeat(),
+            silence_timeout: join.policy.lease.max(CONNECT_TIMEOUT),
+            session: ClientSession::new(join),
+            started: config.started,
+            connection: None,
+            last_received: config.started,
+            rejoin_at: config.started,
         };
-        seat::take(attend).await
+        spawn_session(config, session).await
     }
 }
 
-/// Keeps the conversation going, whatever becomes of connections.
-struct Correspondent {
-    way: Arc<Way>,
-    call: Call,
-    started: Instant,
-    line: Option<Line>,
-    /// A line on its way. Apart, because a lease lapses meanwhile, too.
-    opening: Option<JoinHandle<Result<Line, String>>>,
+/// Exchanges the messages of a [`ClientSession`] with the server.
+struct ServerSession {
+    endpoint: Arc<Endpoint>,
+    session: ClientSession,
     heartbeat: Duration,
-    lease: Duration,
-    heard: Instant,
-    jitter: Jitter,
-    pause: Duration,
-    retry_at: Instant,
-    /// What went wrong last.
-    trouble: String,
-    was_in: bool,
-    window: Window,
+    /// How long a connection may be silent before it is closed. A network partition drops packets without notice, and
+    /// TCP would report it only minutes after the network has recovered.
+    silence_timeout: Duration,
+    started: Instant,
+    connection: Option<Connection>,
+    last_received: Instant,
+    /// When to send the next join, unless the last one was acknowledged.
+    rejoin_at: Instant,
 }
 
-/// An open stream.
-struct Line {
-    letters: mpsc::Sender<Letter>,
-    answers: Streaming<Answer>,
+/// An open gRPC stream.
+struct Connection {
+    requests: mpsc::Sender<Request>,
+    responses: Streaming<Response>,
 }
 
-impl Correspondent {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
-        let ended = self.correspond(&mut inbox).await;
-        if let Err(error) = ended {
-            self.window.fail(error);
-        }
+impl Transport for ServerSession {
+    const MIN_BACKOFF: Duration = Duration::from_millis(50);
+    type Connection = Connection;
+    type Event = Result<Response, String>;
+
+    fn tracker(&mut self) -> &mut LeaseTracker {
+        self.session.tracker()
     }
 
-    async fn correspond(
+    fn connect(
         &mut self,
-        inbox: &mut mpsc::Receiver<Command>,
-    ) -> Result<(), RendezvousError> {
-        loop {
-            if self.line.is_none() && self.opening.is_none() && Instant::now() >= self.retry_at {
-                let way = Arc::clone(&self.way);
-                self.opening = Some(tokio::spawn(async move { way.open().await }));
+    ) -> impl Future<Output = Result<Connection, SessionError>> + Send + 'static {
+        let endpoint = Arc::clone(&self.endpoint);
+        async move { endpoint.open().await }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    fn on_connected(&mut self, connection: Connection) -> Result<(), SessionError> {
+        self.connection = Some(connection);
+        self.last_received = Instant::now();
+        self.send_join()
+    }
+
+    fn on_disconnected(&mut self) {
+        self.connection = None;
+        self.session.on_disconnect();
+    }
+
+    async fn next_event(&mut self) -> Result<Response, String> {
+        next_response(&mut self.connection).await
+    }
+
+    fn handle_event(&mut self, event: Result<Response, String>) -> Result<(), SessionError> {
+        let response = event.map_err(SessionError::Disconnected)?;
+        self.last_received = Instant::now();
+        let had_joined = self.session.has_joined();
+        let handled = self.session.handle_response(response);
+        if had_joined && !self.session.has_joined() {
+            self.rejoin_at = Instant::now(); // the lease expired
+        }
+        handled.map_err(|rejection| {
+            if rejection.is_retryable() {
+                SessionError::Transient(rejection.to_string())
+            } else {
+                SessionError::Rejected(rejection)
             }
-            let lapse = self.call.lapses_at().map(|at| self.started + at);
-            let now = Instant::now();
-            let wake = [
-                lapse.filter(|&at| at > now),
-                self.line.is_some().then_some(self.heard + self.patience()),
-                (self.opening.is_none() && !self.call.has_joined())
-                    .then_some(self.retry_at.max(now)),
-                Some(self.gives_up_at()),
-            ];
-            let wake = wake
-                .into_iter()
-                .flatten()
-                .min()
-                .unwrap_or(now + LONGEST_PAUSE);
-            tokio::select! {
-                biased;
-                answer = next_answer(&mut self.line) => self.hear(answer)?,
-                opened = opened(&mut self.opening) => self.connected(opened),
-                command = inbox.recv() => match command {
-                    Some(Command::Leave) => return self.leave().await,
-                    Some(command) => self.obey(command),
-                    None => return Ok(()),
-                },
-                () = sleep_until(wake) => self.try_again(),
-            }
-            if Instant::now() >= self.gives_up_at() {
-                return Err(self.unreachable());
-            }
-            self.show();
+        })
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.connection.as_ref()?;
+        let silent_at = self.last_received + self.silence_timeout;
+        if self.session.has_joined() {
+            Some(silent_at)
+        } else {
+            Some(silent_at.min(self.rejoin_at))
         }
     }
 
-    fn unreachable(&self) -> RendezvousError {
-        RendezvousError::Unreachable {
-            endpoint: self.way.address.to_string(),
-            cause: self.trouble.clone(),
+    fn on_timer(&mut self, now: Instant) -> Result<(), SessionError> {
+        if self.connection.is_none() {
+            return Ok(());
+        }
+        if now >= self.last_received + self.silence_timeout {
+            let cause = format!("the server sent nothing for {:?}", self.silence_timeout);
+            return Err(SessionError::Disconnected(cause));
+        }
+        if !self.session.has_joined() && now >= self.rejoin_at {
+            self.send_join()
+        } else {
+            Ok(())
         }
     }
 
-    fn now(&self) -> Duration {
-        self.started.elapsed()
+    fn heartbeat(&mut self) -> Result<(), SessionError> {
+        self.send_pending()
     }
 
-    fn gives_up_at(&self) -> Instant {
-        self.started + self.call.gives_up_at()
+    fn report(&mut self, epoch: Epoch, report: Report) -> Result<(), SessionError> {
+        let request = self.session.report(epoch, report, self.started.elapsed());
+        self.send(request)
     }
 
-    /// A line on which nothing was heard for so long is given up: a network that was cut drops it without a word, and
-    /// TCP would only find out minutes after it is whole again.
-    fn patience(&self) -> Duration {
-        self.lease.max(OPEN_WITHIN)
-    }
-
-    /// Says what there is to say, unless the agent hangs.
-    fn speak(&mut self) {
-        if self.call.hangs(self.now()) {
+    async fn leave(&mut self) {
+        let request = self.session.leave(self.started.elapsed());
+        let left = request.id;
+        if self.send([request]).is_err() {
             return;
         }
-        let letters = self.call.speak(self.now());
-        self.post(letters);
-    }
-
-    fn connected(&mut self, opened: Result<Line, String>) {
-        self.opening = None;
-        match opened {
-            Ok(line) => {
-                (self.line, self.pause) = (Some(line), FIRST_PAUSE);
-                self.heard = Instant::now();
-                self.retry_at = Instant::now() + self.heartbeat;
-                self.speak();
-            }
-            Err(cause) => self.broken(cause),
-        }
-    }
-
-    /// The next attempt comes later, and not at the same moment as everybody else's.
-    fn broken(&mut self, cause: String) {
-        tracing::warn!(endpoint = %self.way.address, cause, "connection to the rendezvous");
-        (self.line, self.trouble) = (None, cause);
-        self.call.interrupted();
-        self.retry_at = Instant::now() + self.jitter.around(self.pause);
-        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
-    }
-
-    /// Not in yet, or not any more: asks again, on another line if this one is silent.
-    fn try_again(&mut self) {
-        if self.line.is_some() && self.heard.elapsed() >= self.patience() {
-            self.broken(format!("no word for {:?}", self.patience()));
-        }
-        if self.line.is_some() && !self.call.has_joined() && Instant::now() >= self.retry_at {
-            self.retry_at = Instant::now() + self.heartbeat;
-            self.speak();
-        }
-    }
-
-    fn hear(&mut self, answer: Result<Answer, String>) -> Result<(), RendezvousError> {
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(cause) => {
-                self.broken(cause);
-                return Ok(());
-            }
-        };
-        self.heard = Instant::now();
-        let had_joined = self.call.has_joined();
-        match self.call.hear(answer) {
-            Err(refusal) if refusal.passes() => self.trouble = refusal.to_string(),
-            Err(refusal) => return Err(refusal.into()),
-            Ok(()) => {}
-        }
-        // The lease was lost: back in, at once.
-        if had_joined && !self.call.has_joined() {
-            self.retry_at = Instant::now();
-        }
-        self.was_in |= self.call.has_joined();
-        Ok(())
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Heartbeat => {
-                self.call.asked(self.now());
-                self.speak();
-            }
-            Command::Report(epoch, report) => {
-                let letter = self.call.report(epoch, report, self.now());
-                self.post(letter.into_iter().collect());
-            }
-            Command::Leave => {}
-        }
-    }
-
-    fn post(&mut self, letters: Vec<Letter>) {
-        let Some(line) = &self.line else {
-            return; // what is not said now is said after the next connection
-        };
-        if letters
-            .into_iter()
-            .any(|letter| line.letters.try_send(letter).is_err())
-        {
-            self.broken("the connection takes no more letters".into());
-        }
-    }
-
-    /// Waits for the answer, or the end of the connection, but not for long.
-    async fn leave(&mut self) -> Result<(), RendezvousError> {
-        let letter = self.call.leave(self.now());
-        let number = letter.number;
-        self.post(vec![letter]);
-        if self.line.is_none() {
-            return Err(RendezvousError::Left);
-        }
-        let heard = async {
-            loop {
-                match next_answer(&mut self.line).await {
-                    Ok(
-                        Answer::Heard { number: heard, .. } | Answer::Refused { number: heard, .. },
-                    ) if heard == number => {
+        let acknowledged = async {
+            while self.connection.is_some() {
+                match next_response(&mut self.connection).await {
+                    Ok(Response::Ack { id, .. } | Response::Rejected { id, .. }) if id == left => {
                         return;
                     }
                     Ok(_) => {}
@@ -300,63 +209,88 @@ impl Correspondent {
                 }
             }
         };
-        let _ = timeout(Duration::from_secs(1), heard).await;
-        Err(RendezvousError::Left)
-    }
-
-    /// The agent is shown what is new, once it is in.
-    fn show(&mut self) {
-        let decision = self.call.decide(self.started.elapsed());
-        if !self.was_in && !matches!(decision, Decision::Close(_)) {
-            return;
-        }
-        self.window.show(decision);
+        let _ = timeout(LEAVE_TIMEOUT, acknowledged).await;
     }
 }
 
-/// The next answer, or why there is none; never, where there is no line.
-async fn next_answer(line: &mut Option<Line>) -> Result<Answer, String> {
-    let Some(line) = line else {
+impl ServerSession {
+    fn send_join(&mut self) -> Result<(), SessionError> {
+        self.rejoin_at = Instant::now() + self.heartbeat;
+        self.send_pending()
+    }
+
+    /// Sends a join or a heartbeat, and an unacknowledged report; nothing if the agent is stalled.
+    fn send_pending(&mut self) -> Result<(), SessionError> {
+        let now = self.started.elapsed();
+        if self.session.tracker().is_stalled(now) {
+            return Ok(());
+        }
+        let requests = self.session.poll_requests(now);
+        self.send(requests)
+    }
+
+    /// Without a connection this does nothing: the session repeats its requests on the next one.
+    fn send(&self, requests: impl IntoIterator<Item = Request>) -> Result<(), SessionError> {
+        let Some(connection) = &self.connection else {
+            return Ok(());
+        };
+        for request in requests {
+            let sent = connection.requests.try_send(request);
+            sent.map_err(|error| SessionError::Disconnected(format!("cannot send: {error}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// The next response, or the error that ended the stream; waits forever without a connection.
+async fn next_response(connection: &mut Option<Connection>) -> Result<Response, String> {
+    let Some(connection) = connection else {
         return std::future::pending().await;
     };
-    match line.answers.message().await {
-        Ok(Some(answer)) => Ok(answer),
-        Ok(None) => Err("the server ended the conversation".into()),
+    match connection.responses.message().await {
+        Ok(Some(response)) => Ok(response),
+        Ok(None) => Err("the server closed the stream".into()),
         Err(status) => Err(status.to_string()),
     }
 }
 
-/// The line that is on its way; never, where none is.
-async fn opened(opening: &mut Option<JoinHandle<Result<Line, String>>>) -> Result<Line, String> {
-    match opening {
-        Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
-        None => std::future::pending().await,
-    }
-}
-
-impl Way {
-    async fn open(&self) -> Result<Line, String> {
-        let opened = timeout(OPEN_WITHIN, self.try_open()).await;
-        opened.unwrap_or_else(|_| Err(format!("no answer within {OPEN_WITHIN:?}")))
-    }
-
-    async fn try_open(&self) -> Result<Line, String> {
-        let said = |error: &dyn std::error::Error| chain(error);
-        let channel = self.channel().await.map_err(|error| said(&error))?;
-        let (letters, outbox) = mpsc::channel(MOST_WAITING);
-        let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(LONGEST_FRAME);
-        grpc.ready().await.map_err(|error| said(&error))?;
-        let outbox = Request::new(ReceiverStream::new(outbox));
-        let path = PathAndQuery::from_static(ATTEND);
-        let codec = Json::<Letter, Answer>::default();
-        let answers = grpc
-            .streaming(outbox, path, codec)
-            .await
-            .map_err(|status| said(&status))?;
-        Ok(Line {
-            letters,
-            answers: answers.into_inner(),
+impl Endpoint {
+    async fn open(&self) -> Result<Connection, SessionError> {
+        let opened = timeout(CONNECT_TIMEOUT, self.try_open()).await;
+        opened.unwrap_or_else(|_| {
+            let cause = format!("no response within {CONNECT_TIMEOUT:?}");
+            Err(SessionError::Disconnected(cause))
         })
+    }
+
+    async fn try_open(&self) -> Result<Connection, SessionError> {
+        let failed = |error: tonic::transport::Error| SessionError::Disconnected(chain(&error));
+        let channel = self.channel().await.map_err(failed)?;
+        let (requests, outbound) = mpsc::channel(REQUEST_QUEUE);
+        let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_FRAME_BYTES);
+        grpc.ready().await.map_err(failed)?;
+        let outbound = tonic::Request::new(ReceiverStream::new(outbound));
+        let path = PathAndQuery::from_static(SESSION_METHOD);
+        let codec = Json::<Request, Response>::default();
+        let responses = grpc.streaming(outbound, path, codec).await;
+        Ok(Connection {
+            requests,
+            responses: responses
+                .map_err(|status| self.stream_error(&status))?
+                .into_inner(),
+        })
+    }
+
+    /// A server that does not implement the method speaks another version of the protocol.
+    fn stream_error(&self, status: &Status) -> SessionError {
+        match status.code() {
+            Code::Unimplemented => SessionError::Fatal(RendezvousError::ProtocolVersion {
+                endpoint: self.address.to_string(),
+                found: status.message().to_owned(),
+                supported: PROTOCOL_VERSION,
+            }),
+            _ => SessionError::Disconnected(chain(status)),
+        }
     }
 
     async fn channel(&self) -> Result<Channel, tonic::transport::Error> {
@@ -365,24 +299,24 @@ impl Way {
             let (address, tls) = (address.clone(), Arc::clone(&tls));
             Box::pin(async move { connect(&address, &tls).await.map(TokioIo::new) })
         };
-        Endpoint::from_static("http://rendezvous")
+        tonic::transport::Endpoint::from_static("http://rendezvous")
             .connect_with_connector(tower::service_fn(connect))
             .await
     }
 }
 
 async fn connect(address: &Address, tls: &Arc<ClientConfig>) -> io::Result<TlsStream<TcpStream>> {
-    let reached = TcpStream::connect((address.host.as_str(), address.port));
-    let stream = timeout(REACH_WITHIN, reached).await??;
+    let connected = TcpStream::connect((address.host.as_str(), address.port));
+    let stream = timeout(TCP_TIMEOUT, connected).await??;
     stream.set_nodelay(true)?;
-    // Keys are known beforehand, so no name is looked at.
+    // The server's key is pinned, so its name is not checked.
     let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
     TlsConnector::from(Arc::clone(tls))
         .connect(name, stream)
         .await
 }
 
-/// An error with all that lies under it: the last is usually what happened.
+/// An error with all its sources: the last one usually names the cause.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,18 +1,18 @@
-//! A rendezvous of its own: one server, on any machine, for one run.
+//! The rendezvous server: one process, on any host, that serves one run.
 //!
-//! Every agent holds one connection, and on it one gRPC stream: letters one way, answers the other. Nobody polls.
-//! Letters that come together are decided together, and the record is on disk before anybody hears of it, so a
-//! server that is restarted goes on where it was; agents that were running go on running meanwhile.
+//! Every agent keeps one connection, and on it one gRPC stream: requests one way, responses the other. Agents do not
+//! poll. The server decides requests that arrive together in one batch, and writes the run state to disk before any
+//! agent learns of it. A restarted server resumes from that file, and workers keep running meanwhile.
 //!
-//! Connections are TLS 1.3 both ways, with keys that follow from the run's [`Secret`](crate::Secret) and no
-//! certificates. Nothing of a stranger's is parsed beyond the TLS handshake.
+//! Connections are mutually authenticated TLS 1.3 with keys derived from the [`RunSecret`](crate::RunSecret), without
+//! certificates. From a client that does not know the secret the server parses nothing but the TLS handshake.
 
 mod client;
-mod disk;
-mod door;
-mod identity;
-mod office;
-mod wire;
+mod codec;
+mod coordinator_task;
+mod listener;
+mod record_file;
 
 pub use client::Client;
-pub use door::{Limits, Server, serve, serve_forever};
+pub use codec::{PROTOCOL_VERSION, SESSION_METHOD};
+pub use listener::{Limits, Server, serve, serve_forever};

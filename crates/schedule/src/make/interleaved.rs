@@ -1,10 +1,10 @@
-//! One forward, one backward, with several stages per rank.
+//! Interleaved 1F1B: several stages per rank.
 //!
-//! Micro-batches go in groups of as many as there are ranks: a group through a rank's first stage,
-//! then through its second, and so on, and only then the next group.
+//! Micro-batches are processed in groups of as many as there are ranks: a group passes through a rank's first
+//! stage, then its second, and so on, before the next group starts.
 
-use super::{one_forward_one_backward, round};
-use crate::{Action, Schedule, Task, Work};
+use super::{loop_placement, one_forward_one_backward};
+use crate::{Action, ComputeType, Schedule, Task};
 
 pub(crate) fn interleaved(
     num_ranks: usize,
@@ -14,13 +14,13 @@ pub(crate) fn interleaved(
     if num_chunks == 1 {
         return one_forward_one_backward(num_ranks, num_microbatches);
     }
-    // With a last group that is full; what is too much goes afterwards.
+    // The last group is filled up; the surplus is dropped afterwards.
     let padded = num_microbatches.next_multiple_of(num_ranks);
-    let order = Order {
+    let order = InterleavedOrder {
         num_ranks,
         num_chunks,
     };
-    let schedule = round(num_ranks, padded, num_chunks, |rank| {
+    let schedule = loop_placement(num_ranks, padded, num_chunks, |rank| {
         let total = padded * num_chunks;
         let ahead = 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * num_ranks;
         let ahead = ahead.min(total);
@@ -34,16 +34,16 @@ pub(crate) fn interleaved(
         }
         list
     });
-    schedule.truncated(num_microbatches)
+    schedule.with_microbatches(num_microbatches)
 }
 
-struct Order {
+struct InterleavedOrder {
     num_ranks: usize,
     num_chunks: usize,
 }
 
-impl Order {
-    /// The chunk and the micro-batch that come at this place.
+impl InterleavedOrder {
+    /// The chunk and the micro-batch at this position of the order.
     fn at(&self, number: usize) -> (usize, usize) {
         let (group, within) = (
             number / (self.num_ranks * self.num_chunks),
@@ -55,12 +55,22 @@ impl Order {
 
     fn forward(&self, rank: usize, number: usize) -> Action {
         let (chunk, microbatch) = self.at(number);
-        Task::new(chunk * self.num_ranks + rank, Work::Forward, microbatch).into()
+        Task::new(
+            chunk * self.num_ranks + rank,
+            ComputeType::Forward,
+            microbatch,
+        )
+        .into()
     }
 
     fn backward(&self, rank: usize, number: usize) -> Action {
         let (chunk, microbatch) = self.at(number);
         let chunk = self.num_chunks - 1 - chunk;
-        Task::new(chunk * self.num_ranks + rank, Work::Backward, microbatch).into()
+        Task::new(
+            chunk * self.num_ranks + rank,
+            ComputeType::Backward,
+            microbatch,
+        )
+        .into()
     }
 }

@@ -1,4 +1,4 @@
-//! How the lists of a schedule are made.
+//! Generators of the action lists of each schedule.
 
 mod dualpipe_v;
 mod gpipe;
@@ -16,10 +16,10 @@ pub(crate) use one_forward_one_backward::one_forward_one_backward;
 pub(crate) use zero_bubble_h1::zero_bubble_h1;
 pub(crate) use zero_bubble_v::zero_bubble_v;
 
-use crate::{Action, Schedule, Task, Work};
+use crate::{Action, ComputeType, Schedule, Task};
 
-/// A schedule of ranks that hold stages round and round.
-fn round(
+/// A schedule with loop placement: stage `s` is on rank `s % num_ranks`.
+fn loop_placement(
     num_ranks: usize,
     num_microbatches: usize,
     num_chunks: usize,
@@ -27,35 +27,35 @@ fn round(
 ) -> Schedule {
     Schedule {
         num_microbatches,
-        holders: (0..num_ranks * num_chunks).map(|s| s % num_ranks).collect(),
+        stage_to_rank: (0..num_ranks * num_chunks).map(|s| s % num_ranks).collect(),
         ranks: (0..num_ranks).map(list).collect(),
     }
 }
 
-/// A schedule of ranks that hold one stage on the way down and one on the way up.
-fn folded(
+/// A schedule with V placement: two stages per rank, one on the way down the ranks and one on the way back up.
+fn v_placement(
     num_ranks: usize,
     num_microbatches: usize,
     list: impl Fn(usize) -> Vec<Action>,
 ) -> Schedule {
     Schedule {
         num_microbatches,
-        holders: (0..num_ranks).chain((0..num_ranks).rev()).collect(),
+        stage_to_rank: (0..num_ranks).chain((0..num_ranks).rev()).collect(),
         ranks: (0..num_ranks).map(list).collect(),
     }
 }
 
-/// One stage of a rank whose list is being made: which micro-batch is next for each kind of work.
-struct Stage {
+/// A stage of a rank while its action list is generated: the next micro-batch for each kind of computation.
+struct StageCursor {
     stage: usize,
     forward: usize,
     backward: usize,
     weight: usize,
 }
 
-impl Stage {
-    fn new(stage: usize) -> Stage {
-        Stage {
+impl StageCursor {
+    fn new(stage: usize) -> StageCursor {
+        StageCursor {
             stage,
             forward: 0,
             backward: 0,
@@ -65,28 +65,28 @@ impl Stage {
 
     fn forward(&mut self) -> Task {
         self.forward += 1;
-        Task::new(self.stage, Work::Forward, self.forward - 1)
+        Task::new(self.stage, ComputeType::Forward, self.forward - 1)
     }
 
-    /// The whole backward; nothing may be owed to the weights.
+    /// The full backward; no weight gradients may be deferred.
     fn backward(&mut self) -> Task {
         self.backward += 1;
         self.weight += 1;
-        Task::new(self.stage, Work::Backward, self.backward - 1)
+        Task::new(self.stage, ComputeType::Backward, self.backward - 1)
     }
 
     fn backward_input(&mut self) -> Task {
         self.backward += 1;
-        Task::new(self.stage, Work::BackwardInput, self.backward - 1)
+        Task::new(self.stage, ComputeType::BackwardInput, self.backward - 1)
     }
 
     fn backward_weight(&mut self) -> Task {
         self.weight += 1;
-        Task::new(self.stage, Work::BackwardWeight, self.weight - 1)
+        Task::new(self.stage, ComputeType::BackwardWeight, self.weight - 1)
     }
 
-    /// Whether gradients of weights are still to be computed.
-    fn owes_weights(&self) -> bool {
+    /// Whether weight gradients are deferred.
+    fn has_deferred_weights(&self) -> bool {
         self.weight < self.backward
     }
 }

@@ -1,5 +1,5 @@
-// The wheel ships c10d's headers but not Gloo's. c10d's Gloo header only holds pointers to these
-// types, so declaring what it names is enough; the definitions are inside libtorch.
+// The PyTorch wheel ships c10d's headers but not Gloo's. ProcessGroupGloo.hpp only holds pointers to these types, so
+// declaring them is enough; libtorch contains the definitions.
 #pragma once
 #include <chrono>
 

@@ -3,52 +3,52 @@
   const line = svg.querySelector(".here");
   const readout = document.querySelector(".readout");
 
-  const bytes = (amount) => {
+  const formatBytes = (amount) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = 0;
     for (; amount >= 1024 && unit + 1 < units.length; unit++) amount /= 1024;
     return `${unit ? amount.toFixed(2) : amount} ${units[unit]}`;
   };
 
-  const time = (ns) => (chart.length >= 1e9 ? `${(ns / 1e9).toFixed(3)} s` : `${(ns / 1e6).toFixed(3)} ms`);
+  const formatTime = (ns) => (chart.length >= 1e9 ? `${(ns / 1e9).toFixed(3)} s` : `${(ns / 1e6).toFixed(3)} ms`);
 
-  // The last level that began by then.
-  const levelAt = (ns) => {
+  // The bytes by kind at a point in time: those of the last level that begins at or before it.
+  const bytesAt = (ns) => {
     let low = 0, high = chart.at.length;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
       if (chart.at[middle] <= ns) low = middle; else high = middle;
     }
-    return chart.held[low];
+    return chart.bytes[low];
   };
 
-  const tell = (ns) => {
-    const held = levelAt(ns);
+  const render = (ns) => {
+    const bytes = bytesAt(ns);
     const phase = chart.phases.find(([, from, to]) => from <= ns && ns < to);
-    // As they are stacked: the topmost first.
+    // In the order of the stack: the topmost first.
     const rows = chart.kinds
-      .map(([name, plural], index) => [name, plural, held[index]])
+      .map(([name, plural], index) => [name, plural, bytes[index]])
       .filter(([, , amount]) => amount > 0)
       .reverse()
       .map(([name, plural, amount]) =>
-        `<tr><th><i class="${name}"></i>${plural}</th><td>${bytes(amount)}</td></tr>`);
-    const total = held.reduce((sum, amount) => sum + amount, 0);
-    return `<b>${time(ns)}</b>${phase ? ` ${phase[0]}` : ""}<table>${rows.join("")}` +
-      `<tr class="total"><th>total</th><td>${bytes(total)}</td></tr></table>`;
+        `<tr><th><i class="${name}"></i>${plural}</th><td>${formatBytes(amount)}</td></tr>`);
+    const total = bytes.reduce((sum, amount) => sum + amount, 0);
+    return `<b>${formatTime(ns)}</b>${phase ? ` ${phase[0]}` : ""}<table>${rows.join("")}` +
+      `<tr class="total"><th>total</th><td>${formatBytes(total)}</td></tr></table>`;
   };
 
   const show = (event) => {
-    const place = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const part = (place.x - chart.left) / (chart.right - chart.left);
-    if (part < 0 || part > 1) return hide();
-    line.setAttribute("x1", place.x);
-    line.setAttribute("x2", place.x);
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const fraction = (point.x - chart.left) / (chart.right - chart.left);
+    if (fraction < 0 || fraction > 1) return hide();
+    line.setAttribute("x1", point.x);
+    line.setAttribute("x2", point.x);
     line.setAttribute("visibility", "visible");
-    readout.innerHTML = tell(part * chart.length);
+    readout.innerHTML = render(fraction * chart.length);
     readout.hidden = false;
-    // On the side of the pointer where there is room.
+    // Show it on the side of the pointer that has room.
     const left = event.clientX - svg.getBoundingClientRect().left;
-    const fits = part < 0.5;
+    const fits = fraction < 0.5;
     readout.style.left = fits ? `${left + 14}px` : "";
     readout.style.right = fits ? "" : `${svg.clientWidth - left + 14}px`;
   };

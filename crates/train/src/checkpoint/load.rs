@@ -1,52 +1,52 @@
-//! Loading a state into whatever this job's ranks hold of it.
+//! Loading a checkpoint into the shards that the ranks of this job hold.
 
 use std::sync::Arc;
 
 use tch::Tensor;
 use trainyard_checkpoint::{
-    Checkpoint, MODEL, Store, Want, model_name, neighbours, optimizer_name,
+    Checkpoint, MODEL, ReadRequest, Store, group_by_bytes, model_name, optimizer_name,
 };
 use trainyard_mesh::{Slice, slice_of};
 use trainyard_nn::dtype::kind_of;
-use trainyard_nn::{Parameter, Place};
+use trainyard_nn::{Device, Parameter};
 use trainyard_torch::{TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
-/// Bytes that are read before they are put in their place.
-const BATCH: u64 = 256 << 20;
+/// Bytes that are read before they are copied into the parameters; this limits host memory.
+const READ_BATCH_BYTES: u64 = 256 << 20;
 
-/// The folder of the newest complete checkpoint, as the first rank finds it. All ranks must ask.
+/// The directory of the latest complete checkpoint, as rank 0 finds it. This is a collective call.
 pub fn latest(store: &dyn Store, world: &World) -> Result<Option<String>> {
     let found = match world.rank() {
         0 => trainyard_checkpoint::latest(store)?,
         _ => None,
     };
-    // All ranks load the same, whatever each of them sees.
-    let name = told_by_the_first(found.unwrap_or_default().as_bytes(), world)?;
+    // All ranks must load the same checkpoint, even if their views of the storage differ.
+    let name = broadcast_from_rank0(found.unwrap_or_default().as_bytes(), world)?;
     let name = String::from_utf8_lossy(&name).into_owned();
     Ok(Some(name).filter(|name| !name.is_empty()))
 }
 
-/// The first rank's bytes, on every rank. All ranks must ask.
-pub(super) fn told_by_the_first(bytes: &[u8], world: &World) -> Result<Vec<u8>> {
-    let everyone = world.everyone()?;
+/// Broadcasts the bytes of rank 0 to every rank. This is a collective call.
+pub(super) fn broadcast_from_rank0(bytes: &[u8], world: &World) -> Result<Vec<u8>> {
+    let world_group = world.world_group()?;
     let length = Tensor::from_slice(&[bytes.len() as i64]);
-    everyone.broadcast(&length, 0, Purpose::State)?.wait()?;
+    world_group.broadcast(&length, 0, Purpose::State)?.wait()?;
     let length = usize::try_from(length.f_int64_value(&[0])?).unwrap_or(0);
-    let mut told = bytes.to_vec();
-    told.resize(length, 0);
+    let mut buffer = bytes.to_vec();
+    buffer.resize(length, 0);
     if length == 0 {
-        return Ok(told);
+        return Ok(buffer);
     }
-    let told = Tensor::from_slice(&told);
-    everyone.broadcast(&told, 0, Purpose::State)?.wait()?;
-    Ok(Vec::<u8>::try_from(&told)?)
+    let buffer = Tensor::from_slice(&buffer);
+    world_group.broadcast(&buffer, 0, Purpose::State)?.wait()?;
+    Ok(Vec::<u8>::try_from(&buffer)?)
 }
 
-/// Takes model and optimiser from a checkpoint. Every rank reads what it holds and no more.
+/// Loads model and optimizer state from a checkpoint. Every rank reads only its own shards.
 pub fn load(
     store: Arc<dyn Store>,
     folder: &str,
@@ -56,7 +56,7 @@ pub fn load(
     load_opened(Checkpoint::open(store, folder)?, trainer, world)
 }
 
-/// The same with a checkpoint that is open.
+/// As [`load`], from a checkpoint that is already open.
 pub fn load_opened(
     checkpoint: Checkpoint,
     trainer: &mut Trainer,
@@ -64,7 +64,7 @@ pub fn load_opened(
 ) -> Result<Checkpoint> {
     let parameters = trainer.parameters().to_vec();
     if world.mesh().size(trainyard_mesh::Axis::Pp) == 1 {
-        // A stage knows its own names alone.
+        // A pipeline stage knows only its own parameters, so it cannot check for unexpected ones.
         let names: Vec<String> = parameters.iter().map(|p| model_name(p.name())).collect();
         checkpoint.expect_names(MODEL, names.iter().map(String::as_str))?;
     }
@@ -86,13 +86,13 @@ fn load_parameters(checkpoint: &Checkpoint, parameters: &[Parameter], world: &Wo
                 expected: parameter.shape().to_vec(),
             });
         }
-        targets.push((want(name, parameter, world)?, parameter));
+        targets.push((request(name, parameter, world)?, parameter));
     }
-    for batch in neighbours(&targets, BATCH, |(want, _)| {
-        want.slice.num_elements() as u64 * 4
+    for batch in group_by_bytes(&targets, READ_BATCH_BYTES, |(request, _)| {
+        request.slice.num_elements() as u64 * 4
     }) {
-        let wants: Vec<Want> = batch.iter().map(|(want, _)| want.clone()).collect();
-        let tensors = read(checkpoint, &wants)?;
+        let requests: Vec<ReadRequest> = batch.iter().map(|(request, _)| request.clone()).collect();
+        let tensors = read(checkpoint, &requests)?;
         for ((_, parameter), tensor) in batch.iter().zip(tensors) {
             let mut target = parameter.tensor().shallow_clone();
             tch::no_grad(|| target.f_copy_(&tensor.f_view_as(parameter.tensor())?))?;
@@ -101,13 +101,13 @@ fn load_parameters(checkpoint: &Checkpoint, parameters: &[Parameter], world: &Wo
     Ok(())
 }
 
-/// This rank's part of the optimiser's state.
+/// This rank's shard of the optimizer state.
 fn optimizer_states(
     checkpoint: &Checkpoint,
     trainer: &Trainer,
     world: &World,
 ) -> Result<Vec<(String, Tensor)>> {
-    let (mut names, mut wants, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut names, mut requests, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     for parameter in trainer.parameters() {
         for kind in trainer.optimizer().kinds() {
             let state = format!("{kind}.{}", parameter.name());
@@ -115,30 +115,31 @@ fn optimizer_states(
             let Ok(entry) = checkpoint.tensor(&name) else {
                 continue;
             };
-            let is_number = entry.shape.is_empty();
-            if !is_number && entry.shape != parameter.shape() {
+            let is_scalar = entry.shape.is_empty();
+            if !is_scalar && entry.shape != parameter.shape() {
                 return Err(TrainError::StateShape {
                     name,
                     found: entry.shape.clone(),
                     expected: parameter.shape().to_vec(),
                 });
             }
-            sizes.push(if is_number {
+            sizes.push(if is_scalar {
                 Vec::new()
             } else {
                 parameter.tensor().size()
             });
-            wants.push(match is_number {
-                true => Want {
+            requests.push(if is_scalar {
+                ReadRequest {
                     name,
-                    slice: Slice::whole(&[]),
-                },
-                false => want(name, parameter, world)?,
+                    slice: Slice::full(&[]),
+                }
+            } else {
+                request(name, parameter, world)?
             });
             names.push(state);
         }
     }
-    let tensors = read(checkpoint, &wants)?;
+    let tensors = read(checkpoint, &requests)?;
     let shaped = tensors
         .iter()
         .zip(&sizes)
@@ -147,8 +148,8 @@ fn optimizer_states(
     Ok(names.into_iter().zip(shaped).collect())
 }
 
-/// This rank's part of what is laid out as a parameter is.
-fn want(name: String, parameter: &Parameter, world: &World) -> Result<Want> {
+/// Requests this rank's shard of a tensor that has the layout of `parameter`.
+fn request(name: String, parameter: &Parameter, world: &World) -> Result<ReadRequest> {
     let slice = slice_of(
         parameter.shape(),
         &parameter.layout(),
@@ -156,22 +157,22 @@ fn want(name: String, parameter: &Parameter, world: &World) -> Result<Want> {
         world.rank(),
     );
     let slice = slice.map_err(|e| TorchError::Invalid(e.to_string()))?;
-    Ok(Want { name, slice })
+    Ok(ReadRequest { name, slice })
 }
 
-/// Rows of elements in the types they were saved in.
-fn read(checkpoint: &Checkpoint, wants: &[Want]) -> Result<Vec<Tensor>> {
-    let mut tensors = Vec::with_capacity(wants.len());
-    for want in wants {
-        let dtype = checkpoint.tensor(&want.name)?.dtype;
+/// Reads the requested slices, each as a flat tensor of the dtype it was saved in.
+fn read(checkpoint: &Checkpoint, requests: &[ReadRequest]) -> Result<Vec<Tensor>> {
+    let mut tensors = Vec::with_capacity(requests.len());
+    for request in requests {
+        let dtype = checkpoint.tensor(&request.name)?.dtype;
         let kind = kind_of(dtype).ok_or_else(|| TrainError::StateDtype {
-            name: want.name.clone(),
+            name: request.name.clone(),
             dtype: dtype.to_string(),
         })?;
-        tensors.push(Place::Cpu.empty(&[want.slice.num_elements()], kind)?);
+        tensors.push(Device::Cpu.empty(&[request.slice.num_elements()], kind)?);
     }
-    checkpoint.read(wants, |index, start, piece| {
-        bytes::copy_in(&tensors[index], start, piece)
+    checkpoint.read(requests, |index, start, chunk| {
+        bytes::copy_in(&tensors[index], start, chunk)
     })?;
     Ok(tensors)
 }

@@ -1,15 +1,15 @@
-//! A job's state, out of the tensors of all ranks and into them again.
+//! Distributed checkpoints: saving the training state of all ranks and loading it.
 //!
-//! Every tensor's layout says which part of it a rank holds; nothing else is asked. So a state that was
-//! saved on one mesh loads on any other.
+//! The layout of a tensor determines which shard of it a rank saves or loads, so a checkpoint that was
+//! saved on one mesh can be loaded on any other.
 
-mod held;
 mod load;
-mod newest;
 mod peers;
+mod resume;
 mod save;
+mod save_plan;
 
 pub use load::{latest, load, load_opened};
-pub use newest::{Newest, newest};
 pub use peers::peers;
-pub use save::{Destination, Saved, Saver};
+pub use resume::{ResumeSource, find_resume_source};
+pub use save::{Destination, SaveStats, Saver};

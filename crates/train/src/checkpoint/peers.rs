@@ -1,35 +1,36 @@
-//! The memory of this job's peers: named by the launcher, or found out when ranks meet.
+//! The in-memory checkpoint store of this job: on replica servers that the launcher names, or that ranks exchange.
 //!
-//! Where machines come and go nobody can name them beforehand. Then every rank knows the holder of its
-//! own machine, and the ranks tell each other.
+//! In an elastic run the nodes are not known in advance. There every rank knows the replica server of its own node,
+//! and the ranks exchange the addresses through the store of their world.
 
-use trainyard_copies::{OwnHolder, PeerStore, from_environment};
+use trainyard_peer_checkpoint::{LocalReplicaServer, PeerStore, from_environment};
 use trainyard_torch::World;
 
 use crate::error::{Result, TrainError};
 
-/// The memory of peers; none where there are no holders. All ranks must ask.
+/// Opens the store in the memory of peer nodes; `None` if there are no replica servers. All ranks must call it.
 pub fn peers(world: &World) -> Result<Option<PeerStore>> {
     let variable = |name: &str| std::env::var(name).ok();
     let failed = |reason: &dyn std::fmt::Display| TrainError::Peers(reason.to_string());
-    let own = OwnHolder::from_environment(variable).map_err(|e| failed(&e))?;
-    let Some(own) = own else {
+    let local = LocalReplicaServer::from_environment(variable).map_err(|e| failed(&e))?;
+    let Some(local) = local else {
         return from_environment(variable).map_err(|e| failed(&e));
     };
     let number = |name: &str| variable(name)?.parse::<usize>().ok();
     let node = number("GROUP_RANK").unwrap_or(0);
     let num_nodes = number("GROUP_WORLD_SIZE").unwrap_or(1);
-    let holders = match world.meeting("holders")? {
-        Some(meeting) => {
+    let servers = match world.side_store("replica_servers")? {
+        Some(store) => {
             if number("LOCAL_RANK").unwrap_or(0) == 0 {
-                meeting.set(&node.to_string(), own.address.as_bytes())?;
+                store.set(&node.to_string(), local.address.as_bytes())?;
             }
-            let told = (0..num_nodes).map(|node| meeting.get(&node.to_string()));
-            let told = told.map(|told| Ok(String::from_utf8_lossy(&told?).into_owned()));
-            told.collect::<Result<Vec<String>>>()?
+            let addresses = (0..num_nodes).map(|node| store.get(&node.to_string()));
+            let addresses =
+                addresses.map(|bytes| Ok(String::from_utf8_lossy(&bytes?).into_owned()));
+            addresses.collect::<Result<Vec<String>>>()?
         }
-        None => vec![own.address.clone()],
+        None => vec![local.address.clone()],
     };
-    let all = own.among(&holders, node).map_err(|e| failed(&e))?;
-    Ok(Some(all))
+    let store = local.join_peers(&servers, node).map_err(|e| failed(&e))?;
+    Ok(Some(store))
 }

@@ -1,9 +1,10 @@
-//! Saving while training goes on.
+//! Asynchronous checkpointing: files are written while training continues.
 //!
-//! What this rank writes is copied into memory that is kept for it; a thread writes that out, to one
-//! place or to several, and the next step begins. Ranks tell the first one what they have written through the job's store, not by
-//! collectives, which belong to training; the first one makes it a checkpoint. A save that fails is
-//! told and forgotten: the job goes on, and the next one is tried as if nothing had been.
+//! A save copies this rank's shards into a staging buffer; then training continues, and a thread writes
+//! the buffer to one or more destinations. Ranks report what they have written to rank 0 through the job's
+//! key-value store, because collectives on a second thread could interleave with those of training. Rank 0
+//! commits the checkpoint. A save that fails is logged, training continues, and the next save is not
+//! affected.
 
 use std::io;
 use std::ops::Range;
@@ -16,74 +17,74 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::{
-    CheckpointError, Elements, Part, Shard, Store, TrainState, commit, retain, step_folder,
+    CheckpointError, ElementSource, Shard, Store, TrainState, WriteItem, commit, retain, step_dir,
     write_shard,
 };
-use trainyard_torch::{Store as Meeting, TorchError, World, bytes};
+use trainyard_torch::{Store as KvStore, TorchError, World, bytes};
 use trainyard_trace::readable_bytes;
 
-use super::held::{held, written};
+use super::save_plan::{assign_writes, local_state};
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
-/// How long the first rank waits for what another has written, and how long between looks at whether
-/// it still should.
-const PATIENCE: Duration = Duration::from_secs(3600);
-const GLANCE: Duration = Duration::from_secs(1);
+/// How long rank 0 waits for the report of another rank.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How often a waiting rank checks whether the job is shutting down.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a save has cost the job.
+/// The cost of a save for the training loop.
 #[derive(Debug, Clone, Copy)]
-pub struct Saved {
-    /// How long training stood still.
+pub struct SaveStats {
+    /// Time for which training was paused.
     pub pause: Duration,
-    /// Memory that holds the copy.
+    /// Host memory of the staging buffer.
     pub staging_bytes: u64,
 }
 
-/// Where a state is saved.
+/// Where checkpoints are saved.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The place.
+    /// The storage that the files are written to.
     pub store: Arc<dyn Store>,
-    /// How many stay there; 0 keeps all.
+    /// How many checkpoints are kept; 0 keeps all.
     pub keep: usize,
-    /// Whether training goes on while files are written.
+    /// Whether training continues while files are written.
     pub is_async: bool,
-    /// Whether what is there outlives the job, so that losing its last state is worth an error.
-    pub is_lasting: bool,
+    /// Whether the storage outlives the job. If so, a job whose last checkpoint could not be saved fails.
+    pub is_durable: bool,
 }
 
-/// Saves a job's state, one at a time.
+/// Saves the checkpoints of a job, one at a time.
 pub struct Saver {
-    /// How ranks tell each other what they have written; none where there is one.
-    meeting: Option<Meeting>,
+    /// Carries the reports of the ranks; `None` in a job of one rank.
+    side_store: Option<KvStore>,
     rank: usize,
     num_ranks: usize,
     num_saves: u64,
-    /// The step that was saved last.
-    last: Option<u64>,
-    /// Memory for the copy, when no save is under way.
+    /// The step of the last save.
+    last_step: Option<u64>,
+    /// The staging buffer, while no save is in flight.
     staging: Vec<u8>,
-    under_way: Option<JoinHandle<Outcome>>,
-    /// The newest step that could not be saved in a place that lasts.
-    lost: Option<u64>,
-    /// Tells when the save under way is in its first place.
-    first: Option<Receiver<()>>,
-    /// Set when the job ends: nobody waits for others any more.
-    is_over: Arc<AtomicBool>,
+    in_flight: Option<JoinHandle<Outcome>>,
+    /// The latest step that could not be saved in durable storage.
+    failed_step: Option<u64>,
+    /// Receives a message when the save in flight has reached its first destination.
+    first_done: Option<Receiver<()>>,
+    /// Set when the job ends: no thread waits for other ranks any more.
+    is_shutdown: Arc<AtomicBool>,
 }
 
-/// What the thread leaves: the memory, and how it went in every place.
+/// What the thread returns: the staging buffer, and the result at every destination.
 type Outcome = (Vec<u8>, Vec<(Destination, Result<(), CheckpointError>)>);
 
 impl Saver {
-    /// Saves what these ranks hold.
+    /// A saver for the ranks of `world`. This is a collective call.
     pub fn new(world: &World) -> Result<Saver> {
-        // A job may have had other savers, whose reports must not be taken for this one's. All ranks
-        // have had as many.
+        // A job may have had other savers, whose reports must not be mistaken for those of this one.
+        // All ranks have created the same number of savers.
         let rank = world.rank();
-        let meeting = world.meeting("checkpoint")?;
-        let meeting = match &meeting {
+        let side_store = world.side_store("checkpoint")?;
+        let side_store = match &side_store {
             Some(all) => {
                 let number = all.add(&format!("savers of rank {rank}"), 1)?;
                 Some(all.prefixed(&format!("saver {number}"))?)
@@ -91,147 +92,156 @@ impl Saver {
             None => None,
         };
         Ok(Saver {
-            meeting,
+            side_store,
             rank: world.rank(),
             num_ranks: world.size(),
             num_saves: 0,
-            last: None,
+            last_step: None,
             staging: Vec::new(),
-            under_way: None,
-            lost: None,
-            first: None,
-            is_over: Arc::default(),
+            in_flight: None,
+            failed_step: None,
+            first_done: None,
+            is_shutdown: Arc::default(),
         })
     }
 
-    /// Saves the state of `trainer` in all these places, of one copy. All ranks must ask, for the same.
+    /// Saves the state of `trainer` at all destinations, staging it once. This is a collective call: all
+    /// ranks must pass the same state and destinations.
     pub fn save(
         &mut self,
         trainer: &Trainer,
         world: &World,
         state: TrainState,
-        places: &[Destination],
-    ) -> Result<Saved> {
+        destinations: &[Destination],
+    ) -> Result<SaveStats> {
         let began = Instant::now();
         self.finish();
-        if self.last.replace(state.step) == Some(state.step) {
-            self.wait_for_tidying()?;
+        if self.last_step.replace(state.step) == Some(state.step) {
+            self.wait_for_cleanup()?;
         }
-        trainer.settle()?;
-        let own = written(held(trainer, world)?, world.mesh(), world.rank())?;
+        trainer.wait_pending()?;
+        let own = assign_writes(local_state(trainer, world)?, world.mesh(), world.rank())?;
         let mut staged = Staged::new(std::mem::take(&mut self.staging));
-        for item in &own {
-            let tensor = item.tensor.f_contiguous()?;
-            let place = staged.append(&item.part);
-            bytes::copy_out(&tensor, 0, place)
-                .map_err(TrainError::io(Path::new(&item.part.name)))?;
+        for shard in &own {
+            let tensor = shard.tensor.f_contiguous()?;
+            let target = staged.append(&shard.item);
+            bytes::copy_out(&tensor, 0, target)
+                .map_err(TrainError::io(Path::new(&shard.item.name)))?;
         }
         let staging_bytes = staged.bytes.len() as u64;
-        let task = |(place, number): (&Destination, u64)| Task {
-            place: place.clone(),
-            meeting: self.meeting.clone(),
+        let task = |(destination, number): (&Destination, u64)| Task {
+            destination: destination.clone(),
+            side_store: self.side_store.clone(),
             rank: self.rank,
             num_ranks: self.num_ranks,
             number,
-            is_over: Arc::clone(&self.is_over),
+            is_shutdown: Arc::clone(&self.is_shutdown),
             state: state.clone(),
         };
-        let tasks: Vec<Task> = places.iter().zip(self.num_saves..).map(task).collect();
+        let tasks: Vec<Task> = destinations
+            .iter()
+            .zip(self.num_saves..)
+            .map(task)
+            .collect();
         self.num_saves += tasks.len() as u64;
         let thread = std::thread::Builder::new().name("checkpoint".to_owned());
-        let (tell, first) = channel();
+        let (notify, first_done) = channel();
         let spawned = thread.spawn(move || {
             let run = |task: &Task| {
                 let outcome = task.run(&staged);
-                // Nobody may care.
-                let _ = tell.send(());
-                (task.place.clone(), outcome)
+                // The receiver is dropped if the caller does not wait.
+                let _ = notify.send(());
+                (task.destination.clone(), outcome)
             };
             let outcomes = tasks.iter().map(run).collect();
             (staged.bytes, outcomes)
         });
-        self.first = Some(first);
-        self.under_way = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
-        if places.iter().any(|place| !place.is_async) {
+        self.first_done = Some(first_done);
+        self.in_flight = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
+        if destinations.iter().any(|destination| !destination.is_async) {
             self.finish();
         }
-        Ok(Saved {
+        Ok(SaveStats {
             pause: began.elapsed(),
             staging_bytes,
         })
     }
 
-    /// Waits until the first rank has tidied up after the last save. It would take files of another one of the
-    /// same step, which are in the same folder, for what an interrupted save has left.
-    fn wait_for_tidying(&self) -> Result<()> {
-        let Some(meeting) = &self.meeting else {
+    /// Waits until rank 0 has removed stale files after the last save. It would mistake the files of another
+    /// save of the same step, which are in the same directory, for those of an interrupted save.
+    fn wait_for_cleanup(&self) -> Result<()> {
+        let Some(side_store) = &self.side_store else {
             return Ok(());
         };
-        let key = format!("tidied up before {}", self.num_saves);
+        let key = format!("cleaned up before save {}", self.num_saves);
         if self.rank == 0 {
-            return Ok(meeting.set(&key, b"yes")?);
+            return Ok(side_store.set(&key, b"yes")?);
         }
-        told(meeting, &key, &self.is_over)?;
+        wait_for_key(side_store, &key, &self.is_shutdown)?;
         Ok(())
     }
 
-    /// Waits until the save under way is in the first of its places, or has failed there.
+    /// Waits until the save in flight has completed or failed at its first destination.
     pub fn wait_for_first(&mut self) {
-        if let Some(first) = self.first.take() {
-            // An error is the end of a thread that panicked, which is told when it is joined.
-            let _ = first.recv();
+        if let Some(first_done) = self.first_done.take() {
+            // An error means that the thread panicked; `finish` logs it.
+            let _ = first_done.recv();
         }
     }
 
-    /// Waits for the save under way. A failure is told here.
+    /// Waits for the save in flight, and logs a failure.
     pub fn finish(&mut self) {
-        let Some(thread) = self.under_way.take() else {
+        let Some(thread) = self.in_flight.take() else {
             return;
         };
         let Ok((staging, outcomes)) = thread.join() else {
-            tracing::error!("not saved: the thread panicked");
-            self.lost = self.last;
+            tracing::error!("cannot save the checkpoint: the checkpoint thread panicked");
+            self.failed_step = self.last_step;
             return;
         };
         self.staging = staging;
-        for (place, outcome) in outcomes {
+        for (destination, outcome) in outcomes {
             let Err(error) = outcome else { continue };
-            tracing::error!("not saved: {error}");
-            if place.is_lasting {
-                self.lost = self.last;
+            tracing::error!("cannot save the checkpoint: {error}");
+            if destination.is_durable {
+                self.failed_step = self.last_step;
             }
         }
     }
 
-    /// Whether the state of a step could not be saved in a place that lasts.
-    pub fn has_lost(&self, step: u64) -> bool {
-        self.lost == Some(step)
+    /// Whether the checkpoint of `step` could not be saved in durable storage.
+    pub fn has_failed(&self, step: u64) -> bool {
+        self.failed_step == Some(step)
     }
 }
 
 impl Drop for Saver {
-    /// After an error elsewhere, other ranks may never tell what they have written.
+    /// After an error elsewhere, other ranks may never send their reports.
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.is_shutdown.store(true, Ordering::Relaxed);
         self.finish();
     }
 }
 
-/// What another rank tells under a key, however long it takes, unless the job is over meanwhile.
-fn told(meeting: &Meeting, key: &str, is_over: &AtomicBool) -> Result<Vec<u8>, TorchError> {
+/// Waits for the value that another rank sets, until the timeout or the end of the job.
+fn wait_for_key(
+    side_store: &KvStore,
+    key: &str,
+    is_shutdown: &AtomicBool,
+) -> Result<Vec<u8>, TorchError> {
     let began = Instant::now();
     loop {
-        match meeting.get_within(key, GLANCE) {
-            Err(_) if began.elapsed() < PATIENCE && !is_over.load(Ordering::Relaxed) => {}
-            told => return told,
+        match side_store.get_with_timeout(key, POLL_INTERVAL) {
+            Err(_) if began.elapsed() < REPORT_TIMEOUT && !is_shutdown.load(Ordering::Relaxed) => {}
+            value => return value,
         }
     }
 }
 
-/// A copy of what this rank writes.
+/// The staging buffer: a copy of all shards that this rank writes.
 struct Staged {
-    parts: Vec<Part>,
-    places: Vec<Range<usize>>,
+    items: Vec<WriteItem>,
+    ranges: Vec<Range<usize>>,
     bytes: Vec<u8>,
 }
 
@@ -239,43 +249,43 @@ impl Staged {
     fn new(mut memory: Vec<u8>) -> Staged {
         memory.clear();
         Staged {
-            parts: Vec::new(),
-            places: Vec::new(),
+            items: Vec::new(),
+            ranges: Vec::new(),
             bytes: memory,
         }
     }
 
-    /// Room for the bytes of one more part.
-    fn append(&mut self, part: &Part) -> &mut [u8] {
+    /// Appends an item and returns the buffer for its bytes.
+    fn append(&mut self, item: &WriteItem) -> &mut [u8] {
         let start = self.bytes.len();
-        let end = start + part.num_bytes().unwrap_or(0) as usize;
+        let end = start + item.num_bytes().unwrap_or(0) as usize;
         self.bytes.resize(end, 0);
-        self.parts.push(part.clone());
-        self.places.push(start..end);
+        self.items.push(item.clone());
+        self.ranges.push(start..end);
         &mut self.bytes[start..]
     }
 }
 
-impl Elements for Staged {
+impl ElementSource for Staged {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
-        let place = &self.bytes[self.places[index].clone()];
-        into.copy_from_slice(&place[start..start + into.len()]);
+        let source = &self.bytes[self.ranges[index].clone()];
+        into.copy_from_slice(&source[start..start + into.len()]);
         Ok(())
     }
 }
 
-/// One save in one place, as the thread does it.
+/// One save at one destination, which the checkpoint thread runs.
 struct Task {
-    place: Destination,
-    meeting: Option<Meeting>,
+    destination: Destination,
+    side_store: Option<KvStore>,
     rank: usize,
     num_ranks: usize,
     number: u64,
-    is_over: Arc<AtomicBool>,
+    is_shutdown: Arc<AtomicBool>,
     state: TrainState,
 }
 
-/// What a rank tells the first one.
+/// What a rank reports to rank 0.
 #[derive(Serialize, Deserialize)]
 enum Report {
     Written(Shard),
@@ -290,16 +300,16 @@ impl Task {
             Ok(shard) => Report::Written(shard.clone()),
             Err(error) => Report::Failed(error.to_string()),
         };
-        self.tell(&report)?;
+        self.send_report(&report)?;
         let own = written?;
         if self.rank > 0 {
             return Ok(());
         }
         let mut shards = vec![own];
         for rank in 1..self.num_ranks {
-            shards.push(self.hear(rank)?);
+            shards.push(self.receive_report(rank)?);
         }
-        let store = &*self.place.store;
+        let store = &*self.destination.store;
         let num_bytes: u64 = shards.iter().map(|shard| shard.entry.num_bytes).sum();
         let folder = commit(store, self.state.clone(), shards)?;
         let seconds = began.elapsed().as_secs_f64();
@@ -308,43 +318,50 @@ impl Task {
             store.describe(&folder),
             readable_bytes(num_bytes)
         );
-        if let Err(error) = retain(store, self.state.step, self.place.keep) {
-            tracing::warn!("older checkpoints are still there: {error}");
+        if let Err(error) = retain(store, self.state.step, self.destination.keep) {
+            tracing::warn!("cannot delete older checkpoints: {error}");
         }
         Ok(())
     }
 
     fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {
-        // Of another name than any attempt before, so that those stay whole until this one counts.
+        // Every attempt has a file name of its own, so that files of an earlier attempt stay intact until
+        // this one is committed.
         let attempt = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |time| time.as_nanos());
         let file = format!("rank{:05}-{attempt:x}.safetensors", self.rank);
-        let folder = step_folder(self.state.step);
-        write_shard(&*self.place.store, &folder, &file, &staged.parts, staged)
+        let folder = step_dir(self.state.step);
+        write_shard(
+            &*self.destination.store,
+            &folder,
+            &file,
+            &staged.items,
+            staged,
+        )
     }
 
     fn key(&self, rank: usize) -> String {
         format!("{}/{rank}", self.number)
     }
 
-    fn tell(&self, report: &Report) -> Result<(), CheckpointError> {
-        let Some(meeting) = self.meeting.as_ref().filter(|_| self.rank > 0) else {
+    fn send_report(&self, report: &Report) -> Result<(), CheckpointError> {
+        let Some(side_store) = self.side_store.as_ref().filter(|_| self.rank > 0) else {
             return Ok(());
         };
         let text = serde_json::to_vec(report).map_err(|e| self.failed(self.rank, e))?;
-        let told = meeting.set(&self.key(self.rank), &text);
-        told.map_err(|e| self.failed(self.rank, e))
+        let sent = side_store.set(&self.key(self.rank), &text);
+        sent.map_err(|e| self.failed(self.rank, e))
     }
 
-    fn hear(&self, rank: usize) -> Result<Shard, CheckpointError> {
-        let Some(meeting) = &self.meeting else {
-            return Err(self.failed(rank, "there is no way to hear of it"));
+    fn receive_report(&self, rank: usize) -> Result<Shard, CheckpointError> {
+        let Some(side_store) = &self.side_store else {
+            return Err(self.failed(rank, "there is no key-value store for its report"));
         };
-        let text = told(meeting, &self.key(rank), &self.is_over);
+        let text = wait_for_key(side_store, &self.key(rank), &self.is_shutdown);
         let text = text.map_err(|e| self.failed(rank, e))?;
-        // The store is in memory, and these are long.
-        meeting
+        // Reports are long, and the store keeps them in memory.
+        side_store
             .set(&self.key(rank), b"")
             .map_err(|e| self.failed(rank, e))?;
         match serde_json::from_slice(&text).map_err(|e| self.failed(rank, e))? {
@@ -355,7 +372,7 @@ impl Task {
 
     fn failed(&self, rank: usize, reason: impl ToString) -> CheckpointError {
         CheckpointError::Rank {
-            path: self.place.store.describe(&step_folder(self.state.step)),
+            path: self.destination.store.describe(&step_dir(self.state.step)),
             rank,
             reason: reason.to_string(),
         }

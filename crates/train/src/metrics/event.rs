@@ -1,8 +1,8 @@
-//! TensorBoard's event records: protobuf messages, each framed by its length and checksums.
+//! TensorBoard event records: protobuf messages, each framed by its length and checksums.
 //!
-//! Only what scalars need is written: a time, a step, and tags with values.
+//! Only the fields of scalar summaries are written: wall time, step, and tags with values.
 
-/// The first record of every file.
+/// The version in the first record of every file.
 pub(super) const FILE_VERSION: &str = "brain.Event:2";
 
 /// Wire types of protobuf.
@@ -35,7 +35,7 @@ pub(super) fn scalars_event(wall_time: f64, step: u64, scalars: &[(&str, f64)]) 
     event
 }
 
-/// A record as it stands in the file: length, its checksum, the data, its checksum.
+/// A record in TFRecord framing: length, checksum of the length, data, checksum of the data.
 pub(super) fn framed(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -46,7 +46,7 @@ pub(super) fn framed(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// CRC-32C, masked: a checksum of data that holds checksums would be weak.
+/// Masked CRC-32C: a plain CRC of data that contains CRCs would be weak.
 fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
         .rotate_right(15)
@@ -59,13 +59,13 @@ fn message(out: &mut Vec<u8>, number: u8, bytes: &[u8]) {
     field(out, number, BYTES, &content);
 }
 
-/// A field of a number below 16, whose key is one byte.
+/// Writes a field. Its number must be below 16, so that the key is one byte.
 fn field(out: &mut Vec<u8>, number: u8, wire_type: u8, content: &[u8]) {
     out.push(number << 3 | wire_type);
     out.extend(content);
 }
 
-/// Seven bits at a time, the lowest first.
+/// A protobuf varint: seven bits per byte, the lowest first.
 fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(10);
     while value >= 0x80 {

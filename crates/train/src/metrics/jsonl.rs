@@ -1,4 +1,4 @@
-//! Metrics as JSON lines: one object per reported step, for programs to read.
+//! Metrics as JSON Lines: one object per reported step, for programs to read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use super::StepMetrics;
 use crate::{Result, TrainError};
 
-/// A file that grows by one line per step; a resumed run goes on below.
+/// A file with one line per reported step; a resumed run appends to it.
 pub struct JsonLines {
     path: PathBuf,
     file: File,
 }
 
 impl JsonLines {
-    /// Opens the file at its end, making it and its folder if they are missing.
+    /// Opens the file for appending; creates it and its directory if they are missing.
     pub fn append(path: impl Into<PathBuf>) -> Result<JsonLines> {
         let path = path.into();
         if let Some(folder) = path.parent() {
@@ -25,12 +25,12 @@ impl JsonLines {
         Ok(JsonLines { path, file })
     }
 
-    /// Writes one line. Numbers that are none (NaN, infinities) become `null`.
+    /// Writes one line. NaN and infinities become `null`.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
         let mut line = serde_json::to_vec(metrics)
             .map_err(|error| TrainError::io(&self.path)(error.into()))?;
         line.push(b'\n');
-        // One call, so that a reader never sees half a line of ours.
+        // A single write, so that a reader never sees a partial line.
         self.file
             .write_all(&line)
             .map_err(TrainError::io(&self.path))
@@ -60,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_becomes_null() {
+    fn nan_becomes_null() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let lost = StepMetrics {
+        let diverged = StepMetrics {
             loss: f64::NAN,
             ..StepMetrics::default()
         };
-        JsonLines::append(&path).unwrap().write(&lost).unwrap();
+        JsonLines::append(&path).unwrap().write(&diverged).unwrap();
         assert!(
             fs::read_to_string(&path)
                 .unwrap()

@@ -1,7 +1,7 @@
-//! The log line torchtitan's users know.
+//! The log line of a step, in the format of torchtitan.
 
 use super::StepMetrics;
-use crate::Pace;
+use crate::TransferStats;
 
 const RED: &str = "\x1b[31m";
 const GREEN: &str = "\x1b[32m";
@@ -12,13 +12,16 @@ const CYAN: &str = "\x1b[36m";
 const BRIGHT_CYAN: &str = "\x1b[96m";
 const RESET: &str = "\x1b[0m";
 
-/// One line for a step, in colour if asked for.
+/// The log line of a step, with ANSI colors if `color` is set.
 pub fn line(metrics: &StepMetrics, color: bool) -> String {
     let mut fields = fields(metrics).to_vec();
-    fields.extend(of_experts(metrics).map(|text| (RED, text)));
-    let text = |(color_code, text): (&'static str, String)| match color {
-        true => format!("{color_code}{text}"),
-        false => text,
+    fields.extend(expert_fields(metrics).map(|text| (RED, text)));
+    let text = |(color_code, text): (&'static str, String)| {
+        if color {
+            format!("{color_code}{text}")
+        } else {
+            text
+        }
     };
     let texts: Vec<String> = fields.into_iter().map(text).collect();
     let end = if color { RESET } else { "" };
@@ -41,23 +44,23 @@ fn fields(m: &StepMetrics) -> [(&'static str, String); 7] {
     ]
 }
 
-/// What there is to tell of experts.
-fn of_experts(m: &StepMetrics) -> impl Iterator<Item = String> {
+/// Additional fields of mixture-of-experts models.
+fn expert_fields(m: &StepMetrics) -> impl Iterator<Item = String> {
     let busiest = m.imbalance().map(|x| format!("busiest expert: {x:.2}x"));
     let dropped = m.dropped_share().filter(|&share| share > 0.0);
     let dropped = dropped.map(|share| format!("dropped: {:.2}%", 100.0 * share));
-    let pace = |name: &str, pace: Pace| {
-        let (ms, speed) = (1e3 * pace.seconds, pace.bandwidth / 1e9);
+    let transfer = |name: &str, stats: TransferStats| {
+        let (ms, speed) = (1e3 * stats.seconds, stats.bandwidth / 1e9);
         format!("{name}: {ms:.1}ms({speed:.2}GB/s)")
     };
-    let ways = m.expert_traffic.map(|traffic| {
-        let there = pace("dispatch", traffic.dispatch);
-        format!("{there}  {}", pace("combine", traffic.combine))
+    let transfers = m.expert_traffic.map(|traffic| {
+        let dispatch = transfer("dispatch", traffic.dispatch);
+        format!("{dispatch}  {}", transfer("combine", traffic.combine))
     });
-    busiest.into_iter().chain(dropped).chain(ways)
+    busiest.into_iter().chain(dropped).chain(transfers)
 }
 
-/// A number with a comma between groups of three digits.
+/// Formats a number with a comma between groups of three digits.
 fn grouped(value: f64, num_decimals: usize) -> String {
     let text = format!("{value:.num_decimals$}");
     let num_digits = text
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn is_the_line_of_torchtitan() {
+    fn matches_the_line_of_torchtitan() {
         assert_eq!(
             line(&metrics(), false),
             "step: 14  loss:  3.24405  grad_norm:  0.8319  memory:  9.46GiB(64.99%)  \
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_changes_nothing_else() {
+    fn color_changes_nothing_else() {
         let colored = line(&metrics(), true);
         assert!(colored.starts_with("\x1b[31mstep: 14") && colored.ends_with(RESET));
         let mut plain = String::new();
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_peak_is_said() {
+    fn an_unknown_mfu_is_not_available() {
         let unknown = StepMetrics {
             mfu: None,
             ..metrics()
@@ -130,8 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_told_of_where_there_are_some() {
-        let pace = |seconds| Pace {
+    fn expert_fields_are_added_for_moe_models() {
+        let stats = |seconds| TransferStats {
             seconds,
             bytes: 1e6,
             bandwidth: 1.25e9,
@@ -143,8 +146,8 @@ mod tests {
                 dropped: 1,
             }],
             expert_traffic: Some(ExpertTraffic {
-                dispatch: pace(0.0031),
-                combine: pace(0.002),
+                dispatch: stats(0.0031),
+                combine: stats(0.002),
             }),
             ..metrics()
         };

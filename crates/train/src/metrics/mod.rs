@@ -1,13 +1,13 @@
-//! What a run tells while it goes: a log line, a bar, JSON lines, TensorBoard files.
+//! Metrics of a run: log lines, a progress bar, JSON Lines, TensorBoard.
 //!
-//! One [`StepMetrics`] is measured, and every sink writes it in its own form. Only rank 0 writes;
-//! on other ranks the sinks are there and silent, so that the loop is the same everywhere.
+//! Every sink writes the same [`StepMetrics`] in its own format. Only rank 0 writes; on other ranks the
+//! sinks do nothing, so that the training loop is the same on every rank.
 
 mod event;
 mod jsonl;
 mod line;
 mod progress;
-mod record;
+mod step_metrics;
 mod tensorboard;
 
 use std::io::{self, IsTerminal, Write};
@@ -20,20 +20,20 @@ use crate::{Result, TrainError};
 pub use jsonl::JsonLines;
 pub use line::line;
 pub use progress::Progress;
-pub use record::StepMetrics;
+pub use step_metrics::StepMetrics;
 pub use tensorboard::TensorBoard;
 
-/// The file of JSON lines in a job's folder.
+/// The JSON Lines file in the dump folder of a job.
 const JSONL_FILE: &str = "metrics.jsonl";
 
-/// Where a rank's metrics go.
+/// The metric sinks of a rank.
 pub struct Sinks {
     log_freq: u64,
-    /// Absent on ranks that do not write.
-    open: Option<Open>,
+    /// Set on rank 0 only.
+    writers: Option<Writers>,
 }
 
-struct Open {
+struct Writers {
     color: bool,
     progress: Progress,
     jsonl: Option<JsonLines>,
@@ -41,56 +41,57 @@ struct Open {
 }
 
 impl Sinks {
-    /// The sinks a config asks for, going on after `first_step` steps.
+    /// Opens the sinks that the config enables, for a run that starts after `first_step` steps.
     pub fn open(config: &Config, rank: usize, first_step: u64) -> Result<Sinks> {
-        let open = match rank {
-            0 => Some(Open::new(config, first_step)?),
+        let writers = match rank {
+            0 => Some(Writers::new(config, first_step)?),
             _ => None,
         };
         Ok(Sinks {
             log_freq: config.metrics.log_freq.max(1),
-            open,
+            writers,
         })
     }
 
-    /// Whether a step, counted from 1, is reported. The same on every rank.
+    /// Whether a step, counted from 1, is reported. The result is the same on every rank.
     pub fn is_due(&self, step: u64) -> bool {
         step == 1 || step.is_multiple_of(self.log_freq)
     }
 
-    /// Tells that `step` steps are done.
+    /// Moves the progress bar to `step` completed steps.
     pub fn advance(&self, step: u64) {
-        if let Some(open) = &self.open {
-            open.progress.advance(step);
+        if let Some(writers) = &self.writers {
+            writers.progress.advance(step);
         }
     }
 
-    /// Writes the metrics of a step everywhere.
+    /// Writes the metrics of a step to all sinks.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
-        match &mut self.open {
-            Some(open) => open.write(metrics),
+        match &mut self.writers {
+            Some(writers) => writers.write(metrics),
             None => Ok(()),
         }
     }
 
-    /// Clears the bar, so that what follows stands on lines of its own.
+    /// Clears the progress bar, so that later output starts on a line of its own.
     pub fn finish(&self) {
-        if let Some(open) = &self.open {
-            open.progress.finish();
+        if let Some(writers) = &self.writers {
+            writers.progress.finish();
         }
     }
 }
 
-impl Open {
-    fn new(config: &Config, first_step: u64) -> Result<Open> {
+impl Writers {
+    fn new(config: &Config, first_step: u64) -> Result<Writers> {
         let (section, folder) = (&config.metrics, &config.job.dump_folder);
         let jsonl = || JsonLines::append(folder.join(JSONL_FILE));
         let tensorboard = || TensorBoard::create(folder.join(&section.save_tb_folder));
-        Ok(Open {
+        Ok(Writers {
             color: !section.disable_color_printing && io::stdout().is_terminal(),
-            progress: match section.progress {
-                true => Progress::on_terminal(config.training.steps, first_step),
-                false => Progress::hidden(),
+            progress: if section.progress {
+                Progress::on_terminal(config.training.steps, first_step)
+            } else {
+                Progress::hidden()
             },
             jsonl: section.enable_jsonl.then(jsonl).transpose()?,
             tensorboard: section.enable_tensorboard.then(tensorboard).transpose()?,
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_rank_writes() {
+    fn only_rank_0_writes() {
         let folder = tempfile::tempdir().unwrap();
         let silent = folder.path().join("silent");
         let mut sinks = Sinks::open(&config(&silent), 1, 0).unwrap();
@@ -135,13 +136,13 @@ mod tests {
         sinks.finish();
         assert!(!silent.exists());
 
-        let told = folder.path().join("told");
-        let mut sinks = Sinks::open(&config(&told), 0, 0).unwrap();
+        let written = folder.path().join("written");
+        let mut sinks = Sinks::open(&config(&written), 0, 0).unwrap();
         sinks.advance(1);
         sinks.write(&StepMetrics::default()).unwrap();
         sinks.finish();
-        assert!(told.join("metrics.jsonl").is_file());
-        assert_eq!(told.join("tb").read_dir().unwrap().count(), 1);
+        assert!(written.join("metrics.jsonl").is_file());
+        assert_eq!(written.join("tb").read_dir().unwrap().count(), 1);
     }
 
     #[test]

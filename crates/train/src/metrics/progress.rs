@@ -1,4 +1,4 @@
-//! A bar for people: on a terminal only, and out of the way of log lines.
+//! A progress bar, on terminals only, which does not interfere with log lines.
 
 use std::io::{self, IsTerminal};
 
@@ -6,11 +6,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 const TEMPLATE: &str = "{bar:30} {pos}/{len} steps  {per_sec}  {eta} left";
 
-/// A bar, or nothing.
+/// A progress bar, which may be hidden.
 pub struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    /// A bar on the terminal, at `done` of `steps`; hidden if nobody looks at one.
+    /// A bar at `done` of `steps`; hidden if stderr is not a terminal.
     pub fn on_terminal(steps: u64, done: u64) -> Progress {
         if !io::stderr().is_terminal() {
             return Progress::hidden();
@@ -23,7 +23,7 @@ impl Progress {
         Progress(Some(bar))
     }
 
-    /// Nothing.
+    /// A hidden bar.
     pub fn hidden() -> Progress {
         Progress(None)
     }
@@ -35,7 +35,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away while something else is printed.
+    /// Hides the bar while `print` runs.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.0 {
             Some(bar) => bar.suspend(print),
@@ -43,7 +43,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away for good.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();

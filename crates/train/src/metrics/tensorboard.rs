@@ -1,4 +1,4 @@
-//! Metrics as a TensorBoard file, under the tags torchtitan uses.
+//! Metrics as a TensorBoard event file, with the tags of torchtitan.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,14 +10,14 @@ use super::StepMetrics;
 use super::event::{framed, scalars_event, version_event};
 use crate::{Result, TrainError};
 
-/// An event file that grows by one record per step.
+/// A TensorBoard event file with one record per reported step.
 pub struct TensorBoard {
     path: PathBuf,
     file: File,
 }
 
 impl TensorBoard {
-    /// Begins a new event file in `folder`; TensorBoard joins those of resumed runs.
+    /// Creates a new event file in `folder`; TensorBoard merges the files of resumed runs.
     pub fn create(folder: impl Into<PathBuf>) -> Result<TensorBoard> {
         let folder = folder.into();
         fs::create_dir_all(&folder).map_err(TrainError::io(&folder))?;
@@ -42,7 +42,7 @@ impl TensorBoard {
     }
 }
 
-/// What is written for a step. An unknown MFU is left out.
+/// The scalars of a step. An unknown MFU is omitted.
 fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
     let mut scalars = vec![
         ("loss_metrics/global_avg_loss", m.loss),
@@ -76,14 +76,14 @@ fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
     scalars.chain(loads).collect()
 }
 
-/// Seconds since 1970.
+/// Seconds since the Unix epoch.
 fn wall_time() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// `events.out.tfevents.TIME.HOST.PROCESS.0`: TensorBoard knows its files by this, and the time is
-/// padded because it sorts them by name.
+/// `events.out.tfevents.TIME.HOST.PROCESS.0`: TensorBoard finds its files by this name. The time is padded
+/// because TensorBoard sorts files by name.
 fn file_name() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.map_or("localhost".into(), |host| host.trim().replace('/', "-"));
@@ -98,7 +98,7 @@ mod tests {
     use super::super::event::FILE_VERSION;
     use super::*;
 
-    /// A reader of its own: record framing, checksums and protobuf from their specifications.
+    /// An independent reader, written from the specifications of record framing, checksums and protobuf.
     mod reader {
         #[derive(Debug, Default, PartialEq)]
         pub struct Event {
@@ -196,7 +196,7 @@ mod tests {
             taken
         }
 
-        /// Bit by bit, unlike the writer's.
+        /// Computed bit by bit, unlike in the writer.
         fn masked(data: &[u8]) -> u32 {
             let mut crc = u32::MAX;
             for &byte in data {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn another_reader_finds_what_was_written() {
+    fn an_independent_reader_reads_all_events() {
         let (_folder, path) = written(&[1, 300]);
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(name.starts_with("events.out.tfevents."), "{name}");
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(found(&events[2]), expected);
     }
 
-    /// TensorBoard's own reader.
+    /// Reads the file with the TensorBoard package.
     #[test]
     #[ignore = "needs the Python package tensorboard; install it and use --run-ignored all"]
     fn tensorboard_reads_it() {

@@ -1,4 +1,4 @@
-//! AdamW: steps of even size along running means of the gradient, with decoupled weight decay.
+//! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
 use tch::Tensor;
 use trainyard_config::OptimizerSection;
@@ -10,7 +10,7 @@ use super::batch::Batch;
 use super::state::{Extent, Slot, State};
 use crate::Result;
 
-/// First moment, second moment, steps taken.
+/// State per parameter: first moment, second moment, step count.
 pub(super) const MOMENTS: [Slot; 3] = [
     Slot {
         name: "exp_avg",
@@ -26,16 +26,16 @@ pub(super) const MOMENTS: [Slot; 3] = [
     },
 ];
 
-/// Settings of AdamW and LAMB.
+/// Hyperparameters of AdamW and LAMB.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct AdamWOptions {
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Added to the denominator for numerical stability.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay coefficient.
     pub weight_decay: f64,
 }
 
@@ -50,14 +50,14 @@ impl From<&OptimizerSection> for AdamWOptions {
     }
 }
 
-/// AdamW in one kernel for all parameters.
+/// AdamW, as one fused kernel for all parameters of a dtype.
 pub struct AdamW {
     options: AdamWOptions,
     state: State<3>,
 }
 
 impl AdamW {
-    /// Over these parameters.
+    /// An AdamW optimizer for these parameters.
     pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> AdamW {
         AdamW {
             options,
@@ -114,7 +114,7 @@ fn update(batch: &Batch<3>, options: &kernel::AdamW, grad_scale: Option<&Tensor>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::oracle::{Lab, assert_close};
+    use crate::optimizer::fixture::{Fixture, assert_close};
 
     const OPTIONS: AdamWOptions = AdamWOptions {
         beta1: 0.9,
@@ -123,7 +123,7 @@ mod tests {
         weight_decay: 0.1,
     };
 
-    /// AdamW as its paper has it, one number at a time.
+    /// AdamW as in the paper, element by element.
     fn reference(o: &AdamWOptions) -> impl FnMut(&mut [f64], &[f64], f64) {
         let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0; 64], 0);
         let o = *o;
@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     fn equals_the_formula() {
-        Lab::new().follow(
+        Fixture::new().assert_follows(
             |parameters| AdamW::new(OPTIONS, parameters),
             || reference(&OPTIONS),
         );
     }
 
-    /// `torch.optim.AdamW` 2.13 on the same numbers.
+    /// Expected values are from `torch.optim.AdamW` of PyTorch 2.13 on the same inputs.
     #[test]
     fn equals_pytorch() {
         let gradients = [
@@ -163,13 +163,13 @@ mod tests {
             -0.12867608617780876,
             2.9925665972872064,
         ];
-        let lab = Lab::with(&[&[0.5, -1.25, 2.0, -0.125, 3.0]]);
-        let mut adamw = AdamW::new(OPTIONS, lab.parameters());
+        let fixture = Fixture::with(&[&[0.5, -1.25, 2.0, -0.125, 3.0]]);
+        let mut adamw = AdamW::new(OPTIONS, fixture.parameters());
         for (gradient, lr) in gradients.iter().zip([0.01, 0.02, 0.005]) {
-            lab.set_gradient(0, gradient);
+            fixture.set_gradient(0, gradient);
             adamw.step(lr, None).unwrap();
         }
-        assert_close(&lab.value(0), &expected);
+        assert_close(&fixture.value(0), &expected);
         let state = adamw.state();
         let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["exp_avg.p0", "exp_avg_sq.p0", "step.p0"]);

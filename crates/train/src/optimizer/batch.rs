@@ -1,5 +1,5 @@
-//! What one call of a kernel works on: parameters of one kind that have a gradient in this step,
-//! their gradients, and their state.
+//! The operands of one kernel call: parameters of one dtype that have a gradient in this step, their
+//! gradients and their state.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::kernel;
@@ -11,7 +11,7 @@ pub(super) struct Batch<const N: usize> {
     pub(super) kind: Kind,
     pub(super) parameters: Vec<Tensor>,
     pub(super) gradients: Vec<Tensor>,
-    /// One list per slot of the state.
+    /// One list per state slot.
     pub(super) slots: [Vec<Tensor>; N],
 }
 
@@ -25,15 +25,15 @@ impl<const N: usize> Batch<N> {
         }
     }
 
-    pub(super) fn push(&mut self, parameter: &Tensor, gradient: Tensor, held: &[Tensor]) {
+    pub(super) fn push(&mut self, parameter: &Tensor, gradient: Tensor, state: &[Tensor]) {
         self.parameters.push(parameter.shallow_clone());
         self.gradients.push(gradient);
-        for (slot, tensor) in self.slots.iter_mut().zip(held) {
+        for (slot, tensor) in self.slots.iter_mut().zip(state) {
             slot.push(tensor.shallow_clone());
         }
     }
 
-    /// Divides all gradients by `scale`, which the host does not read.
+    /// Divides all gradients by `scale`, without reading it on the host.
     pub(super) fn divide_gradients(&self, scale: Option<&Tensor>) -> Result<()> {
         match scale {
             Some(scale) => Ok(kernel::foreach_mul_tensor_(
@@ -44,8 +44,8 @@ impl<const N: usize> Batch<N> {
         }
     }
 
-    /// The scale in the form fused kernels divide by. They read it in single precision, too coarse
-    /// for gradients in double precision: those are divided here, and nothing is left to do.
+    /// The scale for a fused kernel, which reads it as float32. That is not precise enough for float64
+    /// gradients: those are divided here, and `None` is returned.
     pub(super) fn fused_scale(&self, scale: Option<&Tensor>) -> Result<Option<Tensor>> {
         if self.kind == Kind::Double {
             self.divide_gradients(scale)?;

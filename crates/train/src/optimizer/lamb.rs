@@ -1,4 +1,4 @@
-//! LAMB: Adam's direction, as long as the parameter itself (You et al., 2020). For large batches.
+//! LAMB: Adam with layer-wise trust ratios, for large batches (You et al., 2020).
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
@@ -11,14 +11,14 @@ use super::state::State;
 use super::trust::{elements, norms, ratio_or_one};
 use crate::Result;
 
-/// LAMB, operation by operation for all parameters at once.
+/// LAMB, as `foreach` operations on all parameters of a dtype.
 pub struct Lamb {
     options: AdamWOptions,
     state: State<3>,
 }
 
 impl Lamb {
-    /// Over these parameters.
+    /// A LAMB optimizer for these parameters.
     pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> Lamb {
         Lamb {
             options,
@@ -53,7 +53,7 @@ impl Optimizer for Lamb {
     }
 }
 
-/// One more step, and both running means moved towards the gradients.
+/// Increments the step counts and updates both moments.
 fn advance_moments(batch: &Batch<3>, options: &AdamWOptions) -> Result<()> {
     let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
     let gradients = &batch.gradients;
@@ -66,7 +66,7 @@ fn advance_moments(batch: &Batch<3>, options: &AdamWOptions) -> Result<()> {
     Ok(())
 }
 
-/// Adam's bias-corrected direction plus weight decay, as new tensors.
+/// The bias-corrected update direction of Adam plus weight decay, as new tensors.
 fn direction(batch: &Batch<3>, options: &AdamWOptions) -> Result<Vec<Tensor>> {
     let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
     let steps = Tensor::f_stack(steps, 0)?.f_to_kind(Kind::Double)?;
@@ -87,8 +87,8 @@ fn direction(batch: &Batch<3>, options: &AdamWOptions) -> Result<Vec<Tensor>> {
 
 /// `1 - beta ^ step` for each parameter.
 fn bias_correction(beta: f64, steps: &Tensor) -> Result<Tensor> {
-    let forgotten = Tensor::f_pow_scalar(beta, steps)?;
-    Ok(forgotten.f_neg()?.f_add_scalar(1)?)
+    let power = Tensor::f_pow_scalar(beta, steps)?;
+    Ok(power.f_neg()?.f_add_scalar(1)?)
 }
 
 fn zeros_like(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -99,7 +99,7 @@ fn zeros_like(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::oracle::{Lab, norm};
+    use crate::optimizer::fixture::{Fixture, norm};
 
     const OPTIONS: AdamWOptions = AdamWOptions {
         beta1: 0.9,
@@ -108,7 +108,7 @@ mod tests {
         weight_decay: 0.01,
     };
 
-    /// LAMB as its paper has it, one number at a time.
+    /// LAMB as in the paper, element by element.
     fn reference() -> impl FnMut(&mut [f64], &[f64], f64) {
         let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0f64; 64], 0);
         let o = OPTIONS;
@@ -136,6 +136,6 @@ mod tests {
 
     #[test]
     fn equals_the_formula() {
-        Lab::new().follow(|parameters| Lamb::new(OPTIONS, parameters), reference);
+        Fixture::new().assert_follows(|parameters| Lamb::new(OPTIONS, parameters), reference);
     }
 }

@@ -1,6 +1,6 @@
-//! LARS: SGD whose steps are as long as the parameter allows (You et al., 2017). For large batches.
+//! LARS: SGD with layer-wise trust ratios, for large batches (You et al., 2017).
 //!
-//! The learning rate is outside the running sum, as in [`super::Sgd`].
+//! The momentum buffer does not contain the learning rate, as in [`super::Sgd`].
 
 use tch::Tensor;
 use trainyard_config::OptimizerSection;
@@ -14,16 +14,16 @@ use super::state::State;
 use super::trust::{elements, norms, ratio_or_one};
 use crate::Result;
 
-/// Settings of LARS.
+/// Hyperparameters of LARS.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct LarsOptions {
-    /// How much of the last direction is kept.
+    /// Momentum coefficient.
     pub momentum: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay coefficient, added to the gradient (L2).
     pub weight_decay: f64,
-    /// Length of a step, as a part of the parameter's norm.
+    /// The trust coefficient: norm of an update relative to the norm of the parameter.
     pub trust_coefficient: f64,
-    /// Added to the denominator.
+    /// Added to the denominator for numerical stability.
     pub eps: f64,
 }
 
@@ -32,21 +32,21 @@ impl From<&OptimizerSection> for LarsOptions {
         LarsOptions {
             momentum: config.momentum,
             weight_decay: config.weight_decay,
-            // The paper's, which nobody changes.
+            // The value of the paper.
             trust_coefficient: 1e-3,
             eps: config.eps,
         }
     }
 }
 
-/// LARS, operation by operation for all parameters at once.
+/// LARS, as `foreach` operations on all parameters of a dtype.
 pub struct Lars {
     options: LarsOptions,
     state: State<1>,
 }
 
 impl Lars {
-    /// Over these parameters.
+    /// A LARS optimizer for these parameters.
     pub fn new(options: LarsOptions, parameters: Vec<Parameter>) -> Lars {
         Lars {
             options,
@@ -97,7 +97,7 @@ fn trust(batch: &Batch<1>, options: &LarsOptions) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::oracle::{Lab, norm};
+    use crate::optimizer::fixture::{Fixture, norm};
 
     const OPTIONS: LarsOptions = LarsOptions {
         momentum: 0.9,
@@ -106,7 +106,7 @@ mod tests {
         eps: 1e-8,
     };
 
-    /// LARS as its paper has it, one number at a time.
+    /// LARS as in the paper, element by element.
     fn reference() -> impl FnMut(&mut [f64], &[f64], f64) {
         let mut buffer = vec![0.0; 64];
         let o = OPTIONS;
@@ -127,6 +127,6 @@ mod tests {
 
     #[test]
     fn equals_the_formula() {
-        Lab::new().follow(|parameters| Lars::new(OPTIONS, parameters), reference);
+        Fixture::new().assert_follows(|parameters| Lars::new(OPTIONS, parameters), reference);
     }
 }

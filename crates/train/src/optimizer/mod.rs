@@ -1,15 +1,15 @@
-//! Optimisers: how gradients change parameters.
+//! Optimizers.
 //!
-//! A rule ([`AdamW`], [`Sgd`], [`Lamb`], [`Lars`]) is arithmetic on lists of tensors; which
-//! parameters take part in a step, and where their state lives, is told once, in `state.rs`.
-//! Nothing here reads a number back from a device, and everything runs on meta tensors.
+//! Each optimizer ([`AdamW`], [`Sgd`], [`Lamb`], [`Lars`]) is an update rule on lists of tensors; `state.rs`
+//! determines which parameters take part in a step and where their state is. No code here reads a value
+//! back from the device, and all of it runs on meta tensors.
 
 mod adamw;
 mod batch;
+#[cfg(test)]
+mod fixture;
 mod lamb;
 mod lars;
-#[cfg(test)]
-mod oracle;
 mod sgd;
 mod state;
 mod trust;
@@ -25,24 +25,23 @@ pub use lamb::Lamb;
 pub use lars::{Lars, LarsOptions};
 pub use sgd::{Sgd, SgdOptions};
 
-/// Changes parameters by their gradients.
+/// Updates parameters from their gradients, as `torch.optim.Optimizer`.
 pub trait Optimizer {
-    /// One step. Gradients are divided by `grad_scale`, and stay so; a parameter without a gradient
-    /// is passed over, and so is its state.
+    /// One step. Gradients are divided by `grad_scale` in place. Parameters without a gradient, and their
+    /// state, do not change.
     fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()>;
 
-    /// The names of what is kept beside each parameter, as they stand before the parameter's name.
+    /// The names of the state tensors per parameter, such as `exp_avg`.
     fn kinds(&self) -> Vec<&'static str>;
 
-    /// The state so far, each tensor as `exp_avg.<parameter>`; the tensors are shared, not copied.
+    /// All state tensors, each named as `exp_avg.<parameter>`. The tensors are shared, not copied.
     fn state(&self) -> Vec<(String, Tensor)>;
 
-    /// Goes on from the state of another run. Names, shapes and kinds must be this optimiser's, or
-    /// nothing is changed.
+    /// Loads saved state. Returns an error and changes nothing if names, shapes or dtypes do not match.
     fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()>;
 }
 
-/// The optimiser a config asks for.
+/// Builds the optimizer of a config.
 pub fn build(config: &OptimizerSection, parameters: Vec<Parameter>) -> Box<dyn Optimizer> {
     warn_if_ignored(config);
     match config.name {
@@ -53,11 +52,11 @@ pub fn build(config: &OptimizerSection, parameters: Vec<Parameter>) -> Box<dyn O
     }
 }
 
-/// Every rule has one implementation, the fastest; all compute the same.
+/// torchtitan's `for-loop` and `foreach` implementations do not exist here: all compute the same as `fused`.
 fn warn_if_ignored(config: &OptimizerSection) {
     if config.implementation != OptimizerImplementation::Fused {
         tracing::warn!(
-            "optimizer.implementation = {:?} has no effect: the fastest kernels are always used",
+            "optimizer.implementation = {:?} has no effect: fused kernels are always used",
             config.implementation
         );
     }
@@ -69,7 +68,7 @@ mod tests {
     use trainyard_torch::{memory, meta};
     use trainyard_trace::MemoryKind;
 
-    use super::oracle::{Lab, assert_close, numbers};
+    use super::fixture::{Fixture, assert_close, numbers};
     use super::*;
     use crate::TrainError;
 
@@ -97,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn parameters_without_gradient_are_passed_over() {
+    fn parameters_without_gradient_do_not_change() {
         for name in ALL {
-            let lab = Lab::new();
-            let mut optimizer = build(&config(name), lab.parameters());
-            let before = lab.value(1);
-            lab.set_gradient(0, &[1.0; 6]);
+            let fixture = Fixture::new();
+            let mut optimizer = build(&config(name), fixture.parameters());
+            let before = fixture.value(1);
+            fixture.set_gradient(0, &[1.0; 6]);
             optimizer.step(0.1, None).unwrap();
-            assert_eq!(lab.value(1), before, "{name:?}");
+            assert_eq!(fixture.value(1), before, "{name:?}");
             assert!(
                 optimizer
                     .state()
@@ -112,19 +111,21 @@ mod tests {
                     .all(|(name, _)| name.ends_with(".p0"))
             );
 
-            // Its own first step equals that of a parameter that was alone all the time.
-            let alone = Lab::with(&[&before]);
+            // Its first step equals that of a parameter in an optimizer of its own.
+            let alone = Fixture::with(&[&before]);
             let mut fresh = build(&config(name), alone.parameters());
-            for (lab, index, optimizer) in [(&lab, 1, &mut optimizer), (&alone, 0, &mut fresh)] {
-                lab.set_gradient(index, &[1.0, -2.0, 3.0, -4.0, 5.0]);
+            for (fixture, index, optimizer) in
+                [(&fixture, 1, &mut optimizer), (&alone, 0, &mut fresh)]
+            {
+                fixture.set_gradient(index, &[1.0, -2.0, 3.0, -4.0, 5.0]);
                 optimizer.step(0.1, None).unwrap();
             }
-            assert_close(&lab.value(1), &alone.value(0));
+            assert_close(&fixture.value(1), &alone.value(0));
         }
     }
 
     #[test]
-    fn scaling_inside_equals_scaling_before() {
+    fn grad_scale_equals_scaling_before_the_step() {
         let scale = Tensor::from(4.0f32);
         for name in ALL {
             for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
@@ -149,34 +150,34 @@ mod tests {
     }
 
     #[test]
-    fn state_goes_on_where_it_stopped() {
+    fn loaded_state_continues_training_exactly() {
         for name in ALL {
-            let (lab, resumed) = (Lab::new(), Lab::new());
-            let mut optimizer = build(&config(name), lab.parameters());
+            let (fixture, resumed) = (Fixture::new(), Fixture::new());
+            let mut optimizer = build(&config(name), fixture.parameters());
             for step in 0..3 {
-                lab.set_gradients(step);
+                fixture.set_gradients(step);
                 optimizer.step(0.1, None).unwrap();
             }
-            for (source, target) in lab.parameters().iter().zip(resumed.parameters()) {
+            for (source, target) in fixture.parameters().iter().zip(resumed.parameters()) {
                 tch::no_grad(|| target.tensor().shallow_clone().copy_(source.tensor()));
             }
             let mut other = build(&config(name), resumed.parameters());
             other.load_state(copied(optimizer.state())).unwrap();
-            for (lab, optimizer) in [(&lab, &mut optimizer), (&resumed, &mut other)] {
-                lab.set_gradients(3);
+            for (fixture, optimizer) in [(&fixture, &mut optimizer), (&resumed, &mut other)] {
+                fixture.set_gradients(3);
                 optimizer.step(0.1, None).unwrap();
             }
             for index in 0..3 {
-                assert_eq!(lab.value(index), resumed.value(index), "{name:?}");
+                assert_eq!(fixture.value(index), resumed.value(index), "{name:?}");
             }
         }
     }
 
     #[test]
-    fn foreign_state_is_refused_by_name_and_changes_nothing() {
-        let lab = Lab::new();
-        let mut optimizer = build(&config(OptimizerName::AdamW), lab.parameters());
-        lab.set_gradients(0);
+    fn mismatched_state_is_rejected_by_name_and_changes_nothing() {
+        let fixture = Fixture::new();
+        let mut optimizer = build(&config(OptimizerName::AdamW), fixture.parameters());
+        fixture.set_gradients(0);
         optimizer.step(0.1, None).unwrap();
         let saved = copied(optimizer.state());
         let with = |change: &dyn Fn(&mut Saved)| {
@@ -188,18 +189,18 @@ mod tests {
         let missing = with(&|s| drop(s.remove(1)));
         let shape = with(&|s| s[0].1 = Tensor::from_slice(&[1.0f64]));
         let kind = with(&|s| s[0].1 = s[0].1.to_kind(Kind::Float));
-        let mut refuse = |state| optimizer.load_state(state).unwrap_err();
+        let mut reject = |state| optimizer.load_state(state).unwrap_err();
         assert!(
-            matches!(refuse(unknown), TrainError::UnknownState { name } if name == "exp_avg.q")
+            matches!(reject(unknown), TrainError::UnknownState { name } if name == "exp_avg.q")
         );
         assert!(
-            matches!(refuse(missing), TrainError::MissingState { name } if name == "exp_avg_sq.p0")
+            matches!(reject(missing), TrainError::MissingState { name } if name == "exp_avg_sq.p0")
         );
         assert!(
-            matches!(refuse(shape), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
+            matches!(reject(shape), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
         );
         assert!(
-            matches!(refuse(kind), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
+            matches!(reject(kind), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
         );
         for ((_, before), (_, after)) in saved.iter().zip(optimizer.state()) {
             assert!(before.equal(&after));
@@ -207,15 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn steps_run_on_meta_and_their_state_is_counted() {
+    fn steps_run_on_the_meta_device_and_their_state_is_counted() {
         memory::observe();
         for name in ALL {
             let leaf = meta::empty(&[1 << 20, 1 << 10], Kind::Float).unwrap();
             let leaf = leaf.set_requires_grad(true);
             let parameter = Parameter::from_tensor("w", leaf.shallow_clone()).unwrap();
             (&leaf * 2.0).sum(Kind::Float).backward();
-            let held = || memory::report().unwrap().held[2];
-            let before = held();
+            let allocated = || memory::report().unwrap().allocated[2];
+            let before = allocated();
             let mut optimizer = build(&config(name), vec![parameter]);
             let scale = leaf.grad().norm();
             optimizer.step(0.1, Some(&scale)).unwrap();
@@ -225,7 +226,7 @@ mod tests {
                 OptimizerName::AdamW | OptimizerName::Lamb => 2,
                 OptimizerName::Sgd | OptimizerName::Lars => 1,
             };
-            let (grown, expected) = (held() - before, copies << 32);
+            let (grown, expected) = (allocated() - before, copies << 32);
             assert!(grown.abs_diff(expected) <= 1024, "{name:?}: {grown}");
         }
     }

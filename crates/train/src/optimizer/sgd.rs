@@ -1,4 +1,4 @@
-//! SGD, with momentum as PyTorch has it: the learning rate is outside the running sum.
+//! SGD with momentum as in PyTorch: the momentum buffer does not contain the learning rate.
 
 use tch::Tensor;
 use trainyard_config::OptimizerSection;
@@ -15,14 +15,14 @@ pub(super) const MOMENTUM: Slot = Slot {
     extent: Extent::Parameter,
 };
 
-/// Settings of SGD.
+/// Hyperparameters of SGD.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct SgdOptions {
-    /// How much of the last direction is kept; 0 keeps none, and no state.
+    /// Momentum coefficient; with 0 there is no state.
     pub momentum: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay coefficient, added to the gradient (L2).
     pub weight_decay: f64,
-    /// Whether to look ahead along the momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
 }
 
@@ -36,25 +36,25 @@ impl From<&OptimizerSection> for SgdOptions {
     }
 }
 
-/// SGD in one kernel for all parameters.
+/// SGD, as one fused kernel for all parameters of a dtype.
 pub struct Sgd {
     options: SgdOptions,
-    state: Directions,
+    state: Momentum,
 }
 
-/// Without momentum there is nothing to remember.
-enum Directions {
-    Forgotten(State<0>),
-    Kept(State<1>),
+/// SGD without momentum has no state tensors.
+enum Momentum {
+    None(State<0>),
+    Buffer(State<1>),
 }
 
 impl Sgd {
-    /// Over these parameters.
+    /// An SGD optimizer for these parameters.
     pub fn new(options: SgdOptions, parameters: Vec<Parameter>) -> Sgd {
         let state = if options.momentum == 0.0 {
-            Directions::Forgotten(State::new([], parameters))
+            Momentum::None(State::new([], parameters))
         } else {
-            Directions::Kept(State::new([MOMENTUM], parameters))
+            Momentum::Buffer(State::new([MOMENTUM], parameters))
         };
         Sgd { options, state }
     }
@@ -70,10 +70,8 @@ impl Optimizer for Sgd {
             nesterov: self.options.nesterov,
         };
         match &mut self.state {
-            Directions::Forgotten(state) => {
-                state.update(|batch| update(batch, &[], &options, grad_scale))
-            }
-            Directions::Kept(state) => {
+            Momentum::None(state) => state.update(|batch| update(batch, &[], &options, grad_scale)),
+            Momentum::Buffer(state) => {
                 state.update(|batch| update(batch, &batch.slots[0], &options, grad_scale))
             }
         }
@@ -81,22 +79,22 @@ impl Optimizer for Sgd {
 
     fn kinds(&self) -> Vec<&'static str> {
         match &self.state {
-            Directions::Forgotten(state) => state.kinds(),
-            Directions::Kept(state) => state.kinds(),
+            Momentum::None(state) => state.kinds(),
+            Momentum::Buffer(state) => state.kinds(),
         }
     }
 
     fn state(&self) -> Vec<(String, Tensor)> {
         match &self.state {
-            Directions::Forgotten(_) => Vec::new(),
-            Directions::Kept(state) => state.named(),
+            Momentum::None(_) => Vec::new(),
+            Momentum::Buffer(state) => state.named(),
         }
     }
 
     fn load_state(&mut self, saved: Vec<(String, Tensor)>) -> Result<()> {
         match &mut self.state {
-            Directions::Forgotten(state) => state.load(saved),
-            Directions::Kept(state) => state.load(saved),
+            Momentum::None(state) => state.load(saved),
+            Momentum::Buffer(state) => state.load(saved),
         }
     }
 }
@@ -108,7 +106,7 @@ fn update<const N: usize>(
     grad_scale: Option<&Tensor>,
 ) -> Result<()> {
     let scale = batch.fused_scale(grad_scale)?;
-    // Without dampening a first step equals any other from a momentum of zero, so that parameters
+    // Without dampening the first step equals a later one with a momentum buffer of zeros, so parameters
     // may take their first steps at different times.
     let is_first_step = false;
     Ok(kernel::fused_sgd(
@@ -124,9 +122,9 @@ fn update<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::oracle::Lab;
+    use crate::optimizer::fixture::Fixture;
 
-    /// SGD as PyTorch's documentation has it, one number at a time.
+    /// SGD as in the PyTorch documentation, element by element.
     fn reference(o: SgdOptions) -> impl FnMut(&mut [f64], &[f64], f64) {
         let mut buffer = vec![0.0; 64];
         move |w, g, lr| {
@@ -147,7 +145,7 @@ mod tests {
                 nesterov,
                 weight_decay: 0.05,
             };
-            Lab::new().follow(
+            Fixture::new().assert_follows(
                 |parameters| Sgd::new(options, parameters),
                 || reference(options),
             );
@@ -161,9 +159,9 @@ mod tests {
             nesterov: false,
             weight_decay: 0.0,
         };
-        let lab = Lab::new();
-        let mut sgd = Sgd::new(options, lab.parameters());
-        lab.set_gradients(0);
+        let fixture = Fixture::new();
+        let mut sgd = Sgd::new(options, fixture.parameters());
+        fixture.set_gradients(0);
         sgd.step(0.1, None).unwrap();
         assert!(sgd.state().is_empty());
         sgd.load_state(Vec::new()).unwrap();

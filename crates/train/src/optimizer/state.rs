@@ -1,7 +1,7 @@
-//! The tensors an optimiser keeps beside each parameter.
+//! Optimizer state: the tensors that an optimizer keeps per parameter.
 //!
-//! They are made when the parameter first has a gradient, so that what is never trained costs
-//! nothing, and from the parameter itself, so that they live where it lives.
+//! They are allocated when a parameter first has a gradient, so that frozen parameters cost no memory, and
+//! on the device of the parameter.
 
 use std::collections::HashMap;
 
@@ -11,27 +11,27 @@ use trainyard_torch::memory;
 use trainyard_trace::MemoryKind;
 
 use super::batch::Batch;
-use crate::zero::zero_at;
+use crate::scalar_zero::scalar_zero_like;
 use crate::{Result, TrainError};
 
-/// One kind of state.
+/// One kind of state tensor, such as a moment.
 #[derive(Copy, Clone)]
 pub(super) struct Slot {
-    /// Its name in checkpoints, before the parameter's.
+    /// The name in checkpoints, before the name of the parameter.
     pub(super) name: &'static str,
-    /// How large it is.
+    /// The size of the tensor.
     pub(super) extent: Extent,
 }
 
 #[derive(Copy, Clone)]
 pub(super) enum Extent {
-    /// Shape and kind of the parameter.
+    /// Shape and dtype of the parameter.
     Parameter,
-    /// One number in single precision.
+    /// A float32 scalar.
     Scalar,
 }
 
-/// Parameters with `N` tensors of state each.
+/// Parameters with `N` state tensors each.
 pub(super) struct State<const N: usize> {
     slots: [Slot; N],
     entries: Vec<Entry>,
@@ -39,15 +39,15 @@ pub(super) struct State<const N: usize> {
 
 struct Entry {
     parameter: Parameter,
-    /// One tensor per slot, once there was a gradient.
-    held: Option<Vec<Tensor>>,
+    /// One tensor per slot, allocated at the first gradient.
+    tensors: Option<Vec<Tensor>>,
 }
 
 impl<const N: usize> State<N> {
     pub(super) fn new(slots: [Slot; N], parameters: Vec<Parameter>) -> State<N> {
         let entries = parameters.into_iter().map(|parameter| Entry {
             parameter,
-            held: None,
+            tensors: None,
         });
         State {
             slots,
@@ -55,7 +55,7 @@ impl<const N: usize> State<N> {
         }
     }
 
-    /// Applies `rule` to all parameters that have a gradient, kind by kind.
+    /// Applies `rule` to all parameters that have a gradient, one dtype at a time.
     pub(super) fn update(&mut self, rule: impl Fn(&Batch<N>) -> Result<()>) -> Result<()> {
         tch::no_grad(|| {
             memory::scope(MemoryKind::Optimizer, || {
@@ -69,18 +69,18 @@ impl<const N: usize> State<N> {
         self.slots.iter().map(|slot| slot.name).collect()
     }
 
-    /// Every tensor there is, by name.
+    /// All allocated state tensors, by name.
     pub(super) fn named(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::new();
-        for Entry { parameter, held } in &self.entries {
-            let held = held.iter().flatten();
-            let tensors = self.slots.iter().zip(held);
+        for Entry { parameter, tensors } in &self.entries {
+            let tensors = tensors.iter().flatten();
+            let tensors = self.slots.iter().zip(tensors);
             named.extend(tensors.map(|(slot, t)| (slot.of(parameter), t.shallow_clone())));
         }
         named
     }
 
-    /// Replaces everything by what was saved.
+    /// Replaces all state by saved state.
     pub(super) fn load(&mut self, saved: Vec<(String, Tensor)>) -> Result<()> {
         let mut saved: HashMap<String, Tensor> = saved.into_iter().collect();
         let loaded = tch::no_grad(|| {
@@ -94,21 +94,21 @@ impl<const N: usize> State<N> {
         if let Some(name) = saved.into_keys().min() {
             return Err(TrainError::UnknownState { name });
         }
-        for (entry, held) in self.entries.iter_mut().zip(loaded) {
-            entry.held = held;
+        for (entry, tensors) in self.entries.iter_mut().zip(loaded) {
+            entry.tensors = tensors;
         }
         Ok(())
     }
 
     fn batches(&mut self) -> Result<Vec<Batch<N>>> {
         let mut batches: Vec<Batch<N>> = Vec::new();
-        for Entry { parameter, held } in &mut self.entries {
+        for Entry { parameter, tensors } in &mut self.entries {
             let Some(gradient) = parameter.gradient()? else {
                 continue;
             };
-            let held = match held {
-                Some(held) => held,
-                None => held.insert(zeros(&self.slots, parameter)?),
+            let tensors = match tensors {
+                Some(tensors) => tensors,
+                None => tensors.insert(zeros(&self.slots, parameter)?),
             };
             let kind = parameter.kind();
             let known = batches.iter().position(|batch| batch.kind == kind);
@@ -116,15 +116,15 @@ impl<const N: usize> State<N> {
                 batches.push(Batch::new(kind));
                 batches.len() - 1
             });
-            // Gradients may have travelled in a narrower type than the optimiser works in.
-            batches[index].push(parameter.tensor(), gradient.f_to_kind(kind)?, held);
+            // Gradients may have been reduced in a narrower dtype than that of the parameters.
+            batches[index].push(parameter.tensor(), gradient.f_to_kind(kind)?, tensors);
         }
         Ok(batches)
     }
 }
 
 impl Slot {
-    /// The name of this state of a parameter.
+    /// The name of this state tensor of a parameter.
     fn of(&self, parameter: &Parameter) -> String {
         format!("{}.{}", self.name, parameter.name())
     }
@@ -132,7 +132,7 @@ impl Slot {
     fn zeros(&self, parameter: &Tensor) -> Result<Tensor> {
         Ok(match self.extent {
             Extent::Parameter => parameter.f_zeros_like()?,
-            Extent::Scalar => zero_at(parameter)?,
+            Extent::Scalar => scalar_zero_like(parameter)?,
         })
     }
 }
@@ -142,7 +142,7 @@ fn zeros(slots: &[Slot], parameter: &Parameter) -> Result<Vec<Tensor>> {
     tensors.collect()
 }
 
-/// Takes a parameter's state out of `saved`: all of it, or none.
+/// Moves the state tensors of a parameter out of `saved`: all of them, or none.
 fn restored(
     slots: &[Slot],
     parameter: &Parameter,
@@ -152,8 +152,8 @@ fn restored(
     if !names.iter().any(|name| saved.contains_key(name)) {
         return Ok(None);
     }
-    let mut held = zeros(slots, parameter)?;
-    for (name, tensor) in names.into_iter().zip(&mut held) {
+    let mut tensors = zeros(slots, parameter)?;
+    for (name, tensor) in names.into_iter().zip(&mut tensors) {
         let Some(source) = saved.remove(&name) else {
             return Err(TrainError::MissingState { name });
         };
@@ -167,7 +167,7 @@ fn restored(
         }
         tensor.f_copy_(&source)?;
     }
-    Ok(Some(held))
+    Ok(Some(tensors))
 }
 
 fn described(tensor: &Tensor) -> Result<String> {

@@ -1,23 +1,22 @@
-//! The trust ratio of LAMB and LARS: how far a parameter may move, by how large it is.
+//! The trust ratio of LAMB and LARS: the norm of a parameter relative to the norm of its update.
 //!
-//! Norms are those of what this rank holds, which is the whole parameter. All of it is vectors with
-//! one number per parameter, never read by the host.
+//! Norms are computed on this rank only, so parameters must not be sharded. Values are vectors with one
+//! element per parameter, and the host never reads them.
 
 use tch::{Kind, Tensor};
 use trainyard_torch::kernel;
 
 use crate::Result;
 
-/// The norms of `tensors` as one vector, in double precision.
+/// The norms of `tensors` as one float64 vector.
 pub(super) fn norms(tensors: &[Tensor]) -> Result<Tensor> {
     let norms = kernel::foreach_norm(tensors)?;
     Ok(Tensor::f_stack(&norms, 0)?.f_to_kind(Kind::Double)?)
 }
 
-/// `numerator / denominator`, or 1 where either is not positive: a parameter that is all zeros must
-/// be able to leave zero.
+/// `numerator / denominator`, or 1 if either is not positive, so that a parameter of all zeros can change.
 pub(super) fn ratio_or_one(numerator: &Tensor, denominator: &Tensor) -> Result<Tensor> {
-    // In arithmetic, since meta tensors know no selection.
+    // Computed by arithmetic, because selection does not work on meta tensors.
     let usable = numerator.f_minimum(denominator)?.f_gt(0.0)?;
     let usable = usable.f_to_kind(Kind::Double)?;
     let unusable = usable.f_neg()?.f_add_scalar(1)?;
@@ -35,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_trusted_fully() {
+    fn the_ratio_of_zeros_is_one() {
         let vector = |v: &[f64]| Tensor::from_slice(v);
         let ratio = ratio_or_one(
             &vector(&[6.0, 0.0, 5.0, 0.0]),

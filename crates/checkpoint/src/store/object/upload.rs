@@ -1,8 +1,8 @@
-//! A file on its way into a bucket.
+//! Multipart uploads of files into a bucket.
 //!
-//! It goes in parts, a few at a time, so that memory is bounded and the line is kept busy. The server
-//! keeps the parts to itself until it is told that they are a file, so nobody sees one that is not whole.
-//! A file of a single part is put in one request.
+//! A few parts upload concurrently, which bounds the memory and keeps the network busy. The parts become
+//! visible as an object only when the upload completes. A file of a single part is uploaded in one
+//! request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,24 +11,25 @@ use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt as _};
 use tokio::task::JoinSet;
 
-use super::{Bucket, Sink};
+use super::{Bucket, Writer};
 use crate::Result;
 
-/// Bytes of a part. Servers take 10 000 of them, so a file has up to 335 GB.
-const PART: usize = 32 << 20;
-/// Parts under way at once, beside the one that is being filled.
-const PARTS_AT_ONCE: usize = 4;
-/// How long a file that is given up is worth tidying up after.
-const TIDYING: Duration = Duration::from_secs(10);
+/// The size of a part in bytes. S3 allows 10,000 parts, so a file has at most 335 GB.
+const PART_BYTES: usize = 32 << 20;
+/// The number of parts in flight, besides the one that is being filled.
+const CONCURRENT_PARTS: usize = 4;
+/// The time limit for aborting an unfinished upload.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A file that is being uploaded.
 pub(super) struct Upload {
     bucket: Arc<Bucket>,
     path: Path,
     /// The part that is being filled.
     part: Vec<u8>,
-    /// What the server knows of; none before the first part, and after the last.
-    begun: Option<Box<dyn MultipartUpload>>,
-    under_way: JoinSet<object_store::Result<()>>,
+    /// The multipart upload; `None` before the first part and after completion.
+    multipart: Option<Box<dyn MultipartUpload>>,
+    in_flight: JoinSet<object_store::Result<()>>,
 }
 
 impl Upload {
@@ -37,33 +38,31 @@ impl Upload {
             bucket,
             path,
             part: Vec::new(),
-            begun: None,
-            under_way: JoinSet::new(),
+            multipart: None,
+            in_flight: JoinSet::new(),
         }
     }
 
-    /// Sends the part that was filled, as soon as there is room for it.
+    /// Uploads the filled part. Blocks while too many parts are in flight.
     fn send(&mut self) -> Result<()> {
-        self.wait_for(PARTS_AT_ONCE - 1)?;
-        let upload = match &mut self.begun {
+        self.wait_for(CONCURRENT_PARTS - 1)?;
+        let upload = match &mut self.multipart {
             Some(upload) => upload,
             none => {
                 let client = &self.bucket.client;
-                let begun = self
-                    .bucket
-                    .wait(&self.path, client.put_multipart(&self.path))?;
-                none.insert(begun)
+                let upload = client.put_multipart(&self.path);
+                none.insert(self.bucket.wait(&self.path, upload)?)
             }
         };
         let part = upload.put_part(std::mem::take(&mut self.part).into());
-        self.under_way.spawn_on(part, self.bucket.runtime.handle());
+        self.in_flight.spawn_on(part, self.bucket.runtime.handle());
         Ok(())
     }
 
-    /// Waits until no more parts than `most` are under way.
-    fn wait_for(&mut self, most: usize) -> Result<()> {
-        while self.under_way.len() > most {
-            let next = self.under_way.join_next();
+    /// Blocks until at most `max` parts are in flight.
+    fn wait_for(&mut self, max: usize) -> Result<()> {
+        while self.in_flight.len() > max {
+            let next = self.in_flight.join_next();
             self.bucket.wait(&self.path, async {
                 match next.await {
                     Some(sent) => sent?,
@@ -75,16 +74,16 @@ impl Upload {
     }
 }
 
-impl Sink for Upload {
+impl Writer for Upload {
     fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             if self.part.is_empty() {
-                self.part.reserve_exact(PART);
+                self.part.reserve_exact(PART_BYTES);
             }
-            let room = PART - self.part.len();
+            let room = PART_BYTES - self.part.len();
             let (now, later) = bytes.split_at(bytes.len().min(room));
             self.part.extend_from_slice(now);
-            if self.part.len() == PART {
+            if self.part.len() == PART_BYTES {
                 self.send()?;
             }
             bytes = later;
@@ -93,38 +92,38 @@ impl Sink for Upload {
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        if self.begun.is_none() {
-            let whole = std::mem::take(&mut self.part);
+        if self.multipart.is_none() {
+            let bytes = std::mem::take(&mut self.part);
             let client = &self.bucket.client;
-            let put = client.put(&self.path, whole.into());
+            let put = client.put(&self.path, bytes.into());
             return self.bucket.wait(&self.path, put).map(drop);
         }
         if !self.part.is_empty() {
             self.send()?;
         }
         self.wait_for(0)?;
-        if let Some(upload) = &mut self.begun {
+        if let Some(upload) = &mut self.multipart {
             self.bucket.wait(&self.path, upload.complete())?;
-            self.begun = None;
+            self.multipart = None;
         }
         Ok(())
     }
 }
 
 impl Drop for Upload {
-    /// Parts that become no file are deleted, or the bucket's owner pays for them.
+    /// Aborts an unfinished upload: a bucket keeps, and charges for, the parts of uploads that never complete.
     fn drop(&mut self) {
-        let Some(mut upload) = self.begun.take() else {
+        let Some(mut upload) = self.multipart.take() else {
             return;
         };
-        let under_way = &mut self.under_way;
-        let tidied = self.bucket.runtime.block_on(async {
-            under_way.shutdown().await;
-            tokio::time::timeout(TIDYING, upload.abort()).await
+        let in_flight = &mut self.in_flight;
+        let aborted = self.bucket.runtime.block_on(async {
+            in_flight.shutdown().await;
+            tokio::time::timeout(ABORT_TIMEOUT, upload.abort()).await
         });
-        if !matches!(tidied, Ok(Ok(()))) {
+        if !matches!(aborted, Ok(Ok(()))) {
             tracing::warn!(
-                "parts of {} may be left in the bucket",
+                "the unfinished upload of {} could not be aborted; its parts may remain in the bucket",
                 self.bucket.describe(&self.path)
             );
         }

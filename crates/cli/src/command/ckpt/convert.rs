@@ -1,4 +1,4 @@
-//! Checkpoints for Hugging Face's programs.
+//! `trainyard ckpt convert`: checkpoints to Hugging Face folders.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,21 +9,21 @@ use trainyard_config::Config;
 
 use crate::failure::Failure;
 
-/// Write a checkpoint's weights as Hugging Face has them; the other way needs no converting, since
-/// `--checkpoint.initial_load_path` reads such a folder as it is
+/// Write the weights of a checkpoint as a Hugging Face folder. The other direction needs no conversion:
+/// `--checkpoint.initial_load_path` reads such a folder
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard ckpt convert outputs/checkpoint my-llama\n  \
     trainyard ckpt convert outputs/checkpoint/step-500 my-llama --tokenizer tokenizer.json --max-shard-gb 2")]
 pub struct Convert {
-    /// The folder of a checkpoint, or of several, of which the newest is taken; or s3://bucket/prefix
+    /// The directory of a checkpoint, or of several (the newest is used), or s3://bucket/prefix
     from: PathBuf,
-    /// The folder to write, or s3://bucket/prefix
+    /// The directory to write, or s3://bucket/prefix
     to: PathBuf,
-    /// A tokenizer to put beside the weights
+    /// A tokenizer to copy next to the weights
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Gigabytes of a file, at most
+    /// Maximum size of a file in GB
     #[arg(long, default_value_t = 5.0)]
     max_shard_gb: f64,
 }
@@ -45,9 +45,9 @@ impl Convert {
     }
 }
 
-/// The `config.json` of the model that was trained.
+/// The `config.json` of the trained model.
 fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
-    let weights_only = "it has weights alone: convert a checkpoint that a job has saved";
+    let weights_only = "it has weights only: convert a checkpoint that a job has saved";
     let state = checkpoint
         .state()
         .ok_or_else(|| Failure::new(weights_only))?;
@@ -55,6 +55,6 @@ fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
     let model = config.model.resolve().map_err(Failure::new)?;
     match model.to_hugging_face() {
         Some(json) => Ok(format!("{json:#}\n")),
-        None => Err(Failure::new("the CNN has no form of Hugging Face's")),
+        None => Err(Failure::new("the CNN has no Hugging Face format")),
     }
 }

@@ -1,4 +1,4 @@
-//! How two checkpoints differ.
+//! `trainyard ckpt diff`: compares two checkpoints.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,22 +9,22 @@ use trainyard_checkpoint::{Checkpoint, Dtype, TensorEntry};
 
 use crate::failure::Failure;
 
-/// Compare two checkpoints, tensor by tensor; exit status 1 where they differ
+/// Compare two checkpoints, tensor by tensor; exits with 1 if they differ
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500"
 )]
 pub struct Diff {
-    /// The one, at a path or at s3://bucket/prefix
+    /// The first checkpoint: a path, or s3://bucket/prefix
     first: PathBuf,
-    /// The other, likewise
+    /// The second checkpoint
     second: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A tensor that is not the same in both.
+/// A tensor that differs.
 #[derive(Debug, Serialize)]
 struct Difference {
     name: String,
@@ -35,13 +35,15 @@ impl Diff {
     pub(super) fn execute(self) -> Result<ExitCode, Failure> {
         let (first, second) = (super::open(&self.first)?, super::open(&self.second)?);
         let differences = compare(&first, &second)?;
-        match self.json {
-            true => println!("{}", serde_json::json!(differences)),
-            false => print(&differences),
+        if self.json {
+            println!("{}", serde_json::json!(differences))
+        } else {
+            print(&differences)
         }
-        Ok(match differences.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        Ok(if differences.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         })
     }
 }
@@ -51,7 +53,7 @@ fn print(differences: &[Difference]) {
         println!("{}: {}", difference.name, difference.what);
     }
     match differences.len() {
-        0 => println!("the same, to the bit"),
+        0 => println!("identical to the bit"),
         n => println!("{n} tensors differ"),
     }
 }
@@ -82,14 +84,14 @@ fn describe(tensor: &TensorEntry) -> String {
     format!("{} {:?}", tensor.dtype, tensor.shape)
 }
 
-/// How far apart the elements are; none where they are the same.
+/// How much the elements differ; `None` if they are equal.
 fn distance(
     first: &Checkpoint,
     second: &Checkpoint,
     name: &str,
     tensor: &TensorEntry,
 ) -> Result<Option<String>, Failure> {
-    let whole = |checkpoint: &Checkpoint| checkpoint.whole(name).map_err(Failure::new);
+    let whole = |checkpoint: &Checkpoint| checkpoint.read_tensor(name).map_err(Failure::new);
     let (a, b) = (whole(first)?, whole(second)?);
     if a == b {
         return Ok(None);
@@ -110,12 +112,12 @@ fn distance(
     Ok(Some(what))
 }
 
-/// An element as a number, for the types people train in.
+/// An element as a float, for the types used in training.
 fn number(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     Some(match dtype {
         Dtype::F64 => f64::from_le_bytes(bytes.try_into().ok()?),
         Dtype::F32 => f32::from_le_bytes(bytes.try_into().ok()?).into(),
-        // The upper half of a single.
+        // The upper half of a float32.
         Dtype::BF16 => {
             f32::from_bits(u32::from(u16::from_le_bytes(bytes.try_into().ok()?)) << 16).into()
         }

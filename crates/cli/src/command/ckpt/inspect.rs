@@ -1,4 +1,4 @@
-//! What is in a checkpoint.
+//! `trainyard ckpt inspect`: the content of a checkpoint.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,11 +9,11 @@ use trainyard_trace::readable_bytes;
 
 use crate::failure::Failure;
 
-/// Say what is in a checkpoint
+/// Show the content of a checkpoint
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  trainyard ckpt inspect outputs/checkpoint --tensors")]
 pub struct Inspect {
-    /// The folder of a checkpoint, or of several, of which the newest is taken; or s3://bucket/prefix
+    /// The directory of a checkpoint, or of several (the newest is used), or s3://bucket/prefix
     path: PathBuf,
     /// List every tensor
     #[arg(long)]
@@ -35,7 +35,7 @@ impl Inspect {
         if self.tensors {
             println!();
             for (name, tensor) in &checkpoint.manifest().tensors {
-                let (shape, parts) = (format!("{:?}", tensor.shape), tensor.pieces.len());
+                let (shape, parts) = (format!("{:?}", tensor.shape), tensor.chunks.len());
                 println!("{:<5} {shape:<18} {parts:>3} parts  {name}", tensor.dtype);
             }
         }
@@ -51,7 +51,7 @@ fn summarize(checkpoint: &Checkpoint) {
         println!("step {step}, {samples} samples, saved by {ranks} ranks");
     }
     let elements = |tensor: &TensorEntry| tensor.shape.iter().product::<usize>() as u64;
-    for (title, prefix) in [("model", "model/"), ("optimiser", "optimizer/")] {
+    for (title, prefix) in [("model", "model/"), ("optimizer", "optimizer/")] {
         let tensors = manifest.tensors.iter();
         let own: Vec<_> = tensors
             .filter(|(name, _)| name.starts_with(prefix))
@@ -61,7 +61,7 @@ fn summarize(checkpoint: &Checkpoint) {
         });
         let size = readable_bytes(bytes);
         println!(
-            "{title:<10} {:>6} tensors, {numbers} numbers, {size}",
+            "{title:<10} {:>6} tensors, {numbers} elements, {size}",
             own.len()
         );
     }

@@ -1,4 +1,4 @@
-//! `trainyard ckpt`: what is in a checkpoint, whether it is whole, how two differ, and others' formats.
+//! `trainyard ckpt`: inspects, verifies, compares and converts checkpoints.
 
 mod convert;
 mod diff;
@@ -20,8 +20,8 @@ use crate::failure::Failure;
     trainyard ckpt verify outputs/checkpoint/step-500\n  \
     trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500\n  \
     trainyard ckpt verify s3://bucket/prefix/step-500\n\n\
-    A checkpoint lies at a path, or in a bucket at s3://bucket/prefix; where the server is and who asks\n\
-    is told by AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")]
+    A checkpoint is at a path, or in an object store at s3://bucket/prefix; AWS_ENDPOINT_URL, AWS_REGION,\n\
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY configure the access to it.")]
 pub struct Ckpt {
     #[command(subcommand)]
     command: Command,
@@ -36,7 +36,7 @@ enum Command {
 }
 
 impl Ckpt {
-    /// Does it.
+    /// Runs the command.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         match self.command {
             Command::Inspect(inspect) => inspect.execute(),
@@ -47,12 +47,13 @@ impl Ckpt {
     }
 }
 
-/// The checkpoint at a path: a step's folder, or the newest in a folder of them.
+/// The checkpoint at a path: the directory of a step, or the newest one in a directory of steps.
 fn open(path: &Path) -> Result<Checkpoint, Failure> {
     let store = store::open(path).map_err(Failure::new)?;
     let newest = latest(&*store).map_err(Failure::new)?;
     let folder = newest.unwrap_or_else(|| ".".to_owned());
     Checkpoint::open(store, &folder).map_err(|error| {
-        Failure::new(error).hint("name the folder of a step, or the folder that has them")
+        Failure::new(error)
+            .hint("give the directory of a step, or the directory that contains the steps")
     })
 }

@@ -1,4 +1,4 @@
-//! Whether every byte of a checkpoint is the one that was written.
+//! `trainyard ckpt verify`: checks every digest of a checkpoint.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,11 +9,11 @@ use trainyard_trace::readable_bytes;
 
 use crate::failure::Failure;
 
-/// Read a checkpoint and compare every digest
+/// Read a checkpoint and check every digest
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  trainyard ckpt verify outputs/checkpoint/step-500")]
 pub struct Verify {
-    /// The folder of a checkpoint, or of several, of which the newest is taken; or s3://bucket/prefix
+    /// The directory of a checkpoint, or of several (the newest is used), or s3://bucket/prefix
     path: PathBuf,
 }
 
@@ -27,10 +27,11 @@ impl Verify {
         let verified = checkpoint.verify(|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         verified.map_err(Failure::new)?;
-        let has_digests = files.values().all(|file| file.blocks.is_some());
-        let trust = match has_digests {
-            true => "every digest is right",
-            false => "complete; it has no digests",
+        let has_digests = files.values().all(|file| file.block_digests.is_some());
+        let trust = if has_digests {
+            "all digests match"
+        } else {
+            "complete; it has no digests"
         };
         println!("{}: {}, {trust}", checkpoint.path(), readable_bytes(total));
         Ok(ExitCode::SUCCESS)

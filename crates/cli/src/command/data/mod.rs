@@ -1,4 +1,4 @@
-//! `trainyard data`: what training reads, made beforehand.
+//! `trainyard data`: prepares training data.
 
 mod prepare;
 
@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
 
-/// Turn text into tokens, before training
+/// Prepare training data
 #[derive(Debug, Args)]
 pub struct Data {
     #[command(subcommand)]
@@ -21,7 +21,7 @@ enum Command {
 }
 
 impl Data {
-    /// Does it.
+    /// Runs the command.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         match self.command {
             Command::Prepare(prepare) => prepare.execute(),

@@ -1,37 +1,36 @@
-//! Text into token files.
+//! `trainyard data prepare`: text into token files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trainyard_text::{Options, TextError, prepare};
+use trainyard_tokenize::{Options, TokenizeError, prepare};
 
 use crate::failure::Failure;
 
-/// Tokenise text into a folder of token files; a run that was interrupted goes on where it stopped
+/// Tokenize text into a directory of token files; an interrupted run continues where it stopped
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard data prepare --tokenizer tokenizer.json --output tokens a.jsonl b.parquet\n  \
     trainyard train config.toml --training.dataset tokens --training.dataset_path tokens")]
 pub struct Prepare {
-    /// JSON lines (.jsonl, .json), a document each, Parquet (.parquet), a document a row, or plain text, a
-    /// document a line
+    /// JSON lines (.jsonl, .json), Parquet (.parquet), or plain text, with one document per line or row
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
-    /// The folder to write
+    /// The output directory
     #[arg(long, value_name = "FOLDER")]
     output: PathBuf,
-    /// A tokenizer.json
+    /// The tokenizer.json of a model
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
-    /// The key of a JSON line, or the column of a Parquet file, that has the text
+    /// The JSON key or Parquet column of the text
     #[arg(long, default_value = "text")]
     field: String,
-    /// A token to put after every document, by its text, as in </s>
+    /// The token to append to every document, as in </s>
     #[arg(long, value_name = "TOKEN")]
     end_of_document: Option<String>,
-    /// Threads; one per core if not given
+    /// Threads; one per core by default
     #[arg(long)]
     threads: Option<usize>,
     /// Print JSON
@@ -59,8 +58,9 @@ impl Prepare {
         let prepared = prepare(&options, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let summary = prepared.map_err(|error| match error {
-            TextError::Tokenizer { .. } => Failure::new(error)
-                .hint("a tokenizer.json comes with every model of Hugging Face's"),
+            TokenizeError::Tokenizer { .. } => {
+                Failure::new(error).hint("every Hugging Face model has a tokenizer.json")
+            }
             other => Failure::new(other),
         })?;
         if self.json {
@@ -68,11 +68,11 @@ impl Prepare {
             return Ok(ExitCode::SUCCESS);
         }
         println!(
-            "{} documents, {} tokens in {} files ({} were there) in {}",
+            "{} documents, {} tokens in {} files ({} existed) in {}",
             summary.num_documents,
             summary.num_tokens,
             summary.num_files,
-            summary.num_there,
+            summary.num_reused,
             options.output.display()
         );
         Ok(ExitCode::SUCCESS)

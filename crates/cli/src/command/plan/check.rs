@@ -1,20 +1,20 @@
-//! `trainyard plan check`: what somebody else's config comes to.
+//! `trainyard plan check`: estimates an existing config of any supported framework.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_plan::framework::Told;
-use trainyard_plan::report::{Report, in_words, term};
-use trainyard_plan::{Calibration, Framework, Held, Plan, Question, Shape};
+use trainyard_plan::framework::LaunchInfo;
+use trainyard_plan::report::{Report, describe, describe_term};
+use trainyard_plan::{Calibration, Framework, Plan, PlanRequest, PrecisionByStage, Shape};
 
-use super::question::{cluster, question};
+use super::request::{cluster, request};
 use super::{framework, read};
 use crate::failure::Failure;
 
-/// Say whether a framework's config fits, how long its step takes, and what would be faster
+/// Check whether a framework's config fits, estimate its step time, and suggest a faster plan
 ///
-/// Reads Megatron's arguments, torchtitan's TOML or command line, DeepSpeed's JSON and our own TOML.
+/// Reads Megatron-LM arguments, torchtitan TOML or command lines, DeepSpeed JSON and Trainyard TOML.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard plan check configs/llama3-70b.toml --cluster 64xH100\n  \
@@ -24,16 +24,16 @@ pub(super) struct Check {
     /// The config file or script
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The machines: as in 64xH100, or a cluster TOML
+    /// The cluster: a short form such as 64xH100, or a cluster TOML
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
-    /// The model, where the file does not have it: a config TOML, a config.json, or a folder with one
+    /// The model, if the file does not contain it: a config TOML, a config.json, or a directory with one
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Tokens of a sample, where the file does not say
+    /// Sequence length, if the file does not contain it
     #[arg(long, value_name = "S")]
     seq_len: Option<usize>,
-    /// What it is for, where it cannot be told: trainyard, torchtitan, torchtitan-flags, megatron, deepspeed
+    /// The framework, if it cannot be detected: trainyard, torchtitan, torchtitan-flags, megatron, deepspeed
     #[arg(long, value_name = "FRAMEWORK", value_parser = framework)]
     framework: Option<Framework>,
 }
@@ -41,45 +41,49 @@ pub(super) struct Check {
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 impl Check {
-    /// Reads, prices, searches and tells. Exits with 1 where it does not fit.
+    /// Reads the config, estimates it, and compares it with the planner's choice. Exits with 1 if it does not fit.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         let text = read(&self.file)?;
         let cluster = cluster(&self.cluster)?;
         let framework = self.framework.or_else(|| Framework::detect(&text));
         let framework = framework.ok_or_else(|| {
-            Failure::new(format!("{}: no framework's config", self.file.display()))
-                .hint("say whose it is with --framework")
+            Failure::new(format!(
+                "{}: cannot detect the framework of this config",
+                self.file.display()
+            ))
+            .hint("name it with --framework")
         })?;
-        let told = Told {
+        let launch = LaunchInfo {
             world: Some(cluster.world_size()),
             seq_len: self.seq_len,
         };
-        let found = framework.read_with(&text, &told).map_err(Failure::new)?;
+        let found = framework.read_with(&text, &launch).map_err(Failure::new)?;
         let shape = match &self.model {
             Some(path) => Some(Shape::load(path).map_err(Failure::new)?),
             None => found.shape,
         };
         let shape = shape.ok_or_else(|| {
-            Failure::new("the file does not say which model it is for")
-                .hint("name one with --model")
+            Failure::new("the file does not contain the model").hint("name one with --model")
         })?;
         let strategy = found.strategy;
         let (needed, there) = (strategy.degrees.world_size(), cluster.world_size());
         if needed != there {
             return Err(Failure::new(format!(
-                "its degrees multiply to {needed} ranks, not {there}"
+                "the parallel degrees multiply to {needed} ranks, but the cluster has {there}"
             ))
-            .hint(format!("use a cluster of {needed}, or change a degree")));
+            .hint(format!(
+                "use a cluster of {needed} GPUs, or change a degree"
+            )));
         }
         let (batch, seq_len) = (strategy.global_batch, strategy.seq_len);
-        let held = Held::same(strategy.precision);
-        let mut question = question(shape, cluster, batch, seq_len, held);
-        question.calibration = Calibration::of_cluster(&question.cluster, found.software);
-        let plan = question.price(&strategy).map_err(Failure::new)?;
-        println!("{framework}: {}", in_words(&plan));
-        println!("taken to run with {}\n", found.software);
-        let fits = print(&question, &plan);
-        beside(question, plan);
+        let precision = PrecisionByStage::same(strategy.precision);
+        let mut request = request(shape, cluster, batch, seq_len, precision);
+        request.calibration = Calibration::of_cluster(&request.cluster, found.software);
+        let plan = request.estimate(&strategy).map_err(Failure::new)?;
+        println!("{framework}: {}", describe(&plan));
+        println!("estimated for {}\n", found.software);
+        let fits = print(&request, &plan);
+        suggest(request, plan);
         Ok(if fits {
             ExitCode::SUCCESS
         } else {
@@ -88,16 +92,17 @@ impl Check {
     }
 }
 
-/// Bytes and seconds, and whether it fits.
-fn print(question: &Question, plan: &Plan) -> bool {
-    let missing = question.missing(plan);
-    for memory in question.memories(&plan.strategy) {
+/// Prints the estimated memory and step time; returns whether the config fits.
+fn print(request: &PlanRequest, plan: &Plan) -> bool {
+    let shortfall = request.shortfall(plan);
+    for memory in request.memories(&plan.strategy) {
         let total = memory.total() / GIB;
         println!("{:<14} {total:>8.1} GiB", memory.class.name());
     }
-    match missing > 0.0 {
-        true => println!("does not fit: {:.1} GiB are missing", missing / GIB),
-        false => println!("fits, with {:.1} GiB to spare", -missing / GIB),
+    if shortfall > 0.0 {
+        println!("does not fit: {:.1} GiB more are needed", shortfall / GIB)
+    } else {
+        println!("fits, with {:.1} GiB to spare", -shortfall / GIB)
     }
     let time = &plan.time;
     println!(
@@ -110,14 +115,14 @@ fn print(question: &Question, plan: &Plan) -> bool {
         .filter(|(_, seconds)| *seconds > 0.0);
     for (name, seconds) in terms {
         let share = 100.0 * seconds / time.likely;
-        println!("  {seconds:>9.3} s {share:>5.1} %  {}", term(name));
+        println!("  {seconds:>9.3} s {share:>5.1} %  {}", describe_term(name));
     }
-    missing <= 0.0
+    shortfall <= 0.0
 }
 
-/// What the planner would do instead.
-fn beside(question: Question, plan: Plan) {
-    let mut report = Report::of(question);
+/// Prints the planner's choice and how it differs.
+fn suggest(request: PlanRequest, plan: Plan) {
+    let mut report = Report::of(request);
     report.compare(plan.clone());
     let Some(best) = report.best() else {
         for sentence in report.sentences() {
@@ -126,26 +131,27 @@ fn beside(question: Question, plan: Plan) {
         return;
     };
     let gain = plan.time.likely / best.time.likely - 1.0;
-    let fits = report.question.missing(&plan) <= 0.0;
+    let fits = report.request.shortfall(&plan) <= 0.0;
     if fits && gain < 0.01 {
-        println!("\nThe planner finds nothing that is more than 1 % faster.");
+        println!("\nThe planner finds no plan that is more than 1 % faster.");
         return;
     }
-    let gained = match fits {
-        true => format!("{:+.1} % tokens per second", 100.0 * gain),
-        false => "which fits".to_owned(),
+    let gained = if fits {
+        format!("{:+.1} % tokens per second", 100.0 * gain)
+    } else {
+        "which fits in memory".to_owned()
     };
     println!(
-        "\nThe planner would take {}: {:.3} s, {:.1} GiB, {gained}.",
-        in_words(best),
+        "\nThe planner suggests {}: {:.3} s per step, {:.1} GiB, {gained}.",
+        describe(best),
         best.time.likely,
         best.memory.total() / GIB
     );
     let terms = report
         .compared
         .iter()
-        .flat_map(|compared| &compared.lost.terms);
+        .flat_map(|compared| &compared.diff.terms);
     for (name, seconds) in terms.take(4) {
-        println!("  {:>+9.3} s  {}", -seconds, term(name));
+        println!("  {:>+9.3} s  {}", -seconds, describe_term(name));
     }
 }

@@ -1,13 +1,13 @@
-//! `trainyard plan`: which way to split a model over a cluster, will it fit, how fast, and why.
+//! `trainyard plan`: how to parallelize a model over a cluster, whether it fits, how fast it is, and why.
 
-mod ask;
 mod calibrate;
 mod check;
 mod compare;
-mod followed;
+mod dry_run;
 mod measure;
 mod predict;
-pub(super) mod question;
+pub(super) mod request;
+mod search;
 
 use std::fs;
 use std::io::{IsTerminal, stdout};
@@ -20,10 +20,10 @@ use trainyard_plan::report::Style;
 
 use crate::failure::Failure;
 
-/// Find the fastest way to split a model over a cluster, and say why
+/// Find the fastest way to parallelize a model over a cluster, and explain it
 ///
-/// Nothing is computed with tensors: every way there is is asked for its bytes and its seconds, and the
-/// fastest that fits is explained.
+/// Estimates the memory and step time of every strategy without creating tensors, and explains the fastest that
+/// fits.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -38,7 +38,7 @@ use crate::failure::Failure;
 )]
 pub struct Plan {
     #[command(flatten)]
-    ask: Option<ask::Ask>,
+    search: Option<search::Search>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -53,27 +53,28 @@ enum Command {
 }
 
 impl Plan {
-    /// Does it.
+    /// Runs the subcommand, or the search without one.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
-        match (self.command, self.ask) {
+        match (self.command, self.search) {
             (Some(Command::Calibrate(calibrate)), _) => calibrate.execute(),
             (Some(Command::Check(check)), _) => check.execute(),
             (Some(Command::Compare(compare)), _) => compare.execute(),
             (Some(Command::Measure(measure)), _) => measure.execute(overrides),
             (Some(Command::Predict(predict)), _) => predict.execute(overrides),
-            (None, Some(ask)) => ask.execute(),
-            (None, None) => Err(Failure::usage("nothing is asked")
-                .hint("name a --model, a --cluster, a --global-batch and a --seq-len")),
+            (None, Some(search)) => search.execute(),
+            (None, None) => Err(Failure::usage("missing arguments")
+                .hint("give --model, --cluster, --global-batch and --seq-len")),
         }
     }
 }
 
-/// Colour on a terminal, unless it is not wanted.
+/// Colors on a terminal, unless NO_COLOR is set.
 fn style() -> Style {
     let is_wanted = std::env::var_os("NO_COLOR").is_none();
-    match is_wanted && stdout().is_terminal() {
-        true => Style::Coloured,
-        false => Style::Plain,
+    if is_wanted && stdout().is_terminal() {
+        Style::Colored
+    } else {
+        Style::Plain
     }
 }
 

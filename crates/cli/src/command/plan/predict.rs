@@ -1,4 +1,4 @@
-//! `trainyard plan predict`: how long a step of a config takes on a machine that was measured.
+//! `trainyard plan predict`: predicts the step time of a config on a profiled node.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,67 +7,66 @@ use clap::Args;
 use serde_json::json;
 use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_mesh::{Axis, Mesh};
-use trainyard_plan::machine::{DryRun, Machine, Priced, price, price_pipeline};
+use trainyard_plan::cost_model::{DryRun, NodeProfile, StepBreakdown, predict, predict_pipeline};
 
-use super::followed::dry_run;
+use super::dry_run::dry_run;
 use super::read;
 use crate::failure::Failure;
 
-/// Say how long a step will take on a machine that `plan measure` has seen
+/// Predict the step time of a config on a node that `plan measure` has profiled
 ///
-/// The code that would train runs one step on tensors without memory; every operator and every collective of
-/// it is priced with what was measured.
+/// Runs one step of the training code on tensors without memory, and sums the profiled costs of its operators and
+/// collectives.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard plan predict CONFIG.toml --world N --machine FILE [--json] [--SECTION.KEY VALUE]...",
-    after_help = "Example:\n  trainyard plan predict configs/llama-small.toml --world 2 --machine machine.json \\\n    \
+    override_usage = "trainyard plan predict CONFIG.toml --world N --profile FILE [--json] [--SECTION.KEY VALUE]...",
+    after_help = "Example:\n  trainyard plan predict configs/llama-small.toml --world 2 --profile profile.json \\\n    \
     --parallelism.tensor_parallel_degree 2"
 )]
 pub(super) struct Predict {
     /// The config file
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
-    /// How many ranks the job has
+    /// Number of ranks of the job
     #[arg(long, value_name = "N")]
     world: usize,
-    /// What `plan measure` wrote
+    /// The profile that `plan measure` wrote
     #[arg(long, value_name = "FILE")]
-    machine: PathBuf,
+    profile: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 impl Predict {
-    /// Follows the code and prices what it did.
+    /// Runs the dry run and prints the predicted step time.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
-        let machine: Machine = serde_json::from_str(&read(&self.machine)?).map_err(Failure::new)?;
-        if machine.num_ranks != self.world {
+        let profile: NodeProfile =
+            serde_json::from_str(&read(&self.profile)?).map_err(Failure::new)?;
+        if profile.num_ranks != self.world {
             eprintln!(
-                "warning: the machine was measured with {} ranks at work, not {}",
-                machine.num_ranks, self.world
+                "warning: the profile was measured with {} ranks, not {}",
+                profile.num_ranks, self.world
             );
         }
         let config = Config::load(&self.config, overrides).map_err(Failure::new)?;
         let mesh = config.mesh(self.world).map_err(Failure::new)?;
-        let priced = self.price(&config, &mesh, &machine, overrides)?;
-        match self.json {
-            true => println!(
-                "{}",
-                json!({"step_seconds": priced.total(), "terms": priced})
-            ),
-            false => print!("{}", table(&priced)),
+        let step = self.predict(&config, &mesh, &profile, overrides)?;
+        if self.json {
+            println!("{}", json!({"step_seconds": step.total(), "terms": step}))
+        } else {
+            print!("{}", table(&step))
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn price(
+    fn predict(
         &self,
         config: &Config,
         mesh: &Mesh,
-        machine: &Machine,
+        profile: &NodeProfile,
         overrides: &[String],
-    ) -> Result<Priced, Failure> {
+    ) -> Result<StepBreakdown, Failure> {
         let pp = mesh.size(Axis::Pp);
         let ranks: Result<Vec<DryRun>, Failure> = (0..pp)
             .map(|stage| {
@@ -77,7 +76,7 @@ impl Predict {
             .collect();
         let ranks = ranks?;
         if pp == 1 {
-            return Ok(price(machine, &ranks[0]));
+            return Ok(predict(profile, &ranks[0]));
         }
         let data_ranks = mesh.size(Axis::DpReplicate) * mesh.size(Axis::DpShard);
         let batching = config.batching(data_ranks).map_err(Failure::new)?;
@@ -92,28 +91,29 @@ impl Predict {
             ActivationCheckpointMode::Full => 2.0,
             _ => 1.0,
         };
-        price_pipeline(machine, &schedule, &ranks, forwards).map_err(Failure::new)
+        predict_pipeline(profile, &schedule, &ranks, forwards).map_err(Failure::new)
     }
 }
 
-fn table(priced: &Priced) -> String {
-    let total = priced.total();
+fn table(step: &StepBreakdown) -> String {
+    let total = step.total();
     let rows = [
-        ("compute", priced.compute),
-        ("optimizer", priced.optimizer),
-        ("between operators", priced.host),
-        ("communication", priced.communication),
-        ("waits", priced.waits),
-        ("bubble", priced.bubble),
+        ("compute", step.compute),
+        ("optimizer", step.optimizer),
+        ("host", step.host),
+        ("communication", step.communication),
+        ("straggler wait", step.straggler_wait),
+        ("bubble", step.bubble),
     ];
     let mut out = format!("step                {:>9.1} ms\n", total * 1e3);
     for (name, seconds) in rows {
         let share = 100.0 * seconds / total.max(f64::MIN_POSITIVE);
         out += &format!("  {name:<17} {:>9.1} ms  {share:5.1} %\n", seconds * 1e3);
     }
-    if priced.guessed > 0.01 * total {
-        let share = 100.0 * priced.guessed / total;
-        out += &format!("{share:.1} % of it is of operators that were not measured\n");
+    if step.extrapolated > 0.01 * total {
+        let share = 100.0 * step.extrapolated / total;
+        out +=
+            &format!("{share:.1} % of it is extrapolated, for operators that were not profiled\n");
     }
     out
 }

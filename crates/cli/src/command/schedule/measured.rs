@@ -1,4 +1,4 @@
-//! Steps that ran, beside what their schedule predicts.
+//! Measured pipeline steps, compared with the prediction of their schedule.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,17 +10,17 @@ use trainyard_trace::{Events, SpanKind, read_all};
 
 use crate::failure::Failure;
 
-/// What is told of both.
+/// The comparison.
 #[derive(Debug, Serialize)]
 struct Report {
     num_steps: usize,
     measured: Figures,
     predicted: Figures,
-    /// Measured over predicted; the median over the steps, of which the figures are.
+    /// Measured divided by predicted bubble: the median over the steps. The figures are those of the median step.
     bubble_ratio: f64,
 }
 
-/// Milliseconds, and micro-batches.
+/// Times in milliseconds, and micro-batches in flight.
 #[derive(Debug, Serialize)]
 struct Figures {
     step: f64,
@@ -35,13 +35,13 @@ impl Figures {
         Figures {
             step: timeline.end(),
             bubble: timeline.bubble(),
-            waits: ranks.map(|rank| timeline.waits(rank)).collect(),
-            in_flight: timeline.most_in_flight(),
+            waits: ranks.map(|rank| timeline.idle_time(rank)).collect(),
+            in_flight: timeline.max_in_flight(),
         }
     }
 }
 
-/// Reads, predicts, draws and tells.
+/// Reads the traces, predicts the steps, and prints or draws both.
 pub(super) fn execute(folder: &Path, svg: Option<&Path>, json: bool) -> Result<ExitCode, Failure> {
     let no_trace = "traces are written with `--profiling.enable_profiling true`";
     let ranks = read_all(&[folder.to_owned()]).map_err(|e| Failure::new(e).hint(no_trace))?;
@@ -54,7 +54,7 @@ pub(super) fn execute(folder: &Path, svg: Option<&Path>, json: bool) -> Result<E
         |(predicted, measured): &(Timeline, Timeline)| measured.bubble() / predicted.bubble();
     steps.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
     let Some(step) = steps.get(steps.len() / 2) else {
-        return Err(Failure::new("no step of a pipeline in these traces").hint(no_trace));
+        return Err(Failure::new("these traces contain no complete pipeline step").hint(no_trace));
     };
     let (predicted, measured) = step;
     let report = Report {
@@ -71,14 +71,15 @@ pub(super) fn execute(folder: &Path, svg: Option<&Path>, json: bool) -> Result<E
         std::fs::write(path, to_svg(&panels))
             .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
     }
-    match json {
-        true => println!("{}", serde_json::json!(report)),
-        false => print(&report),
+    if json {
+        println!("{}", serde_json::json!(report))
+    } else {
+        print(&report)
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same schedule, where every stage takes its median time.
+/// The same schedule with the median time of every stage.
 fn predicted(measured: &Timeline) -> Result<Timeline, ScheduleError> {
     let costs = Costs::measured(std::slice::from_ref(measured));
     simulate(&measured.schedule()?, &costs)
@@ -91,7 +92,7 @@ fn print(report: &Report) {
         ..
     } = report;
     println!(
-        "{} steps; the one whose bubble is the median over its prediction, in milliseconds\n",
+        "{} steps; the step with the median ratio of measured to predicted bubble, in milliseconds\n",
         report.num_steps
     );
     println!("               measured  predicted");
@@ -113,7 +114,7 @@ fn print(report: &Report) {
     );
 }
 
-/// The pipeline steps that every rank recorded whole.
+/// The pipeline steps that every rank recorded completely.
 fn timelines(ranks: &[Events]) -> Vec<Timeline> {
     let mut steps: BTreeMap<&str, Vec<Vec<Span>>> = BTreeMap::new();
     for events in ranks {
@@ -133,7 +134,7 @@ fn timelines(ranks: &[Events]) -> Vec<Timeline> {
     whole.map(|ranks| from_zero(Timeline { ranks })).collect()
 }
 
-/// A span that is named for its action, in milliseconds.
+/// The span of an action, in milliseconds.
 fn task_span(span: &trainyard_trace::Span) -> Option<Span> {
     let (_, action) = span.name.split_once(' ')?;
     Some(Span {
@@ -143,7 +144,7 @@ fn task_span(span: &trainyard_trace::Span) -> Option<Span> {
     })
 }
 
-/// The same with its first action at zero.
+/// The same with the first action at time zero.
 fn from_zero(mut timeline: Timeline) -> Timeline {
     let spans = timeline.ranks.iter().flatten();
     let first = spans.map(|span| span.start).fold(f64::INFINITY, f64::min);

@@ -1,4 +1,4 @@
-//! `trainyard schedule`: a pipeline's order of work, checked, timed and drawn.
+//! `trainyard schedule`: pipeline schedules, validated, simulated and drawn.
 
 mod measured;
 
@@ -6,41 +6,41 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_schedule::{Costs, Kind, Schedule as Order, Timeline, simulate, to_svg};
+use trainyard_schedule::{Costs, Schedule, ScheduleKind, Timeline, simulate, to_svg};
 
 use crate::failure::Failure;
 
-/// Show a pipeline schedule: its bubble, what is in flight, and a picture of it
+/// Simulate a pipeline schedule: its bubble, micro-batches in flight, and a picture
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard schedule --kind zb-h1 --stages 8 --microbatches 16 --svg out.svg\n  \
     trainyard schedule --kind interleaved --stages 8 --chunks 2 --microbatches 16\n  \
-    trainyard schedule --csv order.csv --costs 1,1.2,0.8 --json\n  \
+    trainyard schedule --csv schedule.csv --costs 1,1.2,0.8 --json\n  \
     trainyard schedule --trace outputs/profile_traces --svg both.svg")]
-pub struct Schedule {
-    /// Which: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v
+pub struct ScheduleArgs {
+    /// The schedule: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v
     #[arg(long, default_value = "1f1b", value_parser = kind)]
-    kind: Kind,
-    /// Read the schedule from this file instead: a line per rank, as PyTorch writes them
+    kind: ScheduleKind,
+    /// Read the schedule from a CSV file in PyTorch's format
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Stages of the model, over all ranks
+    /// Number of stages over all ranks
     #[arg(long, default_value_t = 4)]
     stages: usize,
-    /// Micro-batches of a step
+    /// Micro-batches per step
     #[arg(long, default_value_t = 8)]
     microbatches: usize,
-    /// Stages per rank; the schedule's own number if not given
+    /// Stages per rank; by default that of the schedule
     #[arg(long)]
     chunks: Option<usize>,
-    /// What a stage takes: forward, backward for the input, backward for the weights
+    /// Costs of a stage: forward, backward for the input, backward for the weights
     #[arg(long, value_name = "F,I,W", default_value = "1,1,1", value_parser = costs)]
     costs: [f64; 3],
-    /// Read steps of a pipeline from the traces in this folder, one per rank, and set them beside what
-    /// the schedule predicts from the costs measured in them; in milliseconds
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["kind", "csv", "stages", "microbatches", "chunks", "costs"])]
+    /// Read pipeline steps from the traces in this directory, one per rank, and compare them with the
+    /// prediction from the measured costs; in milliseconds
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kind", "csv", "stages", "microbatches", "chunks", "costs"])]
     trace: Option<PathBuf>,
-    /// Draw it into this SVG file
+    /// Draw the schedule into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print JSON
@@ -48,7 +48,7 @@ pub struct Schedule {
     json: bool,
 }
 
-fn kind(name: &str) -> Result<Kind, String> {
+fn kind(name: &str) -> Result<ScheduleKind, String> {
     name.parse().map_err(|error| format!("{error}"))
 }
 
@@ -61,33 +61,34 @@ fn costs(text: &str) -> Result<[f64; 3], String> {
         .ok_or_else(|| format!("{text:?}: write three numbers, as in 1,1,1"))
 }
 
-impl Schedule {
-    /// Makes or reads the schedule, and tells what it comes to.
+impl ScheduleArgs {
+    /// Builds or reads the schedule, and prints its simulation.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         if let Some(folder) = &self.trace {
             return measured::execute(folder, self.svg.as_deref(), self.json);
         }
-        let order = self.order()?;
+        let schedule = self.schedule()?;
         let [forward, input, weight] = self.costs;
-        let timeline = simulate(&order, &Costs::uniform(forward, input, weight));
+        let timeline = simulate(&schedule, &Costs::uniform(forward, input, weight));
         let timeline = timeline.map_err(Failure::new)?;
         if let Some(path) = &self.svg {
-            std::fs::write(path, to_svg(&[(&self.title(&order), &timeline)]))
+            std::fs::write(path, to_svg(&[(&self.title(&schedule), &timeline)]))
                 .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
         }
-        match self.json {
-            true => println!("{}", json(&order, &timeline)),
-            false => self.print(&order, &timeline),
+        if self.json {
+            println!("{}", json(&schedule, &timeline))
+        } else {
+            self.print(&schedule, &timeline)
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn order(&self) -> Result<Order, Failure> {
-        let order = match &self.csv {
+    fn schedule(&self) -> Result<Schedule, Failure> {
+        let schedule = match &self.csv {
             Some(path) => {
                 let text = std::fs::read_to_string(path)
                     .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
-                Order::from_csv(&text)
+                Schedule::from_csv(&text)
             }
             None => {
                 let chunks = self.chunks.or(self.kind.num_chunks()).unwrap_or(2);
@@ -100,46 +101,46 @@ impl Schedule {
                     .build(self.stages / chunks, self.microbatches, chunks)
             }
         };
-        let order = order.map_err(Failure::new)?;
-        order.check().map_err(Failure::new)?;
-        Ok(order)
+        let schedule = schedule.map_err(Failure::new)?;
+        schedule.check().map_err(Failure::new)?;
+        Ok(schedule)
     }
 
-    fn title(&self, order: &Order) -> String {
+    fn title(&self, schedule: &Schedule) -> String {
         let name = match &self.csv {
             Some(path) => path.display().to_string(),
             None => self.kind.to_string(),
         };
         format!(
             "{name}: {} stages on {} ranks, {} micro-batches",
-            order.num_stages(),
-            order.num_ranks(),
-            order.num_microbatches
+            schedule.num_stages(),
+            schedule.num_ranks(),
+            schedule.num_microbatches
         )
     }
 
-    fn print(&self, order: &Order, timeline: &Timeline) {
-        println!("{}\n", self.title(order));
+    fn print(&self, schedule: &Schedule, timeline: &Timeline) {
+        println!("{}\n", self.title(schedule));
         let share = 100.0 * timeline.bubble() / timeline.end().max(f64::MIN_POSITIVE);
         println!("complete, free of deadlock");
         println!("step     {:.4}", timeline.end());
         println!("bubble   {:.4} ({share:.1} %)", timeline.bubble());
         println!("\nrank       busy      waits  in flight");
-        for (rank, most) in timeline.most_in_flight().into_iter().enumerate() {
-            let (busy, waits) = (timeline.busy(rank), timeline.waits(rank));
+        for (rank, most) in timeline.max_in_flight().into_iter().enumerate() {
+            let (busy, waits) = (timeline.busy_time(rank), timeline.idle_time(rank));
             println!("{rank:<4} {busy:>10.4} {waits:>10.4} {most:>10}");
         }
     }
 }
 
-fn json(order: &Order, timeline: &Timeline) -> serde_json::Value {
+fn json(schedule: &Schedule, timeline: &Timeline) -> serde_json::Value {
     serde_json::json!({
-        "num_ranks": order.num_ranks(),
-        "num_stages": order.num_stages(),
-        "num_microbatches": order.num_microbatches,
+        "num_ranks": schedule.num_ranks(),
+        "num_stages": schedule.num_stages(),
+        "num_microbatches": schedule.num_microbatches,
         "step": timeline.end(),
         "bubble": timeline.bubble(),
-        "in_flight": timeline.most_in_flight(),
-        "csv": order.to_csv(),
+        "in_flight": timeline.max_in_flight(),
+        "csv": schedule.to_csv(),
     })
 }

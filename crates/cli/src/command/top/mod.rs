@@ -1,4 +1,4 @@
-//! `trainyard top`: how the jobs of this machine are.
+//! `trainyard top`: shows the state of the jobs on this node.
 
 mod live;
 mod screen;
@@ -14,38 +14,38 @@ use rustix::termios::tcgetwinsize;
 use self::view::{JobView, jobs};
 use crate::failure::Failure;
 
-/// Columns where there is no terminal that has some.
+/// The width of the output without a terminal.
 const WIDTH: u16 = 110;
 
-/// Show how the jobs of this machine are: every rank's step, loss, speed and memory, and the last faults
+/// Show the jobs on this node: step, loss, throughput and memory of every rank, and the last faults
 ///
-/// Jobs are those that `trainyard run` started here as the same user. Of a job on several machines the
-/// ranks of all of them are shown. `q` leaves; arrows and pages scroll.
+/// Shows the jobs that `trainyard run` started on this node as the same user. For elastic runs it shows the ranks of
+/// all nodes. Press `q` to quit, arrow and page keys to scroll.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard top\n  \
     trainyard top llama7 --once\n  \
     trainyard top --json | jq '.[0].ranks[].step'")]
 pub struct Top {
-    /// Only jobs of this name (--rdzv-id)
+    /// Show only the job with this name (--rdzv-id)
     #[arg(value_name = "RUN")]
     run: Option<String>,
-    /// Print one look and end
+    /// Print one snapshot and exit
     #[arg(long)]
     once: bool,
-    /// Print one look as JSON and end
+    /// Print one snapshot as JSON and exit
     #[arg(long)]
     json: bool,
-    /// Seconds between looks
+    /// Seconds between updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
 }
 
 impl Top {
-    /// Shows until it is left.
+    /// Shows the jobs until the user quits.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         if !self.once && !self.json && !io::stdout().is_terminal() {
-            let message = "there is no terminal to show jobs in";
+            let message = "stdout is not a terminal";
             return Err(Failure::usage(message).hint("use --once or --json"));
         }
         let interval = Duration::try_from_secs_f64(self.interval)
@@ -53,27 +53,27 @@ impl Top {
         let shown = match (self.json, self.once) {
             (true, _) => self.print_json(),
             (_, true) => self.print(),
-            _ => live::show(interval, move || self.look()),
+            _ => live::show(interval, move || self.snapshot()),
         };
         match shown {
-            // Whoever reads may have read enough.
+            // The reader of the pipe may have closed it (`| head`).
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(error)),
             _ => Ok(ExitCode::SUCCESS),
         }
     }
 
-    fn look(&self) -> Vec<JobView> {
+    fn snapshot(&self) -> Vec<JobView> {
         jobs(self.run.as_deref())
     }
 
     fn print_json(&self) -> io::Result<()> {
-        let text = serde_json::to_string_pretty(&self.look()).map_err(io::Error::other)?;
+        let text = serde_json::to_string_pretty(&self.snapshot()).map_err(io::Error::other)?;
         writeln!(io::stdout(), "{text}")
     }
 
     fn print(&self) -> io::Result<()> {
         let width = tcgetwinsize(io::stdout()).map_or(WIDTH, |size| size.ws_col);
-        let painted = screen::paint(&self.look(), width.max(WIDTH / 2));
+        let painted = screen::paint(&self.snapshot(), width.max(WIDTH / 2));
         write!(io::stdout(), "{}", screen::text(&painted))
     }
 }

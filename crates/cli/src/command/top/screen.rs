@@ -1,4 +1,4 @@
-//! How it looks: all jobs one below the other on a sheet as long as it takes, of which a terminal shows a part.
+//! The layout: all jobs below each other on one long canvas, of which the terminal shows a part.
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -6,76 +6,78 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
-use trainyard_trace::{Stage, readable_bytes};
+use trainyard_heartbeat::Stage;
+use trainyard_trace::readable_bytes;
 
 use super::view::{JobView, RankView};
 
 /// How many faults are shown, and how many lines of each.
-const FAULTS: usize = 3;
+const MAX_FAULTS: usize = 3;
 const LINES: usize = 2;
 
 const COLUMNS: [(&str, Constraint); 9] = [
     ("RANK", Constraint::Length(5)),
     ("NODE", Constraint::Length(4)),
-    ("STATE", Constraint::Length(8)),
+    ("STATE", Constraint::Length(9)),
     ("STEP", Constraint::Length(13)),
     ("LOSS", Constraint::Length(9)),
     ("TOKENS/S", Constraint::Length(9)),
     ("MEMORY", Constraint::Length(10)),
-    ("WORKS", Constraint::Length(5)),
-    ("AT", Constraint::Min(10)),
+    ("BUSY", Constraint::Length(5)),
+    ("POSITION", Constraint::Min(10)),
 ];
 
-const NOTHING: &str = "no job of this user runs here: start one with `trainyard run`";
-const KEYS: &str = "q leaves, arrows and pages scroll";
+const NO_JOBS: &str = "this user has no jobs on this node: start one with `trainyard run`";
+const KEYS: &str = "q: quit, arrows and page keys: scroll";
 
-/// The sheet.
+/// Draws all jobs on a canvas of this width.
 pub fn paint(jobs: &[JobView], width: u16) -> Buffer {
     let num_lines = jobs.iter().map(height).fold(0, u16::saturating_add);
     let area = Rect::new(0, 0, width, num_lines.max(1));
-    let mut sheet = Buffer::empty(area);
+    let mut canvas = Buffer::empty(area);
     if jobs.is_empty() {
-        Paragraph::new(NOTHING).render(area, &mut sheet);
+        Paragraph::new(NO_JOBS).render(area, &mut canvas);
     }
     let heights = jobs.iter().map(|job| Constraint::Length(height(job)));
     let areas = Layout::vertical(heights).split(area);
     for (job, area) in jobs.iter().zip(areas.iter()) {
-        paint_job(job, *area, &mut sheet);
+        paint_job(job, *area, &mut canvas);
     }
-    sheet
+    canvas
 }
 
-/// A sheet as text.
-pub fn text(sheet: &Buffer) -> String {
-    let (width, height) = (sheet.area.width, sheet.area.height);
-    let line = |y: u16| -> String { (0..width).map(|x| sheet[(x, y)].symbol()).collect() };
+/// A canvas as plain text.
+pub fn text(canvas: &Buffer) -> String {
+    let (width, height) = (canvas.area.width, canvas.area.height);
+    let line = |y: u16| -> String { (0..width).map(|x| canvas[(x, y)].symbol()).collect() };
     (0..height)
         .map(|y| format!("{}\n", line(y).trim_end()))
         .collect()
 }
 
-/// Shows the sheet from a line on, or from the last that leaves no empty screen below: it returns which.
+/// Draws the part of the canvas from `first_line`, at most so far down that the screen stays full; returns the first
+/// line that is shown.
 pub fn draw(jobs: &[JobView], first_line: u16, frame: &mut Frame<'_>) -> u16 {
     let [shown, below] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
-    let sheet = paint(jobs, shown.width);
-    let first_line = first_line.min(sheet.area.height.saturating_sub(shown.height));
-    for y in 0..shown.height.min(sheet.area.height - first_line) {
+    let canvas = paint(jobs, shown.width);
+    let first_line = first_line.min(canvas.area.height.saturating_sub(shown.height));
+    for y in 0..shown.height.min(canvas.area.height - first_line) {
         for x in 0..shown.width {
-            frame.buffer_mut()[(x, y)] = sheet[(x, first_line + y)].clone();
+            frame.buffer_mut()[(x, y)] = canvas[(x, first_line + y)].clone();
         }
     }
     frame.render_widget(Line::from(KEYS).dim(), below);
     first_line
 }
 
-/// A title, a header, the ranks, the faults, and an empty line.
+/// The height of a job: a title, a header, the ranks, the faults and an empty line.
 fn height(job: &JobView) -> u16 {
     let lines = 3 + job.ranks.len() + faults(job).len();
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
-fn paint_job(job: &JobView, area: Rect, sheet: &mut Buffer) {
+fn paint_job(job: &JobView, area: Rect, canvas: &mut Buffer) {
     let faults = faults(job);
     let num_faults = u16::try_from(faults.len()).unwrap_or(u16::MAX);
     let [title, table, below, _] = Layout::vertical([
@@ -85,14 +87,14 @@ fn paint_job(job: &JobView, area: Rect, sheet: &mut Buffer) {
         Constraint::Length(1),
     ])
     .areas(area);
-    Line::from(headline(job)).bold().render(title, sheet);
+    Line::from(headline(job)).bold().render(title, canvas);
     let names = COLUMNS.map(|(name, _)| Cell::from(name));
     let widths = COLUMNS.map(|(_, width)| width);
     let ranks = Table::new(job.ranks.iter().map(row), widths);
     let header = Row::new(names).style(Style::new().dim());
-    Widget::render(ranks.header(header), table, sheet);
+    Widget::render(ranks.header(header), table, canvas);
     let faults: Vec<Line> = faults.into_iter().map(Line::from).collect();
-    Paragraph::new(faults).red().render(below, sheet);
+    Paragraph::new(faults).red().render(below, canvas);
 }
 
 fn headline(job: &JobView) -> String {
@@ -103,7 +105,7 @@ fn headline(job: &JobView) -> String {
     let mut text = format!(
         "{}: {}, {}",
         job.run_id,
-        plural(job.num_nodes, "machine"),
+        plural(job.num_nodes, "node"),
         plural(job.world_size, "rank")
     );
     let speed: f64 = job
@@ -115,10 +117,7 @@ fn headline(job: &JobView) -> String {
         text += &format!(", {speed:.0} tokens/s");
     }
     if job.max_restarts > 0 || job.restarts > 0 {
-        text += &format!(
-            ", started again {} of {} times",
-            job.restarts, job.max_restarts
-        );
+        text += &format!(", {} of {} restarts used", job.restarts, job.max_restarts);
     }
     text
 }
@@ -136,23 +135,23 @@ fn row(rank: &RankView) -> Row<'static> {
             rank.tokens_per_second.map(|speed| format!("{speed:.0}")),
         )),
         Cell::from(or_none(rank.memory_bytes.map(readable_bytes))),
-        Cell::from(or_none(rank.work_share.map(percent))),
-        Cell::from(rank.whereabouts.clone()),
+        Cell::from(or_none(rank.busy_fraction.map(percent))),
+        Cell::from(rank.position.clone()),
     ])
 }
 
 fn state(stage: Stage) -> Cell<'static> {
     match stage {
-        Stage::Starting => Cell::from("starts").yellow(),
-        Stage::Stepping => Cell::from("trains").green(),
-        Stage::Between => Cell::from("pauses").cyan(),
-        Stage::Ended => Cell::from("is done").dim(),
+        Stage::Starting => Cell::from("starting").yellow(),
+        Stage::Stepping => Cell::from("training").green(),
+        Stage::Between => Cell::from("save/eval").cyan(),
+        Stage::Ended => Cell::from("finished").dim(),
     }
 }
 
 /// The first lines of the last faults.
 fn faults(job: &JobView) -> Vec<String> {
-    let first = job.faults.len().saturating_sub(FAULTS);
+    let first = job.faults.len().saturating_sub(MAX_FAULTS);
     let last = job.faults[first..].iter();
     last.flat_map(|fault| fault.lines().take(LINES))
         .map(str::to_owned)
@@ -166,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    fn rank(rank: usize, whereabouts: &str) -> RankView {
+    fn rank(rank: usize, position: &str) -> RankView {
         RankView {
             rank,
             node: rank,
@@ -176,13 +175,13 @@ mod tests {
             loss: (rank == 0).then_some(3.25),
             tokens_per_second: (rank == 0).then_some(1234.0),
             memory_bytes: (rank == 0).then_some(3 << 29),
-            work_share: Some(0.97),
-            whereabouts: whereabouts.to_owned(),
+            busy_fraction: Some(0.97),
+            position: position.to_owned(),
         }
     }
 
     #[test]
-    fn a_job_its_ranks_and_its_faults() {
+    fn a_job_is_shown_with_its_ranks_and_faults() {
         let job = JobView {
             run_id: "llama7".into(),
             num_nodes: 2,
@@ -196,19 +195,19 @@ mod tests {
             faults: vec!["rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start\n  it was in step 90\n  more".into()],
         };
         let expected = "\
-llama7: 2 machines, 2 ranks, 1234 tokens/s, started again 1 of 3 times
-RANK  NODE STATE    STEP          LOSS      TOKENS/S  MEMORY     WORKS AT
-0     0    trains   120/1000      3.25000   1234      1.50 GiB   97 %  in step 120, waiting in all_reduce 41
-1     1    trains   120/1000      -         -         -          97 %  in step 120
+llama7: 2 nodes, 2 ranks, 1234 tokens/s, 1 of 3 restarts used
+RANK  NODE STATE     STEP          LOSS      TOKENS/S  MEMORY     BUSY  POSITION
+0     0    training  120/1000      3.25000   1234      1.50 GiB   97 %  in step 120, waiting in all_reduce 41
+1     1    training  120/1000      -         -         -          97 %  in step 120
 rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
   it was in step 90
 
 ";
-        assert_eq!(text(&paint(&[job], 108)), expected);
+        assert_eq!(text(&paint(&[job], 109)), expected);
     }
 
     #[test]
-    fn more_ranks_than_lines_are_scrolled_to_and_not_beyond() {
+    fn scrolling_stops_at_the_last_rank() {
         let job = JobView {
             run_id: "llama7".into(),
             num_nodes: 1,
@@ -224,14 +223,14 @@ rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
         let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, first_line, frame));
         assert_eq!(first_line, 3);
         let shown = text(terminal.backend().buffer());
-        assert!(shown.starts_with("1     1    trains"), "{shown}");
+        assert!(shown.starts_with("1     1    training"), "{shown}");
         assert!(shown.ends_with(&format!("{KEYS}\n")), "{shown}");
         let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, 1000, frame));
         assert_eq!(first_line, 23 - 5);
     }
 
     #[test]
-    fn without_a_job_there_is_a_hint() {
-        assert_eq!(text(&paint(&[], 80)), format!("{NOTHING}\n"));
+    fn without_jobs_a_hint_is_shown() {
+        assert_eq!(text(&paint(&[], 80)), format!("{NO_JOBS}\n"));
     }
 }

@@ -1,133 +1,134 @@
-//! What there is to show, from what launchers and ranks leave on this machine and agents tell each other.
+//! The jobs to show: collected from the runtime directories on this node and from the heartbeats that agents share.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use trainyard_elastic::{Notice, notices};
-use trainyard_trace::{Pulse, Sighting, Stage};
+use trainyard_heartbeat::{Heartbeat, RankStatus, Stage};
+use trainyard_launcher::{JobInfo, running_jobs};
 
-/// A job.
+/// A running job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobView {
-    /// Its name.
+    /// Its name (`--rdzv-id`).
     pub run_id: String,
-    /// How many machines it has.
+    /// The number of nodes.
     pub num_nodes: usize,
-    /// How many ranks it has on all of them.
+    /// The number of ranks on all nodes.
     pub world_size: usize,
-    /// How often it was started again.
+    /// How many times it was restarted.
     pub restarts: usize,
-    /// How often it may be.
+    /// How many restarts are allowed.
     pub max_restarts: usize,
-    /// Its ranks, as far as anything is known of them.
+    /// Its ranks, as far as they are known.
     pub ranks: Vec<RankView>,
-    /// What happened before, the last of it last.
+    /// Reports of earlier failures, oldest first.
     pub faults: Vec<String>,
 }
 
-/// A rank.
+/// A rank of a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankView {
-    /// Which.
+    /// The global rank.
     pub rank: usize,
-    /// The machine it is on.
+    /// The rank of its node.
     pub node: usize,
-    /// What its loop is at.
+    /// What its training loop is doing.
     pub stage: Stage,
-    /// The step it is in, or was in last.
+    /// The current step, or the last one.
     pub step: u64,
-    /// The last step there is to be.
+    /// The last step of the job.
     pub num_steps: u64,
-    /// The loss that was reported last.
+    /// The last reported loss.
     pub loss: Option<f64>,
-    /// Tokens per second.
+    /// Throughput in tokens per second.
     pub tokens_per_second: Option<f64>,
-    /// The most bytes held so far.
+    /// Peak memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// The part of a step in which it does not wait for others.
-    pub work_share: Option<f64>,
-    /// Where it is: its step and its collective.
-    pub whereabouts: String,
+    /// The fraction of a step in which it does not wait for other ranks.
+    pub busy_fraction: Option<f64>,
+    /// Its position: its step and its collective.
+    pub position: String,
 }
 
 impl RankView {
-    fn new(node: usize, pulse: &Pulse) -> RankView {
+    fn new(node: usize, heartbeat: &Heartbeat) -> RankView {
         RankView {
-            rank: pulse.rank,
+            rank: heartbeat.rank,
             node,
-            stage: pulse.stage,
-            step: pulse.step,
-            num_steps: pulse.num_steps,
-            loss: pulse.loss,
-            tokens_per_second: pulse.tokens_per_second,
-            memory_bytes: pulse.peak_bytes,
-            work_share: pulse.work_share,
-            whereabouts: pulse.whereabouts(),
+            stage: heartbeat.stage,
+            step: heartbeat.step,
+            num_steps: heartbeat.num_steps,
+            loss: heartbeat.loss,
+            tokens_per_second: heartbeat.tokens_per_second,
+            memory_bytes: heartbeat.peak_bytes,
+            busy_fraction: heartbeat.busy_fraction,
+            position: heartbeat.describe(),
         }
     }
 }
 
-/// The jobs that have launchers here, or those of one name.
+/// The jobs with a launcher on this node, or those with this name.
 pub fn jobs(run: Option<&str>) -> Vec<JobView> {
-    let wanted = |notice: &Notice| run.is_none_or(|run| run == notice.run_id);
-    let found = notices().into_iter().filter(|(_, notice)| wanted(notice));
-    let found: Vec<(PathBuf, Notice)> = found.collect();
-    let here = found
+    let wanted = |info: &JobInfo| run.is_none_or(|run| run == info.run_id);
+    let found = running_jobs().into_iter().filter(|(_, info)| wanted(info));
+    let found: Vec<(PathBuf, JobInfo)> = found.collect();
+    let local = found
         .iter()
-        .map(|(folder, notice)| (notice, here(folder, notice)));
-    let elsewhere = found.iter().map(|(_, notice)| (notice, elsewhere(notice)));
+        .map(|(dir, info)| (info, local_ranks(dir, info)));
+    let remote = found.iter().map(|(_, info)| (info, remote_ranks(info)));
     let mut jobs = BTreeMap::new();
-    // Agents of one job may be on one machine: what their ranks say themselves goes first.
-    for (notice, ranks) in here.chain(elsewhere) {
-        add(&mut jobs, notice, ranks);
+    // Several agents of a job may be on one node: the heartbeats of their ranks are newer than what agents share.
+    for (info, ranks) in local.chain(remote) {
+        add(&mut jobs, info, ranks);
     }
     jobs.into_values().collect()
 }
 
-/// The ranks of this machine, from their pulses.
-fn here(folder: &Path, notice: &Notice) -> Vec<RankView> {
-    let ranks = notice.first_rank..notice.first_rank + notice.num_ranks;
-    let pulses = ranks.filter_map(|rank| Pulse::read(folder, rank));
-    pulses
-        .map(|pulse| RankView::new(notice.node_rank, &pulse))
+/// The ranks on this node, from their heartbeats.
+fn local_ranks(dir: &Path, info: &JobInfo) -> Vec<RankView> {
+    let ranks = info.first_rank..info.first_rank + info.num_ranks;
+    let heartbeats = ranks.filter_map(|rank| Heartbeat::read(dir, rank));
+    heartbeats
+        .map(|heartbeat| RankView::new(info.node_rank, &heartbeat))
         .collect()
 }
 
-/// The ranks of other machines, from the store of the job, if it has one.
-fn elsewhere(notice: &Notice) -> Vec<RankView> {
-    let Some((host, port)) = notice.store.as_ref().filter(|_| notice.num_nodes > 1) else {
+/// The ranks on other nodes, from the workers' store, if agents serve one.
+fn remote_ranks(info: &JobInfo) -> Vec<RankView> {
+    let Some((host, port)) = info.store.as_ref().filter(|_| info.num_nodes > 1) else {
         return Vec::new();
     };
-    let told = trainyard_agent::told(host, *port, notice.num_nodes).unwrap_or_default();
-    let rank = |(node, seen): &(usize, Sighting)| RankView::new(*node, &seen.pulse);
-    told.iter().map(rank).collect()
+    let statuses =
+        trainyard_elastic::peer_heartbeats(host, *port, info.num_nodes).unwrap_or_default();
+    let rank = |(node, status): &(usize, RankStatus)| RankView::new(*node, &status.heartbeat);
+    statuses.iter().map(rank).collect()
 }
 
-/// What tells jobs apart: their names, and their stores, or their launchers if they have no store.
+/// What identifies a job: its name, and its store, or its launcher if it has no store.
 type Key = (String, Option<(String, u16)>, u32);
 
-fn key(notice: &Notice) -> Key {
-    let launcher = match notice.store {
+fn key(info: &JobInfo) -> Key {
+    let launcher = match info.store {
         Some(_) => 0,
-        None => notice.pid,
+        None => info.pid,
     };
-    (notice.run_id.clone(), notice.store.clone(), launcher)
+    (info.run_id.clone(), info.store.clone(), launcher)
 }
 
-/// What is known already stays.
-fn add(jobs: &mut BTreeMap<Key, JobView>, notice: &Notice, ranks: Vec<RankView>) {
-    let job = jobs.entry(key(notice)).or_insert_with(|| JobView {
-        run_id: notice.run_id.clone(),
-        num_nodes: notice.num_nodes,
-        world_size: notice.world_size,
-        restarts: notice.restarts,
-        max_restarts: notice.max_restarts,
+/// Adds what a launcher knows of its job. Ranks that are known already stay as they are.
+fn add(jobs: &mut BTreeMap<Key, JobView>, info: &JobInfo, ranks: Vec<RankView>) {
+    let job = jobs.entry(key(info)).or_insert_with(|| JobView {
+        run_id: info.run_id.clone(),
+        num_nodes: info.num_nodes,
+        world_size: info.world_size,
+        restarts: info.restarts,
+        max_restarts: info.max_restarts,
         ranks: Vec::new(),
         faults: Vec::new(),
     });
-    job.restarts = job.restarts.max(notice.restarts);
-    for fault in &notice.faults {
+    job.restarts = job.restarts.max(info.restarts);
+    for fault in &info.faults {
         if !job.faults.contains(fault) {
             job.faults.push(fault.clone());
         }
@@ -145,29 +146,29 @@ mod tests {
     use super::*;
 
     fn rank(rank: usize, node: usize) -> RankView {
-        let pulse = Pulse {
+        let heartbeat = Heartbeat {
             rank,
-            ..Pulse::default()
+            ..Heartbeat::default()
         };
-        RankView::new(node, &pulse)
+        RankView::new(node, &heartbeat)
     }
 
     #[test]
-    fn two_agents_of_a_job_make_one_job() {
-        let notice = |node_rank| Notice {
+    fn several_agents_of_a_job_are_merged() {
+        let info = |node_rank| JobInfo {
             run_id: "llama7".into(),
             node_rank,
             num_nodes: 2,
             world_size: 2,
             store: Some(("a".into(), 1)),
             faults: vec![format!("fault on {node_rank}")],
-            ..Notice::default()
+            ..JobInfo::default()
         };
         let mut jobs = BTreeMap::new();
-        add(&mut jobs, &notice(1), vec![rank(1, 1), rank(0, 0)]);
-        add(&mut jobs, &notice(0), vec![rank(0, 0), rank(1, 1)]);
+        add(&mut jobs, &info(1), vec![rank(1, 1), rank(0, 0)]);
+        add(&mut jobs, &info(0), vec![rank(0, 0), rank(1, 1)]);
         assert_eq!(jobs.len(), 1);
-        let job = &jobs[&key(&notice(0))];
+        let job = &jobs[&key(&info(0))];
         let ranks: Vec<usize> = job.ranks.iter().map(|rank| rank.rank).collect();
         assert_eq!(ranks, [0, 1]);
         assert_eq!(job.faults, ["fault on 1", "fault on 0"]);

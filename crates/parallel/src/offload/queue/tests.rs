@@ -1,4 +1,4 @@
-//! The queue under any order of events.
+//! Model-based tests of the queue under any order of events.
 
 use proptest::prelude::*;
 
@@ -8,10 +8,10 @@ const NUM_RECORDS: usize = 5;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    Ask(usize),
+    Prefetch(usize),
     Claim(usize),
     Put(usize),
-    GiveBack(usize),
+    Release(usize),
     BeginRead,
     EndRead,
     BeginWrite,
@@ -21,10 +21,10 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let record = 0..NUM_RECORDS;
     let event = prop_oneof![
-        record.clone().prop_map(Event::Ask),
+        record.clone().prop_map(Event::Prefetch),
         record.clone().prop_map(Event::Claim),
         record.clone().prop_map(Event::Put),
-        record.prop_map(Event::GiveBack),
+        record.prop_map(Event::Release),
         Just(Event::BeginRead),
         Just(Event::EndRead),
         Just(Event::BeginWrite),
@@ -33,8 +33,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(event, 0..200)
 }
 
-/// Caller, reader and writer as the queue sees them. Checksums count the writes of a record.
-struct Play {
+/// The caller, reader and writer of a queue. Checksums count the writes of a record.
+struct Harness {
     queue: Queue<usize>,
     num_buffers: usize,
     taken: Vec<(usize, usize)>,
@@ -43,9 +43,9 @@ struct Play {
     num_put: [u32; NUM_RECORDS],
 }
 
-impl Play {
-    fn new(num_buffers: usize) -> Play {
-        Play {
+impl Harness {
+    fn new(num_buffers: usize) -> Harness {
+        Harness {
             queue: Queue::new(NUM_RECORDS, (0..num_buffers).collect()),
             num_buffers,
             taken: Vec::new(),
@@ -64,11 +64,11 @@ impl Play {
         Some(self.taken.swap_remove(at).1)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn apply(&mut self, event: Event) {
         match event {
-            Event::Ask(record) => {
+            Event::Prefetch(record) => {
                 let is_taken = self.is_taken(record);
-                assert_eq!(self.queue.ask(record) == Asked::Taken, is_taken);
+                assert_eq!(self.queue.prefetch(record) == Prefetch::Taken, is_taken);
             }
             Event::Claim(record) => drop(self.claim(record)),
             Event::Put(record) => {
@@ -77,9 +77,9 @@ impl Play {
                     self.queue.put(record, buffer);
                 }
             }
-            Event::GiveBack(record) => {
+            Event::Release(record) => {
                 if let Some(buffer) = self.remove_taken(record) {
-                    self.queue.give_back(record, buffer);
+                    self.queue.release(record, buffer);
                 }
             }
             Event::BeginRead => drop(self.begin_read()),
@@ -97,7 +97,7 @@ impl Play {
             Claim::Wait => return true,
             Claim::Taken => assert!(was_taken),
             Claim::NoBuffer => assert_eq!(num_taken, self.num_buffers),
-            Claim::Failed(e) => panic!("no read fails here: {e}"),
+            Claim::Failed(e) => panic!("a read failed: {e}"),
         }
         false
     }
@@ -113,7 +113,10 @@ impl Play {
             0 => Content::Zeros,
             count => Content::Written(count),
         };
-        assert_eq!(content, expected, "the last write of {record} comes first");
+        assert_eq!(
+            content, expected,
+            "a read of {record} must see its last write"
+        );
         self.reading = Some((record, buffer));
         true
     }
@@ -142,15 +145,15 @@ impl Play {
         true
     }
 
-    /// Lets reader and writer take one step, if they can.
+    /// Advances the reader or the writer by one step, if possible.
     fn work(&mut self) -> bool {
         self.end_read() || self.end_write() || self.begin_read() || self.begin_write()
     }
 
-    /// Every buffer, wherever it is.
+    /// All buffers, in whatever stage they are.
     fn buffers(&self) -> Vec<usize> {
         let staged = self.queue.slots.iter().filter_map(|slot| match slot.stage {
-            Stage::Asked(buffer) | Stage::Ready(buffer) => Some(buffer),
+            Stage::Queued(buffer) | Stage::Ready(buffer) => Some(buffer),
             _ => None,
         });
         let queued = self.queue.writes.iter().map(|&(_, buffer)| buffer);
@@ -166,38 +169,38 @@ impl Play {
 }
 
 proptest! {
-    /// Reads see the last write, no buffer is lost or doubled, and who waits is served.
+    /// Reads see the last write, no buffer is lost or duplicated, and a waiting claim is eventually served.
     #[test]
-    fn any_order_of_events_is_survived(
+    fn any_order_of_events_keeps_the_invariants(
         num_buffers in 1usize..4,
         events in events(),
         last in 0..NUM_RECORDS,
     ) {
-        let mut play = Play::new(num_buffers);
+        let mut harness = Harness::new(num_buffers);
         for event in events {
-            play.happen(event);
-            prop_assert_eq!(play.buffers(), (0..num_buffers).collect::<Vec<_>>());
+            harness.apply(event);
+            prop_assert_eq!(harness.buffers(), (0..num_buffers).collect::<Vec<_>>());
         }
-        while play.claim(last) {
-            prop_assert!(play.work(), "waiting for {} while nothing goes on", last);
+        while harness.claim(last) {
+            prop_assert!(harness.work(), "deadlock: waiting for {} with no I/O in progress", last);
         }
     }
 }
 
 #[test]
-fn a_claim_takes_the_buffer_of_what_is_needed_last() {
+fn a_claim_evicts_the_record_that_is_needed_last() {
     let mut queue = Queue::new(4, vec!['a', 'b', 'c']);
     for record in 0..3 {
-        assert_eq!(queue.ask(record), Asked::Coming);
+        assert_eq!(queue.prefetch(record), Prefetch::Queued);
     }
-    assert_eq!(queue.ask(3), Asked::NoBuffer);
+    assert_eq!(queue.prefetch(3), Prefetch::NoBuffer);
     assert!(matches!(queue.claim(3), Claim::Wait));
     let order: Vec<_> = std::iter::from_fn(|| queue.next_read().map(|read| read.0)).collect();
-    assert_eq!(order, [3, 0, 1], "2 gave up its buffer, and 3 is urgent");
+    assert_eq!(order, [3, 0, 1], "2 was evicted, and 3 is urgent");
 }
 
 #[test]
-fn a_failed_read_frees_its_buffer_and_is_told_once() {
+fn a_failed_read_frees_its_buffer_and_is_reported_once() {
     let mut queue = Queue::new(1, vec![()]);
     assert!(matches!(queue.claim(0), Claim::Wait));
     let (record, buffer, _) = queue.next_read().unwrap();
@@ -207,5 +210,8 @@ fn a_failed_read_frees_its_buffer_and_is_told_once() {
         Err(OffloadError::NoBuffer { num_buffers: 1 }),
     );
     assert!(matches!(queue.claim(0), Claim::Failed(_)));
-    assert!(matches!(queue.claim(0), Claim::Wait), "a second try");
+    assert!(
+        matches!(queue.claim(0), Claim::Wait),
+        "the next claim retries"
+    );
 }

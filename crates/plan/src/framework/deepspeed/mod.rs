@@ -1,27 +1,26 @@
-//! DeepSpeed's JSON.
+//! The JSON config of DeepSpeed.
 //!
-//! It says batches, what is sharded and where it lies, and number types. Pipelines, recomputation, the
-//! length of sequences and the model are told to DeepSpeed in the program that trains. So that a file can be
-//! read back, they are noted under `"trainyard"`, which DeepSpeed does not look at, and every one that
-//! the program must see to is a loss.
+//! The JSON sets batch sizes, ZeRO, offloading and number types. The training script sets pipeline parallelism,
+//! recomputation, the sequence length and the model. So that a file can be read back, the writer records those under
+//! the key `"trainyard"`, which DeepSpeed ignores, and reports each that the script must set as a deviation.
 
 mod read;
 
 use serde_json::{Map, Value, json};
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
+use super::adapt::Adapted;
 use super::arguments::torchrun;
-use super::fit::Fit;
-use super::{Choice, Framework, FrameworkError, Written};
-use crate::{Layers, Offload, Precision, Recompute, Shape, Strategy};
+use super::{EmittedConfig, Framework, FrameworkError, Setting};
+use crate::{Offload, PipelineLayout, Precision, Recompute, Shape, Strategy};
 pub(super) use read::read;
 
 const FRAMEWORK: Framework = Framework::DeepSpeed;
 
-/// The key of what DeepSpeed is told elsewhere.
+/// The key of the settings that the training script must make.
 const NOTES: &str = "trainyard";
 
-/// With `bf16`: the optimiser keeps weights and gradients of four bytes of its own.
+/// With `bf16`: the optimizer keeps its own 4-byte weights and gradients.
 const BF16: Precision = Precision {
     compute: 2,
     parameter: 2,
@@ -30,7 +29,7 @@ const BF16: Precision = Precision {
     optimizer: 16,
 };
 
-/// With gradients accumulated in four bytes.
+/// With `bf16` and gradients accumulated in 4 bytes.
 const BF16_WIDE: Precision = Precision {
     gradient: 4,
     reduced: 4,
@@ -38,7 +37,7 @@ const BF16_WIDE: Precision = Precision {
     ..BF16
 };
 
-/// With neither: ZeRO keeps a copy of the weights even where they have the same type.
+/// Without `bf16`: ZeRO keeps a copy of the weights even though they have the same type.
 const fn fp32(zero_stage: usize) -> Precision {
     Precision {
         optimizer: if zero_stage == 0 { 8 } else { 12 },
@@ -46,129 +45,141 @@ const fn fp32(zero_stage: usize) -> Precision {
     }
 }
 
-const LAYERS: Layers = Layers {
-    schedule: Kind::OneForwardOneBackward,
+const PIPELINE: PipelineLayout = PipelineLayout {
+    schedule: ScheduleKind::OneForwardOneBackward,
     stages_per_rank: 1,
 };
 
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
-    let mut fit = Fit::new(shape, strategy);
-    fit_offload(&mut fit);
-    fit_sharding(&mut fit);
-    fit_rest(&mut fit);
-    note_elsewhere(&mut fit);
-    let text = serde_json::to_string_pretty(&json_of(&fit.strategy));
-    Ok(Written {
+pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+    let mut adapted = Adapted::new(shape, strategy);
+    adapt_offload(&mut adapted);
+    adapt_sharding(&mut adapted);
+    adapt_rest(&mut adapted);
+    note_set_elsewhere(&mut adapted);
+    let text = serde_json::to_string_pretty(&json_of(&adapted.strategy));
+    Ok(EmittedConfig {
         text: text.map_err(|error| FRAMEWORK.syntax(error))? + "\n",
-        losses: fit.losses,
+        deviations: adapted.deviations,
     })
 }
 
-fn fit_offload(fit: &mut Fit) {
-    let s = &fit.strategy;
+fn adapt_offload(adapted: &mut Adapted) {
+    let s = &adapted.strategy;
     if s.offload == Offload::None || s.zero_stage == 3 {
         return;
     }
-    let why = "weights are offloaded in stage 3 only";
+    let why = "DeepSpeed offloads weights in ZeRO stage 3 only";
     match s.degrees.pp {
-        1 => fit.change(Choice::ZeroStage, why, "stage 3", |s| s.zero_stage = 3),
-        _ => fit.change(
-            Choice::Offload,
-            format!("{why}, which excludes pipelines"),
+        1 => adapted.change(Setting::ZeroStage, why, "stage 3", |s| s.zero_stage = 3),
+        _ => adapted.change(
+            Setting::Offload,
+            format!("{why}, which does not support pipelines"),
             "no offloading",
             |s| s.offload = Offload::None,
         ),
     }
 }
 
-fn fit_sharding(fit: &mut Fit) {
-    let s = &fit.strategy;
+fn adapt_sharding(adapted: &mut Adapted) {
+    let s = &adapted.strategy;
     if s.degrees.pp > 1 && s.zero_stage > 1 {
         if s.offload != Offload::None {
-            let why = "weights are offloaded in stage 3 only, which excludes pipelines";
-            fit.change(Choice::Offload, why, "no offloading", |s| {
+            let why =
+                "DeepSpeed offloads weights in ZeRO stage 3 only, which does not support pipelines";
+            adapted.change(Setting::Offload, why, "no offloading", |s| {
                 s.offload = Offload::None
             });
         }
-        let why = "stages 2 and 3 exclude pipelines";
-        fit.change(Choice::ZeroStage, why, "stage 1", |s| s.zero_stage = 1);
+        let why = "ZeRO stages 2 and 3 do not support pipelines";
+        adapted.change(Setting::ZeroStage, why, "stage 1", |s| s.zero_stage = 1);
     }
-    let d = &fit.strategy.degrees;
-    if fit.strategy.zero_stage > 0 && d.dp_replicate > 1 {
-        let why = "states are sharded over all data-parallel ranks";
+    let d = &adapted.strategy.degrees;
+    if adapted.strategy.zero_stage > 0 && d.dp_replicate > 1 {
+        let why = "DeepSpeed shards states over all data-parallel ranks";
         let written = format!("{} shards", d.data_parallel());
-        fit.change(Choice::DataParallel, why, written, |s| {
+        adapted.change(Setting::DataParallel, why, written, |s| {
             s.degrees.dp_shard = s.degrees.data_parallel();
             s.degrees.dp_replicate = 1;
         });
     }
-    let d = &fit.strategy.degrees;
+    let d = &adapted.strategy.degrees;
     let over_data = greatest_common_divisor(d.ep, d.data_parallel());
     if over_data != d.ep {
-        let why = "experts are laid over data-parallel ranks only";
-        let written = format!("{over_data} ranks that share them");
-        fit.change(Choice::ExpertParallel, why, written, |s| {
+        let why = "DeepSpeed shards experts over data-parallel ranks only";
+        let written = format!("expert parallelism of degree {over_data}");
+        adapted.change(Setting::ExpertParallel, why, written, |s| {
             s.degrees.ep = over_data
         });
     }
 }
 
-fn fit_rest(fit: &mut Fit) {
-    if fit.strategy.sequence_parallel {
-        let why = "its tensor parallelism leaves positions whole";
-        fit.change(Choice::SequenceParallel, why, "none", |s| {
-            s.sequence_parallel = false
-        });
+fn adapt_rest(adapted: &mut Adapted) {
+    if adapted.strategy.sequence_parallel {
+        let why = "DeepSpeed's tensor parallelism does not shard the sequence";
+        adapted.change(
+            Setting::SequenceParallel,
+            why,
+            "no sequence parallelism",
+            |s| s.sequence_parallel = false,
+        );
     }
-    if fit.strategy.layers != LAYERS {
-        let why = "its pipelines know 1F1B only";
-        fit.change(Choice::Schedule, why, "1F1B", |s| s.layers = LAYERS);
+    if adapted.strategy.pipeline != PIPELINE {
+        let why = "DeepSpeed's pipelines support 1F1B only";
+        adapted.change(Setting::Schedule, why, "1F1B", |s| s.pipeline = PIPELINE);
     }
     if matches!(
-        fit.strategy.recompute,
-        Recompute::Selective | Recompute::Products
+        adapted.strategy.recompute,
+        Recompute::Selective | Recompute::SelectiveOp
     ) {
-        let why = "it recomputes what the program marks, and has no choice by parts";
-        fit.change(Choice::Recompute, why, "every block", |s| {
-            s.recompute = Recompute::Full
-        });
+        let why =
+            "DeepSpeed recomputes the modules that the script marks, and has no selective policy";
+        adapted.change(
+            Setting::Recompute,
+            why,
+            "full recomputation of every block",
+            |s| s.recompute = Recompute::Full,
+        );
     }
-    let offered = [BF16, BF16_WIDE, fp32(fit.strategy.zero_stage)];
-    fit.choose_precision(
+    let offered = [BF16, BF16_WIDE, fp32(adapted.strategy.zero_stage)];
+    adapted.choose_precision(
         &offered,
-        "weights have a copy of their own beside the optimiser's",
+        "DeepSpeed keeps weights beside the optimizer's fp32 copy",
     );
 }
 
-/// What the program must be told.
-fn note_elsewhere(fit: &mut Fit) {
+/// Records the settings that the training script must make.
+fn note_set_elsewhere(adapted: &mut Adapted) {
     let (d, recompute, seq_len) = (
-        fit.strategy.degrees,
-        fit.strategy.recompute,
-        fit.strategy.seq_len,
+        adapted.strategy.degrees,
+        adapted.strategy.recompute,
+        adapted.strategy.seq_len,
     );
-    let outside = "its JSON does not say it";
-    fit.elsewhere(Choice::Model, outside, "give the program the model");
-    fit.elsewhere(
-        Choice::SequenceLength,
+    let outside = "DeepSpeed's JSON has no key for it";
+    adapted.set_elsewhere(
+        Setting::Model,
         outside,
-        format!("give the program samples of {seq_len} tokens"),
+        "build the model in the training script",
+    );
+    adapted.set_elsewhere(
+        Setting::SequenceLength,
+        outside,
+        format!("use samples of {seq_len} tokens in the training script"),
     );
     if d.pp > 1 {
         let how = format!("deepspeed.pipe.PipelineModule(..., num_stages={})", d.pp);
-        fit.elsewhere(Choice::PipelineParallel, outside, how);
+        adapted.set_elsewhere(Setting::PipelineParallel, outside, how);
     }
     if d.cp > 1 {
         let how = format!("Ulysses: DistributedAttention over a group of {}", d.cp);
-        fit.elsewhere(Choice::ContextParallel, outside, how);
+        adapted.set_elsewhere(Setting::ContextParallel, outside, how);
     }
     if d.ep > 1 {
         let how = format!("deepspeed.moe.layer.MoE(..., ep_size={})", d.ep);
-        fit.elsewhere(Choice::ExpertParallel, outside, how);
+        adapted.set_elsewhere(Setting::ExpertParallel, outside, how);
     }
     if recompute == Recompute::Full {
         let how = "model.gradient_checkpointing_enable(), or deepspeed.checkpointing.checkpoint around every block";
-        fit.elsewhere(Choice::Recompute, outside, how);
+        adapted.set_elsewhere(Setting::Recompute, outside, how);
     }
 }
 
@@ -177,7 +188,7 @@ fn json_of(s: &Strategy) -> Value {
     let mut zero = Map::new();
     zero.insert("stage".to_owned(), json!(s.zero_stage));
     if s.zero_stage > 0 && s.degrees.pp == 1 {
-        // As the plan is priced; only stage 3 does it unasked.
+        // The planner's estimate assumes overlap; only stage 3 overlaps by default.
         zero.insert("overlap_comm".to_owned(), json!(true));
     }
     if let Some(device) = match s.offload {
@@ -203,7 +214,7 @@ fn json_of(s: &Strategy) -> Value {
             "expert_parallel_degree": d.ep,
             "recompute": match s.recompute {
                 Recompute::None => "none",
-                Recompute::Selective | Recompute::Products | Recompute::Full => "full",
+                Recompute::Selective | Recompute::SelectiveOp | Recompute::Full => "full",
             },
         },
     });

@@ -1,21 +1,21 @@
-//! What DeepSpeed's JSON says.
+//! Reads the JSON config of DeepSpeed.
 
 use serde_json::Value;
 
-use super::super::{FrameworkError, Read, Told};
-use super::{BF16, BF16_WIDE, FRAMEWORK, LAYERS, NOTES, fp32};
+use super::super::{FrameworkError, LaunchInfo, ParsedJob};
+use super::{BF16, BF16_WIDE, FRAMEWORK, NOTES, PIPELINE, fp32};
 use crate::{Degrees, Offload, Precision, Recompute, Software, Strategy};
 
-pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkError> {
+pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     let root: Value = serde_json::from_str(text).map_err(|error| FRAMEWORK.syntax(error))?;
     if !root.is_object() {
-        return Err(FRAMEWORK.syntax("the whole must be an object"));
+        return Err(FRAMEWORK.syntax("the top level must be an object"));
     }
     let file = File { root: &root };
     if file.flag("/fp16/enabled")? {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             "fp16",
-            "losses in fp16 are scaled, and a plan knows types by their bytes",
+            "fp16 needs loss scaling, which the planner does not model",
             "use bf16",
         ));
     }
@@ -30,11 +30,11 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         .count("/tensor_parallel/autotp_size")?
         .unwrap_or(1)
         .max(1);
-    let batch = read_batch(&file, told, &[pp, cp, tp])?;
-    let seq_len = note("seq_len")?.or(told.seq_len);
+    let batch = read_batch(&file, launch, &[pp, cp, tp])?;
+    let seq_len = note("seq_len")?.or(launch.seq_len);
     let Some(seq_len) = seq_len else {
-        let remedy = "tell it beside the file, for the program decides it";
-        return Err(FRAMEWORK.untold("the length of sequences", remedy));
+        let remedy = "pass it separately, because the training script sets it";
+        return Err(FRAMEWORK.unspecified("the sequence length", remedy));
     };
     let (dp_replicate, dp_shard) = match zero_stage {
         0 => (batch.ranks, 1),
@@ -51,7 +51,7 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         },
         zero_stage,
         sequence_parallel: false,
-        layers: LAYERS,
+        pipeline: PIPELINE,
         global_batch: batch.global,
         micro_batch: batch.micro,
         seq_len,
@@ -66,7 +66,7 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         precision: read_precision(&file, zero_stage)?,
     };
     check(&strategy)?;
-    Ok(Read {
+    Ok(ParsedJob {
         software: read_software(&file, &strategy)?,
         shape: None,
         strategy,
@@ -74,16 +74,16 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
     })
 }
 
-/// What DeepSpeed does with these keys; attention is the program's, and taken to be as it is today.
+/// DeepSpeed's behavior with these keys. Flash attention is assumed, because the script chooses the kernel.
 fn read_software(file: &File<'_>, strategy: &Strategy) -> Result<Software, FrameworkError> {
     let overlap = "/zero_optimization/overlap_comm";
-    let travels = file.root.pointer("/communication_data_type");
+    let reduce_dtype = file.root.pointer("/communication_data_type");
     Ok(Software {
         overlaps_data: match file.root.pointer(overlap) {
             None | Some(Value::Null) => strategy.zero_stage == 3,
             Some(_) => file.flag(overlap)?,
         },
-        gradient_on_wire: match travels.and_then(Value::as_str) {
+        gradient_on_wire: match reduce_dtype.and_then(Value::as_str) {
             Some("fp32") => 4,
             Some(_) => 2,
             None => strategy.precision.compute,
@@ -92,19 +92,19 @@ fn read_software(file: &File<'_>, strategy: &Strategy) -> Result<Software, Frame
     })
 }
 
-/// Refuses what DeepSpeed itself refuses when it starts.
+/// Rejects what DeepSpeed itself rejects at startup.
 fn check(s: &Strategy) -> Result<(), FrameworkError> {
     if s.degrees.pp > 1 && s.zero_stage > 1 {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             format!("ZeRO stage {} with a pipeline", s.zero_stage),
-            "DeepSpeed's pipelines exclude stages 2 and 3",
+            "DeepSpeed's pipelines do not support stages 2 and 3",
             "use stage 1",
         ));
     }
     Ok(())
 }
 
-/// The file, with typed access by JSON pointers.
+/// The parsed file, with typed access by JSON pointer.
 struct File<'a> {
     root: &'a Value,
 }
@@ -115,10 +115,10 @@ impl File<'_> {
             return Ok(None);
         };
         if value == "auto" {
-            return Err(FRAMEWORK.untold(
-                "what \"auto\" stands for",
+            return Err(FRAMEWORK.unspecified(
+                "the value of \"auto\"",
                 format!(
-                    "write a number at {pointer}: Hugging Face's Trainer fills it in when it starts"
+                    "write a number at {pointer}: Hugging Face's Trainer fills it in at startup"
                 ),
             ));
         }
@@ -127,23 +127,23 @@ impl File<'_> {
             .and_then(|number| usize::try_from(number).ok());
         number
             .map(Some)
-            .ok_or_else(|| refused_value(pointer, value, "a whole number"))
+            .ok_or_else(|| unsupported_value(pointer, value, "a whole number"))
     }
 
     fn flag(&self, pointer: &str) -> Result<bool, FrameworkError> {
         match self.root.pointer(pointer) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(value) if value == "auto" => Err(FRAMEWORK.untold(
-                "what \"auto\" stands for",
-                format!("write true or false at {pointer}: Hugging Face's Trainer fills it in"),
+            Some(value) if value == "auto" => Err(FRAMEWORK.unspecified(
+                "the value of \"auto\"",
+                format!("write true or false at {pointer}: Hugging Face's Trainer fills it in at startup"),
             )),
-            Some(value) => Err(refused_value(pointer, value, "true or false")),
+            Some(value) => Err(unsupported_value(pointer, value, "true or false")),
         }
     }
 }
 
-fn refused_value(pointer: &str, value: &Value, expected: &'static str) -> FrameworkError {
+fn unsupported_value(pointer: &str, value: &Value, expected: &'static str) -> FrameworkError {
     FrameworkError::Value {
         key: pointer.to_owned(),
         value: value.to_string().chars().take(80).collect(),
@@ -151,20 +151,24 @@ fn refused_value(pointer: &str, value: &Value, expected: &'static str) -> Framew
     }
 }
 
-/// A step's samples, and who computes them.
+/// The batch sizes, and the number of data-parallel ranks.
 struct Batch {
     global: usize,
     micro: usize,
     ranks: usize,
 }
 
-/// Any two of DeepSpeed's three sizes give the third where the ranks are known; all three give the ranks.
-fn read_batch(file: &File<'_>, told: &Told, taken: &[usize]) -> Result<Batch, FrameworkError> {
+/// Any two of DeepSpeed's three sizes give the third if the number of ranks is known; all three give the ranks.
+fn read_batch(
+    file: &File<'_>,
+    launch: &LaunchInfo,
+    taken: &[usize],
+) -> Result<Batch, FrameworkError> {
     let global = file.count("/train_batch_size")?;
     let micro = file.count("/train_micro_batch_size_per_gpu")?;
     let steps = file.count("/gradient_accumulation_steps")?;
     let uneven = |what: String, why: String| {
-        FRAMEWORK.refusal(
+        FRAMEWORK.unsupported(
             what,
             why,
             "use train_batch_size = micro x accumulation x ranks",
@@ -178,7 +182,7 @@ fn read_batch(file: &File<'_>, told: &Told, taken: &[usize]) -> Result<Batch, Fr
         let Some(ranks) = ranks else {
             return Err(uneven(
                 format!("train_batch_size {global}"),
-                format!("it is no multiple of {micro} x {steps}"),
+                format!("it is not a multiple of {micro} x {steps}"),
             ));
         };
         return Ok(Batch {
@@ -187,17 +191,19 @@ fn read_batch(file: &File<'_>, told: &Told, taken: &[usize]) -> Result<Batch, Fr
             ranks,
         });
     }
-    let ranks = FRAMEWORK.left_of(told.world, taken)?;
+    let ranks = FRAMEWORK.left_of(launch.world, taken)?;
     let (global, micro) = match (global, micro, steps) {
         (Some(global), Some(micro), _) => (global, micro),
         (Some(global), None, steps) => {
-            let parts = ranks.checked_mul(steps.unwrap_or(1));
-            let parts = parts.filter(|&n| n > 0 && global.is_multiple_of(n));
-            let Some(parts) = parts else {
-                let why = format!("it is no multiple of {ranks} ranks' accumulated steps");
+            let num_microbatches = ranks.checked_mul(steps.unwrap_or(1));
+            let num_microbatches = num_microbatches.filter(|&n| n > 0 && global.is_multiple_of(n));
+            let Some(num_microbatches) = num_microbatches else {
+                let why = format!(
+                    "it is not a multiple of the data-parallel ranks, {ranks}, x the accumulation steps"
+                );
                 return Err(uneven(format!("train_batch_size {global}"), why));
             };
-            (global, global / parts)
+            (global, global / num_microbatches)
         }
         (None, Some(micro), steps) => {
             let all = micro
@@ -206,14 +212,14 @@ fn read_batch(file: &File<'_>, told: &Told, taken: &[usize]) -> Result<Batch, Fr
             let Some(all) = all else {
                 return Err(uneven(
                     format!("micro-batches of {micro}"),
-                    "it cannot be counted".to_owned(),
+                    "the global batch would be too large".to_owned(),
                 ));
             };
             (all, micro)
         }
         (None, None, _) => {
             let remedy = "give train_batch_size or train_micro_batch_size_per_gpu";
-            return Err(FRAMEWORK.untold("the batch", remedy));
+            return Err(FRAMEWORK.unspecified("the batch size", remedy));
         }
     };
     Ok(Batch {
@@ -224,8 +230,8 @@ fn read_batch(file: &File<'_>, told: &Told, taken: &[usize]) -> Result<Batch, Fr
 }
 
 fn read_offload(file: &File<'_>) -> Result<Offload, FrameworkError> {
-    let device = |part: &str| {
-        let pointer = format!("/zero_optimization/{part}/device");
+    let device = |section: &str| {
+        let pointer = format!("/zero_optimization/{section}/device");
         let value = file.root.pointer(&pointer).and_then(Value::as_str);
         value.unwrap_or("none")
     };
@@ -233,9 +239,9 @@ fn read_offload(file: &File<'_>) -> Result<Offload, FrameworkError> {
         ("none", "none") => Ok(Offload::None),
         ("cpu", "cpu") => Ok(Offload::Cpu),
         ("nvme", "nvme") => Ok(Offload::Nvme),
-        (states, weights) => Err(FRAMEWORK.refusal(
-            format!("the optimiser's states on {states:?}, weights on {weights:?}"),
-            "a plan offloads both to the same place",
+        (states, weights) => Err(FRAMEWORK.unsupported(
+            format!("optimizer states on {states:?}, weights on {weights:?}"),
+            "the planner offloads both to the same device",
             "use the same device for offload_optimizer and offload_param, in stage 3",
         )),
     }
@@ -244,8 +250,8 @@ fn read_offload(file: &File<'_>) -> Result<Offload, FrameworkError> {
 fn read_precision(file: &File<'_>, zero_stage: usize) -> Result<Precision, FrameworkError> {
     for option in ["bf16_master_weights_and_grads", "bf16_optimizer_states"] {
         if file.flag(&format!("/bf16/{option}"))? {
-            let why = "a plan's optimiser keeps four bytes of everything";
-            return Err(FRAMEWORK.refusal(format!("bf16.{option}"), why, "remove it"));
+            let why = "the planner models an optimizer with 4-byte states";
+            return Err(FRAMEWORK.unsupported(format!("bf16.{option}"), why, "remove it"));
         }
     }
     let wide = file
@@ -256,9 +262,9 @@ fn read_precision(file: &File<'_>, zero_stage: usize) -> Result<Precision, Frame
         (false, None | Some("fp32")) => Ok(fp32(zero_stage)),
         (true, None | Some("bf16")) => Ok(BF16),
         (true, Some("fp32")) => Ok(BF16_WIDE),
-        (_, Some(other)) => Err(FRAMEWORK.refusal(
+        (_, Some(other)) => Err(FRAMEWORK.unsupported(
             format!("grad_accum_dtype {other:?}"),
-            "a plan accumulates in the type of weights or in four bytes",
+            "the planner accumulates gradients in the type of the weights or in fp32",
             "use \"fp32\" with bf16",
         )),
     }

@@ -1,4 +1,4 @@
-//! Megatron-LM's flags by name: which there are, and how many words each takes.
+//! Parses Megatron-LM's flags by name and number of values.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use super::super::arguments::{CommandLine, count};
 use super::super::suggest::unknown;
 use super::FRAMEWORK;
 
-/// Every flag of core 0.16.1's `pretrain_gpt.py`: `--flag words`, where `+` and `*` are any number.
+/// Every flag of `pretrain_gpt.py` (Megatron Core 0.16.1) with its number of values; `+` and `*` mean any number.
 const KNOWN: &str = include_str!("flags-0.16.1.txt");
 
-/// Flags with the words that follow them.
+/// The given flags with their values.
 #[derive(Debug)]
 pub(super) struct Flags {
     values: BTreeMap<String, Vec<String>>,
-    /// How many ranks torchrun starts, where it is told.
+    /// The number of ranks that torchrun starts, if its flags determine it.
     pub world: Option<usize>,
 }
 
 impl Flags {
-    /// The flags of a command line; unknown ones are refused, as Megatron does.
+    /// Parses a command line. Unknown flags are rejected, as Megatron does.
     pub fn parse(text: &str) -> Result<Flags, FrameworkError> {
         let line = CommandLine::parse(FRAMEWORK, text)?;
         let mut values = BTreeMap::new();
@@ -47,7 +47,7 @@ impl Flags {
                 given.push(value);
             }
             if given.is_empty() && !matches!(arity, "0" | "*") {
-                return Err(FRAMEWORK.syntax(format!("{flag} is followed by nothing")));
+                return Err(FRAMEWORK.syntax(format!("{flag} needs a value")));
             }
             values.insert(flag, given);
         }
@@ -57,34 +57,34 @@ impl Flags {
         })
     }
 
-    /// Whether a flag is there.
+    /// Whether the flag is given.
     pub fn has(&self, flag: &str) -> bool {
         self.values.contains_key(flag)
     }
 
-    /// What follows a flag, as one text.
+    /// The flag's values, joined by spaces.
     pub fn get(&self, flag: &str) -> Option<String> {
         self.values.get(flag).map(|words| words.join(" "))
     }
 
-    /// The number that follows a flag.
+    /// The flag's value as a number.
     pub fn number(&self, flag: &str) -> Result<Option<usize>, FrameworkError> {
         self.get(flag).map(|value| count(flag, &value)).transpose()
     }
 
-    /// The number that follows a flag, or 1.
+    /// The flag's value as a number, by default 1.
     pub fn degree(&self, flag: &str) -> Result<usize, FrameworkError> {
         Ok(self.number(flag)?.unwrap_or(1))
     }
 
-    /// The number that follows a flag without which Megatron does not start.
+    /// The value of a flag that Megatron requires.
     pub fn needed(&self, flag: &'static str) -> Result<usize, FrameworkError> {
         let number = self.number(flag)?;
-        number.ok_or_else(|| FRAMEWORK.untold(flag, "give the flag"))
+        number.ok_or_else(|| FRAMEWORK.unspecified(flag, "add the flag"))
     }
 }
 
-/// Whether the flag exists; how many words it takes.
+/// The number of values that the flag takes, or `None` if Megatron has no such flag.
 pub(super) fn arity(flag: &str) -> Option<&'static str> {
     let mut lines = KNOWN.lines().filter_map(|line| line.split_once(' '));
     lines
@@ -92,7 +92,7 @@ pub(super) fn arity(flag: &str) -> Option<&'static str> {
         .map(|(_, arity)| arity)
 }
 
-/// Whether a word begins a flag: a minus with a digit is a number.
+/// Whether a word is a flag. A single minus begins a negative number.
 fn is_flag(word: &str) -> bool {
     word.starts_with("--")
 }

@@ -1,16 +1,16 @@
-//! Megatron-LM's flags.
+//! The command-line flags of Megatron-LM.
 //!
-//! Its distributed optimiser is ZeRO-1 with 6 + 12/N bytes of a parameter: two for the weight, four for
-//! the gradient, and twelve for the optimiser's states on one rank of N. Stages 2 and 3 are its FSDP.
+//! Its distributed optimizer is ZeRO-1 with 6 + 12/N bytes per parameter: two for the weight, four for the gradient,
+//! and twelve for the optimizer states, which are sharded over N ranks. ZeRO stages 2 and 3 are Megatron FSDP.
 
-mod fit;
+mod adapt;
 mod flags;
 mod model;
 mod read;
 
+use super::adapt::Adapted;
 use super::arguments::torchrun;
-use super::fit::Fit;
-use super::{Framework, FrameworkError, Written};
+use super::{EmittedConfig, Framework, FrameworkError};
 use crate::{Precision, Recompute, Shape, Strategy};
 pub(super) use read::read;
 
@@ -19,7 +19,7 @@ const FRAMEWORK: Framework = Framework::Megatron;
 /// With `--bf16`.
 const BF16: Precision = Precision::BF16;
 
-/// With `--grad-reduce-in-bf16` too: gradients are widened for the optimiser.
+/// With `--bf16 --grad-reduce-in-bf16`: the optimizer keeps fp32 copies of the gradients.
 const BF16_GRADIENTS: Precision = Precision {
     gradient: 2,
     reduced: 2,
@@ -27,36 +27,36 @@ const BF16_GRADIENTS: Precision = Precision {
     ..BF16
 };
 
-/// With neither.
+/// Without `--bf16`.
 const FP32: Precision = Precision::FP32;
 
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
-    let fit = fit::fit(shape, strategy)?;
-    Ok(Written {
-        text: text(&fit),
-        losses: fit.losses,
+pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+    let adapted = adapt::adapt(shape, strategy)?;
+    Ok(EmittedConfig {
+        text: text(&adapted),
+        deviations: adapted.deviations,
     })
 }
 
-fn text(fit: &Fit) -> String {
-    let s = &fit.strategy;
+fn text(adapted: &Adapted) -> String {
+    let s = &adapted.strategy;
     let mut lines = vec![format!(
         "{} pretrain_gpt.py",
         torchrun(s.degrees.world_size())
     )];
-    // Megatron's overlap of matrices and messages counts on one queue, its FSDP on several.
+    // Megatron's overlap of compute and TP communication needs a single hardware queue; its FSDP needs several.
     if s.zero_stage < 2 && s.degrees.tp * s.degrees.cp > 1 {
         lines[0].insert_str(0, "CUDA_DEVICE_MAX_CONNECTIONS=1 ");
     }
-    lines.extend(model::write(&fit.shape));
-    lines.extend(degree_flags(fit));
+    lines.extend(model::write(&adapted.shape));
+    lines.extend(degree_flags(adapted));
     lines.extend(step_flags(s));
     lines.push("--mock-data --train-iters 10000 --lr 3e-4".to_owned());
     lines.join(" \\\n  ") + "\n"
 }
 
-fn degree_flags(fit: &Fit) -> Vec<String> {
-    let s = &fit.strategy;
+fn degree_flags(adapted: &Adapted) -> Vec<String> {
+    let s = &adapted.strategy;
     let d = &s.degrees;
     let mut flags = vec![
         format!("--tensor-model-parallel-size {}", d.tp),
@@ -67,11 +67,11 @@ fn degree_flags(fit: &Fit) -> Vec<String> {
     if s.sequence_parallel {
         flags.push("--sequence-parallel".to_owned());
     }
-    if s.layers.stages_per_rank > 1 {
-        let stages = s.layers.stages_per_rank;
+    if s.pipeline.stages_per_rank > 1 {
+        let stages = s.pipeline.stages_per_rank;
         flags.push(format!("--num-virtual-stages-per-pipeline-rank {stages}"));
     }
-    if d.pp > 1 && fit::counts_ends(&fit.shape, s) {
+    if d.pp > 1 && adapt::counts_ends(&adapted.shape, s) {
         flags.push(
             "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
                 .to_owned(),
@@ -89,7 +89,7 @@ fn degree_flags(fit: &Fit) -> Vec<String> {
         2 => flags.push(fsdp("optim_grads")),
         _ => flags.push(fsdp("optim_grads_params")),
     }
-    // As the plan is priced: gradients and parameters travel while ranks compute.
+    // The planner's estimate assumes that gradient and parameter communication overlaps with compute.
     if d.data_parallel() * d.cp > 1 {
         flags.push(match s.zero_stage {
             0 => "--overlap-grad-reduce".to_owned(),
@@ -114,7 +114,7 @@ fn step_flags(s: &Strategy) -> Vec<String> {
     let recompute = match s.recompute {
         Recompute::None => "",
         Recompute::Selective => "--recompute-granularity selective",
-        Recompute::Products | Recompute::Full => {
+        Recompute::SelectiveOp | Recompute::Full => {
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
         }
     };

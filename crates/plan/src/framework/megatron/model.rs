@@ -1,14 +1,14 @@
-//! The model as Megatron-LM's flags describe it.
+//! Megatron-LM's flags for the model.
 
 use super::super::FrameworkError;
 use super::FRAMEWORK;
 use super::flags::Flags;
 use crate::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
 
-/// More layers than any model has.
+/// The largest accepted number of layers.
 const MOST_LAYERS: usize = 1 << 12;
 
-/// The flags that say a shape.
+/// The flags that describe a shape.
 pub(super) fn write(shape: &Shape) -> Vec<String> {
     let mut flags = vec![
         format!("--num-layers {}", shape.num_hidden_layers),
@@ -20,14 +20,14 @@ pub(super) fn write(shape: &Shape) -> Vec<String> {
             "--max-position-embeddings {}",
             shape.max_position_embeddings
         ),
-        // A tokenizer of numbers, one of which is the end of a text; then exactly as many rows.
+        // The null tokenizer adds an end-of-document token, so it gets one token less; the padded size is exact.
         "--tokenizer-type NullTokenizer".to_owned(),
         format!("--vocab-size {}", shape.vocab_size.saturating_sub(1)),
         format!("--padded-vocab-size {}", shape.vocab_size),
         "--attention-dropout 0.0 --hidden-dropout 0.0".to_owned(),
     ];
-    let mut add = |is_there: bool, flag: &str| {
-        if is_there {
+    let mut add = |is_set: bool, flag: &str| {
+        if is_set {
             flags.push(flag.to_owned());
         }
     };
@@ -109,7 +109,7 @@ fn write_experts(experts: &Experts, num_layers: usize) -> Vec<String> {
     flags
 }
 
-/// The shape that flags say; none without the sizes.
+/// Reads the shape from flags, or `None` if they do not describe the model.
 pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
     if !flags.has("--num-layers") || !flags.has("--hidden-size") {
         return Ok(None);
@@ -118,22 +118,24 @@ pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
     let heads = flags.needed("--num-attention-heads")?;
     let layers = flags.needed("--num-layers")?;
     if heads == 0 || layers > MOST_LAYERS {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             format!("--num-attention-heads {heads} --num-layers {layers}"),
-            "no model has so many",
-            format!("use 1 and more heads, and at most {MOST_LAYERS} layers"),
+            "a value is out of range",
+            format!("use at least 1 head and at most {MOST_LAYERS} layers"),
         ));
     }
     let is_gated = flags.has("--swiglu");
-    // What Megatron takes where it is not told.
-    let ffn = match is_gated {
-        true => hidden.saturating_mul(8) / 3 / 64 * 64,
-        false => hidden.saturating_mul(4),
+    // Megatron's default.
+    let ffn = if is_gated {
+        hidden.saturating_mul(8) / 3 / 64 * 64
+    } else {
+        hidden.saturating_mul(4)
     };
     let has_biases = !flags.has("--disable-bias-linear");
-    let kv_heads = match flags.has("--group-query-attention") {
-        true => flags.number("--num-query-groups")?.unwrap_or(1),
-        false => heads,
+    let kv_heads = if flags.has("--group-query-attention") {
+        flags.number("--num-query-groups")?.unwrap_or(1)
+    } else {
+        heads
     };
     Ok(Some(Shape {
         name: "megatron".to_owned(),
@@ -169,8 +171,8 @@ fn read_vocabulary(flags: &Flags) -> Result<usize, FrameworkError> {
         return Ok(padded);
     }
     let Some(size) = flags.number("--vocab-size")? else {
-        let remedy = "give --padded-vocab-size; otherwise the tokenizer says";
-        return Err(FRAMEWORK.untold("the size of the vocabulary", remedy));
+        let remedy = "add --padded-vocab-size; otherwise the tokenizer determines it";
+        return Err(FRAMEWORK.unspecified("the vocabulary size", remedy));
     };
     let is_null = flags
         .get("--tokenizer-type")
@@ -189,10 +191,10 @@ fn read_positions(flags: &Flags) -> Result<Positions, FrameworkError> {
     match flags.get("--position-embedding-type").as_deref() {
         Some("rope") => Ok(Positions::Rotary),
         None if flags.has("--use-rotary-position-embeddings") => Ok(Positions::Rotary),
-        None | Some("learned_absolute") => Ok(Positions::Learnt),
-        Some(other) => Err(FRAMEWORK.refusal(
+        None | Some("learned_absolute") => Ok(Positions::Learned),
+        Some(other) => Err(FRAMEWORK.unsupported(
             format!("--position-embedding-type {other}"),
-            "a plan knows rotated and learnt positions",
+            "the planner supports rotary and learned position embeddings",
             "use rope or learned_absolute",
         )),
     }
@@ -226,9 +228,9 @@ fn read_experts(flags: &Flags, layers: usize) -> Result<Option<Experts>, Framewo
         .get("--moe-layer-freq")
         .unwrap_or_else(|| "1".to_owned());
     let Some(dense) = dense_layers(&frequency, layers) else {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             format!("--moe-layer-freq {frequency}"),
-            "a plan has blocks without experts at the beginning only",
+            "the planner supports dense blocks at the beginning only",
             format!("use 1, or ([0]*1+[1]*{})", layers.saturating_sub(1)),
         ));
     };
@@ -244,7 +246,7 @@ fn read_experts(flags: &Flags, layers: usize) -> Result<Option<Experts>, Framewo
     }))
 }
 
-/// How many blocks at the beginning have no experts: `1` or `([0]*dense+[1]*rest)`.
+/// The number of dense blocks at the beginning, from `1` or `([0]*dense+[1]*rest)`.
 fn dense_layers(frequency: &str, layers: usize) -> Option<usize> {
     if frequency == "1" {
         return Some(0);

@@ -1,113 +1,115 @@
-//! What Megatron-LM's flags say.
+//! Reads Megatron-LM's flags.
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
-use super::super::{FrameworkError, Read, Told, check, check_degrees};
+use super::super::{FrameworkError, LaunchInfo, ParsedJob, check, check_degrees};
 use super::flags::Flags;
-use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, fit, model};
-use crate::{AttentionKernel, Degrees, Layers, Offload, Recompute, Shape, Software, Strategy};
+use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
+use crate::{
+    AttentionKernel, Degrees, Offload, PipelineLayout, Recompute, Shape, Software, Strategy,
+};
 
-/// Flags whose meaning a plan does not have: what they do, and what to do instead.
-const REFUSED: [(&str, &str, &str); 16] = [
+/// Flags that the planner does not model: the flag, why, and what to use instead.
+const UNSUPPORTED: [(&str, &str, &str); 16] = [
     (
         "--fp16",
-        "losses in fp16 are scaled, and a plan knows types by their bytes",
+        "fp16 needs loss scaling, which the planner does not model",
         "use --bf16",
     ),
     (
         "--fp8-format",
-        "a plan knows no types of one byte",
+        "the planner does not model 8-bit types",
         "use --bf16",
     ),
     (
         "--fp4-format",
-        "a plan knows no types of half a byte",
+        "the planner does not model 4-bit types",
         "use --bf16",
     ),
     (
         "--use-precision-aware-optimizer",
-        "its states have other types than a plan counts",
+        "the planner does not model its state types",
         "remove it",
     ),
     (
         "--use-torch-fsdp2",
-        "it is another FSDP than Megatron's",
+        "it is a different FSDP than Megatron's",
         "use --use-megatron-fsdp",
     ),
     (
         "--optimizer-cpu-offload",
-        "it moves the optimiser's states alone, and a plan's offloading weights too",
+        "it offloads optimizer states only, and the planner offloads weights, too",
         "remove it",
     ),
     (
         "--cpu-offloading-num-layers",
-        "it moves activations, and a plan's offloading states",
+        "it offloads activations, and the planner offloads states",
         "remove it",
     ),
     (
         "--fine-grained-activation-offloading",
-        "it moves activations, and a plan's offloading states",
+        "it offloads activations, and the planner offloads states",
         "remove it",
     ),
     (
         "--moe-layer-recompute",
-        "a plan recomputes attention or whole blocks",
+        "the planner recomputes attention or entire blocks",
         "use --recompute-granularity",
     ),
     (
         "--distribute-saved-activations",
-        "a plan keeps what is not recomputed whole",
+        "the planner does not shard saved activations this way",
         "use --sequence-parallel",
     ),
     (
         "--pipeline-model-parallel-layout",
-        "a plan splits layers evenly",
+        "the planner splits layers evenly",
         "use --num-virtual-stages-per-pipeline-rank",
     ),
     (
         "--decoder-first-pipeline-num-layers",
-        "a plan splits layers evenly",
+        "the planner splits layers evenly",
         "remove it",
     ),
     (
         "--decoder-last-pipeline-num-layers",
-        "a plan splits layers evenly",
+        "the planner splits layers evenly",
         "remove it",
     ),
     (
         "--rampup-batch-size",
-        "a plan's batch has one size",
+        "the planner models a constant batch size",
         "use --global-batch-size alone",
     ),
     (
         "--mtp-num-layers",
-        "a plan's model predicts one token",
+        "the planner does not model multi-token prediction",
         "remove it",
     ),
     (
         "--microbatch-group-size-per-virtual-pipeline-stage",
-        "a plan interleaves as many micro-batches as there are ranks",
+        "the planner interleaves groups of as many micro-batches as there are pipeline ranks",
         "remove it",
     ),
 ];
 
-pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkError> {
+pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     let flags = Flags::parse(text)?;
-    for (flag, why, nearest) in REFUSED {
+    for (flag, why, nearest) in UNSUPPORTED {
         if flags.has(flag) {
-            return Err(FRAMEWORK.refusal(flag, why, nearest));
+            return Err(FRAMEWORK.unsupported(flag, why, nearest));
         }
     }
     let shape = model::read(&flags)?;
     let zero_stage = read_stage(&flags)?;
-    let degrees = read_degrees(&flags, zero_stage, shape.as_ref(), told)?;
+    let degrees = read_degrees(&flags, zero_stage, shape.as_ref(), launch)?;
     let micro_batch = flags.needed("--micro-batch-size")?;
     let at_once = micro_batch.saturating_mul(degrees.data_parallel());
     let strategy = Strategy {
         degrees,
         zero_stage,
         sequence_parallel: flags.has("--sequence-parallel"),
-        layers: read_layers(&flags, &degrees, shape.as_ref())?,
+        pipeline: read_layers(&flags, &degrees, shape.as_ref())?,
         global_batch: flags.number("--global-batch-size")?.unwrap_or(at_once),
         micro_batch,
         seq_len: flags.needed("--seq-length")?,
@@ -120,11 +122,11 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         },
     };
     check(FRAMEWORK, shape.as_ref(), &strategy)?;
-    fit::check_interleaving(&strategy)?;
+    adapt::check_interleaving(&strategy)?;
     if let Some(shape) = &shape {
-        fit::check_shape(shape, &strategy)?;
+        adapt::check_shape(shape, &strategy)?;
     }
-    Ok(Read {
+    Ok(ParsedJob {
         software: read_software(&flags, &strategy)?,
         shape,
         strategy,
@@ -132,8 +134,7 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
     })
 }
 
-/// What Megatron does with these flags: it overlaps, fuses and drops only as it is told, and drops a tenth
-/// unless it is told not to.
+/// Megatron's behavior with these flags: overlap must be enabled, and dropout, 0.1 by default, must be disabled.
 fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, FrameworkError> {
     let is_fused = match flags.get("--attention-backend").as_deref() {
         Some("unfused" | "local") => false,
@@ -146,18 +147,19 @@ fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, Framewo
     let drops = |flag: &str| match flags.get(flag) {
         None => Ok(true),
         Some(text) => match text.parse::<f64>() {
-            Ok(share) => Ok(share > 0.0),
+            Ok(probability) => Ok(probability > 0.0),
             Err(_) => Err(FrameworkError::Value {
                 key: flag.to_owned(),
                 value: text,
-                expected: "a share",
+                expected: "a number",
             }),
         },
     };
     Ok(Software {
-        attention: match is_fused {
-            true => AttentionKernel::Flash,
-            false => AttentionKernel::Materialised,
+        attention: if is_fused {
+            AttentionKernel::Flash
+        } else {
+            AttentionKernel::Materialized
         },
         dropout: drops("--attention-dropout")? || drops("--hidden-dropout")?,
         overlaps_data: flags.has("--overlap-grad-reduce"),
@@ -188,23 +190,23 @@ fn read_degrees(
     flags: &Flags,
     zero_stage: usize,
     shape: Option<&Shape>,
-    told: &Told,
+    launch: &LaunchInfo,
 ) -> Result<Degrees, FrameworkError> {
     let tp = flags.degree("--tensor-model-parallel-size")?;
     let cp = flags.degree("--context-parallel-size")?;
     let pp = flags.degree("--pipeline-model-parallel-size")?;
-    let data = FRAMEWORK.left_of(flags.world.or(told.world), &[tp, cp, pp])?;
+    let data = FRAMEWORK.left_of(flags.world.or(launch.world), &[tp, cp, pp])?;
     let ep = flags.degree("--expert-model-parallel-size")?;
     let has_experts = shape.is_some_and(|shape| shape.experts.is_some());
     let split = flags.number("--expert-tensor-parallel-size")?.unwrap_or(tp);
     if has_experts && split != 1 {
-        return Err(FRAMEWORK.refusal(
-            format!("experts split over {split} ranks of tp"),
-            "a plan lays whole experts over dp_shard x cp x tp",
+        return Err(FRAMEWORK.unsupported(
+            format!("experts split over {split} tensor-parallel ranks"),
+            "the planner distributes unsplit experts over dp_shard x cp x tp",
             "use --expert-tensor-parallel-size 1",
         ));
     }
-    let copies = match zero_stage {
+    let replicas = match zero_stage {
         0 => data,
         _ => flags.degree("--num-distributed-optimizer-instances")?,
     };
@@ -212,17 +214,18 @@ fn read_degrees(
         .get("--outer-dp-sharding-strategy")
         .is_some_and(|name| name != "no_shard")
     {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             "--outer-dp-sharding-strategy",
-            "a plan's copies share nothing",
+            "the planner shards nothing across replicas",
             "use no_shard",
         ));
     }
-    let shards = FRAMEWORK.left_of(Some(data), &[copies])?;
-    // Where nothing is sharded, experts still lie over all data-parallel ranks.
-    let (dp_replicate, dp_shard) = match ep > 1 && zero_stage == 0 {
-        true => (1, data),
-        false => (copies, shards),
+    let shards = FRAMEWORK.left_of(Some(data), &[replicas])?;
+    // Without sharding, experts are still distributed over all data-parallel ranks.
+    let (dp_replicate, dp_shard) = if ep > 1 && zero_stage == 0 {
+        (1, data)
+    } else {
+        (replicas, shards)
     };
     let degrees = Degrees {
         pp,
@@ -240,7 +243,7 @@ fn read_layers(
     flags: &Flags,
     degrees: &Degrees,
     shape: Option<&Shape>,
-) -> Result<Layers, FrameworkError> {
+) -> Result<PipelineLayout, FrameworkError> {
     let stages = flags.number("--num-virtual-stages-per-pipeline-rank")?;
     let length = flags.number("--num-layers-per-virtual-pipeline-stage")?;
     let stages = match (stages, length) {
@@ -249,7 +252,7 @@ fn read_layers(
         (None, Some(length)) => {
             let flag = format!("--num-layers-per-virtual-pipeline-stage {length}");
             let Some(shape) = shape else {
-                return Err(FRAMEWORK.untold("how many layers the model has", "give --num-layers"));
+                return Err(FRAMEWORK.unspecified("the number of layers", "add --num-layers"));
             };
             let ends = [
                 "--account-for-embedding-in-pipeline-split",
@@ -257,26 +260,26 @@ fn read_layers(
             ];
             let ends = ends.iter().filter(|flag| flags.has(flag)).count();
             let units = shape.num_hidden_layers + ends;
-            let whole = length
+            let per_round = length
                 .checked_mul(degrees.pp)
                 .filter(|&n| n > 0 && units.is_multiple_of(n));
-            let Some(whole) = whole else {
-                return Err(FRAMEWORK.refusal(
+            let Some(per_round) = per_round else {
+                return Err(FRAMEWORK.unsupported(
                     flag,
                     format!(
-                        "{units} layers are not shared evenly by {} ranks in such parts",
+                        "{units} layers do not divide evenly into such stages on {} pipeline ranks",
                         degrees.pp
                     ),
                     "use --num-virtual-stages-per-pipeline-rank",
                 ));
             };
-            units / whole
+            units / per_round
         }
     };
-    Ok(Layers {
+    Ok(PipelineLayout {
         schedule: match stages {
-            1 => Kind::OneForwardOneBackward,
-            _ => Kind::Interleaved,
+            1 => ScheduleKind::OneForwardOneBackward,
+            _ => ScheduleKind::Interleaved,
         },
         stages_per_rank: stages,
     })
@@ -287,10 +290,10 @@ fn read_recompute(flags: &Flags) -> Result<Recompute, FrameworkError> {
         None if flags.has("--recompute-activations") => Some("selective".to_owned()),
         granularity => granularity,
     };
-    let refuse = |what: String| {
-        Err(FRAMEWORK.refusal(
+    let reject = |what: String| {
+        Err(FRAMEWORK.unsupported(
             what,
-            "a plan recomputes the attention of every block, or every block",
+            "the planner recomputes the attention of every block, or every block",
             "use --recompute-granularity selective, or full with --recompute-method uniform and \
              --recompute-num-layers 1",
         ))
@@ -299,19 +302,19 @@ fn read_recompute(flags: &Flags) -> Result<Recompute, FrameworkError> {
         None => Ok(Recompute::None),
         Some("selective") => match flags.get("--recompute-modules").as_deref() {
             None | Some("core_attn") => Ok(Recompute::Selective),
-            Some(modules) => refuse(format!("--recompute-modules {modules}")),
+            Some(modules) => reject(format!("--recompute-modules {modules}")),
         },
         Some("full") => {
             let method = flags.get("--recompute-method").unwrap_or_default();
             let layers = flags.degree("--recompute-num-layers")?;
             match (method.as_str(), layers) {
                 ("uniform", 1) => Ok(Recompute::Full),
-                _ => refuse(format!(
+                _ => reject(format!(
                     "--recompute-method {method} --recompute-num-layers {layers}"
                 )),
             }
         }
-        Some(other) => refuse(format!("--recompute-granularity {other}")),
+        Some(other) => reject(format!("--recompute-granularity {other}")),
     }
 }
 
@@ -321,8 +324,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_that_is_refused_exists() {
-        for (flag, ..) in REFUSED {
+    fn every_unsupported_flag_exists() {
+        for (flag, ..) in UNSUPPORTED {
             assert!(arity(flag).is_some(), "{flag}");
         }
     }

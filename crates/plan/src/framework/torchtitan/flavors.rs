@@ -1,25 +1,25 @@
-//! The models that torchtitan has: its configs name them, and cannot describe others.
+//! The models that torchtitan registers. Its configs name a model and cannot describe others.
 
 use super::super::is_same_model;
 use crate::{Experts, FeedForward, Norm, Positions, Shape};
 
-/// A model that torchtitan has registered.
+/// A model that torchtitan registers.
 #[derive(Debug)]
 pub(super) struct Flavor {
-    /// Its family: `model.name`, or `--module`.
+    /// The model family: `model.name`, or `--module`.
     pub module: &'static str,
-    /// Its name within the family: `model.flavor`.
+    /// The name within the family: `model.flavor`.
     pub name: &'static str,
-    /// The function that 0.3.0 takes as `--config`, with what it sets; none where there is none.
+    /// The config function that 0.3.0 takes as `--config`, with its defaults, if the model has one.
     pub config: Option<Registered>,
-    /// vocabulary, hidden, feed-forward, layers, heads, key/value heads, head
+    /// Vocabulary size, hidden size, feed-forward size, layers, attention heads, KV heads, head dimension.
     sizes: [usize; 7],
-    /// How many experts, how many of them a token goes to, their width.
+    /// Number of experts, experts per token, expert hidden size.
     experts: Option<[usize; 3]>,
     is_tied: bool,
 }
 
-/// What a function of 0.3.0's registry sets where the command line says nothing.
+/// The defaults of a config function in 0.3.0's registry.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Registered {
     pub name: &'static str,
@@ -28,7 +28,7 @@ pub(super) struct Registered {
     pub tensor_parallel_degree: usize,
     pub schedule: &'static str,
     pub recompute: &'static str,
-    /// Whether its matrices are multiplied in float8, which no flag turns off.
+    /// Whether it uses float8 matrix products, which no flag disables.
     pub is_float8: bool,
 }
 
@@ -71,7 +71,7 @@ const fn qwen(name: &'static str, config: Option<Registered>, sizes: [usize; 7])
     }
 }
 
-/// As 0.2.2 and 0.3.0 have them.
+/// The models of 0.2.2 and 0.3.0.
 pub(super) const FLAVORS: [Flavor; 12] = [
     llama(
         "debugmodel",
@@ -149,7 +149,7 @@ pub(super) const FLAVORS: [Flavor; 12] = [
 ];
 
 impl Flavor {
-    /// Its shape, for sequences of this length: torchtitan makes the model as long as the data.
+    /// The model's shape. torchtitan sets the maximum sequence length to that of the data.
     pub fn shape(&self, seq_len: usize) -> Shape {
         let [vocab, hidden, mlp, layers, heads, kv_heads, head_dim] = self.sizes;
         Shape {
@@ -176,13 +176,13 @@ impl Flavor {
         }
     }
 
-    /// The flavor of this shape.
+    /// The offered flavor with exactly this shape.
     pub fn of(shape: &Shape, is_offered: impl Fn(&Flavor) -> bool) -> Option<&'static Flavor> {
         let mut offered = FLAVORS.iter().filter(|flavor| is_offered(flavor));
         offered.find(|flavor| is_same_model(&flavor.shape(0), shape))
     }
 
-    /// The flavor most like a shape: with or without experts as it is, then by width times depth.
+    /// The most similar offered flavor: with experts only if the shape has them, then the closest size.
     pub fn nearest(shape: &Shape, is_offered: impl Fn(&Flavor) -> bool) -> Option<&'static Flavor> {
         let size = |s: &Shape| s.hidden_size.saturating_mul(s.num_hidden_layers);
         let offered = FLAVORS.iter().filter(|flavor| is_offered(flavor));

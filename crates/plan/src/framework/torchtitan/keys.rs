@@ -1,4 +1,4 @@
-//! torchtitan's settings by their dotted names, wherever they were written.
+//! torchtitan's settings by dotted name, from TOML or from a command line.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use super::super::arguments::{CommandLine, count};
 use super::super::suggest::unknown;
 use super::super::{Framework, FrameworkError};
 
-/// The keys of 0.2.2's TOML, as its `JobConfig` has them.
+/// The TOML keys of 0.2.2: the fields of its `JobConfig`.
 const KEYS_0_2_2: &str = include_str!("keys-0.2.2.txt");
 
-/// The flags of 0.3.0, as the configs of its registry have them.
+/// The flags of 0.3.0: the fields of the configs in its registry.
 const KEYS_0_3_0: &str = include_str!("keys-0.3.0.txt");
 
-/// Keys and what they are set to.
+/// Keys with their values.
 #[derive(Debug)]
 pub(super) struct Keys {
     pub framework: Framework,
@@ -20,7 +20,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// The keys of a TOML file.
+    /// Parses a TOML file.
     pub fn from_toml(text: &str) -> Result<Keys, FrameworkError> {
         let framework = Framework::Torchtitan;
         let table: toml::Table = text
@@ -33,7 +33,7 @@ impl Keys {
         Ok(keys)
     }
 
-    /// The flags of a command line, and how many ranks it starts.
+    /// Parses a command line. Also returns the number of ranks that it starts, if known.
     pub fn from_command_line(text: &str) -> Result<(Keys, Option<usize>), FrameworkError> {
         let framework = Framework::TorchtitanCommandLine;
         let line = CommandLine::parse(framework, text)?;
@@ -41,9 +41,9 @@ impl Keys {
         let mut words = line.arguments.into_iter().peekable();
         while let Some(word) = words.next() {
             let Some(flag) = word.strip_prefix("--") else {
-                // A choice between policies is a word of its own: activation_checkpoint:full.
+                // A policy is a separate argument, such as activation_checkpoint:full.
                 let Some((key, value)) = word.split_once(':') else {
-                    return Err(framework.syntax(format!("{word:?} is no flag")));
+                    return Err(framework.syntax(format!("{word:?} is not a flag")));
                 };
                 values.insert(
                     format!("{}:", key.replace('-', "_")),
@@ -84,17 +84,17 @@ impl Keys {
         Ok(())
     }
 
-    /// What a key is set to.
+    /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str)
     }
 
-    /// A number of 0 and more.
+    /// The value of a key as a whole number.
     pub fn count(&self, key: &str, default: usize) -> Result<usize, FrameworkError> {
         self.get(key).map_or(Ok(default), |value| count(key, value))
     }
 
-    /// A number where -1 stands for none.
+    /// The value of a key as a whole number, with `None` for -1.
     pub fn rest(&self, key: &str, default: Option<usize>) -> Result<Option<usize>, FrameworkError> {
         match self.get(key) {
             None => Ok(default),
@@ -103,7 +103,7 @@ impl Keys {
         }
     }
 
-    /// True or false.
+    /// The value of a key as a Boolean.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool, FrameworkError> {
         match self.get(key).map(str::to_ascii_lowercase).as_deref() {
             None => Ok(default),

@@ -1,19 +1,19 @@
-//! torchtitan: TOML up to 0.2.2, a command line since.
+//! torchtitan's configs: TOML up to 0.2.2, a command line since 0.3.0.
 //!
-//! Both have the same keys with few differences, which [`fit`] knows. Models are named, not described.
+//! Both have the same keys with few differences, which [`adapt`] handles. A config names a registered model.
 
-mod fit;
+mod adapt;
 mod flavors;
 mod keys;
 mod read;
 mod text;
 
-use super::{Framework, FrameworkError, Read, Told, Written};
+use super::{EmittedConfig, Framework, FrameworkError, LaunchInfo, ParsedJob};
 use crate::{Precision, Shape, Strategy};
 use keys::Keys;
 
-/// Weights, gradients and states are held in one type; layers compute in it or in bfloat16. With the
-/// values of `training.dtype` and `training.mixed_precision_param`.
+/// The precisions with their `training.dtype`, the type of weights, gradients and states, and their
+/// `training.mixed_precision_param`, the type of compute.
 const PRECISIONS: [(Precision, &str, &str); 3] = [
     (precision(2, 4), "float32", "bfloat16"),
     (precision(4, 4), "float32", "float32"),
@@ -30,37 +30,43 @@ const fn precision(compute: usize, held: usize) -> Precision {
     }
 }
 
-/// Whether number types are mixed at all: 0.2.2 leaves it to FSDP, or to autocast where nothing but copies
-/// is asked for, and computes in `training.dtype` otherwise. 0.3.0 always wraps with FSDP.
+/// Whether mixed precision takes effect. In 0.2.2, FSDP implements it, or autocast with DDP alone; otherwise layers
+/// compute in `training.dtype`. 0.3.0 always uses FSDP.
 fn mixes_types(framework: Framework, s: &Strategy) -> bool {
     let d = &s.degrees;
     framework == Framework::TorchtitanCommandLine || d.dp_shard * d.cp > 1 || d.tp * d.pp == 1
 }
 
-pub(super) fn write_toml(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
-    let (fit, flavor) = fit::fit(Framework::Torchtitan, shape, strategy)?;
-    Ok(Written {
-        text: text::toml(&fit, flavor),
-        losses: fit.losses,
+pub(super) fn write_toml(
+    shape: &Shape,
+    strategy: &Strategy,
+) -> Result<EmittedConfig, FrameworkError> {
+    let (adapted, flavor) = adapt::adapt(Framework::Torchtitan, shape, strategy)?;
+    Ok(EmittedConfig {
+        text: text::toml(&adapted, flavor),
+        deviations: adapted.deviations,
     })
 }
 
 pub(super) fn write_command_line(
     shape: &Shape,
     strategy: &Strategy,
-) -> Result<Written, FrameworkError> {
-    let (fit, flavor) = fit::fit(Framework::TorchtitanCommandLine, shape, strategy)?;
-    Ok(Written {
-        text: text::command_line(&fit, flavor),
-        losses: fit.losses,
+) -> Result<EmittedConfig, FrameworkError> {
+    let (adapted, flavor) = adapt::adapt(Framework::TorchtitanCommandLine, shape, strategy)?;
+    Ok(EmittedConfig {
+        text: text::command_line(&adapted, flavor),
+        deviations: adapted.deviations,
     })
 }
 
-pub(super) fn read_toml(text: &str, told: &Told) -> Result<Read, FrameworkError> {
-    read::read(&Keys::from_toml(text)?, None, told)
+pub(super) fn read_toml(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
+    read::read(&Keys::from_toml(text)?, None, launch)
 }
 
-pub(super) fn read_command_line(text: &str, told: &Told) -> Result<Read, FrameworkError> {
+pub(super) fn read_command_line(
+    text: &str,
+    launch: &LaunchInfo,
+) -> Result<ParsedJob, FrameworkError> {
     let (keys, world) = Keys::from_command_line(text)?;
-    read::read(&keys, world, told)
+    read::read(&keys, world, launch)
 }

@@ -1,55 +1,59 @@
-//! What torchtitan's settings say.
+//! Reads torchtitan's settings.
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
-use super::super::{Framework, FrameworkError, Read, Told, check_degrees};
+use super::super::{Framework, FrameworkError, LaunchInfo, ParsedJob, check_degrees};
 use super::flavors::{FLAVORS, Flavor, Registered};
 use super::keys::Keys;
 use super::{PRECISIONS, mixes_types, precision};
-use crate::{Degrees, Layers, Offload, Precision, Recompute, Software, Strategy};
+use crate::{Degrees, Offload, PipelineLayout, Precision, Recompute, Software, Strategy};
 
-/// What both versions do with the layers that a pipeline splits, unless they are told otherwise.
-const UNREAD: [(&str, &str, &str); 4] = [
+/// Keys that the planner supports only at their default: the key, the default, and why.
+const UNSUPPORTED: [(&str, &str, &str); 4] = [
     (
         "parallelism.pipeline_parallel_schedule_csv",
         "",
-        "a plan knows schedules by name",
+        "the planner supports named schedules only",
     ),
     (
         "parallelism.module_fqns_per_model_part",
         "",
-        "a plan splits layers evenly",
+        "the planner splits layers evenly",
     ),
     (
         "parallelism.pipeline_parallel_first_stage_less_layers",
         "1",
-        "a plan counts an end as a layer",
+        "the planner counts embedding and head as one layer each",
     ),
     (
         "parallelism.pipeline_parallel_last_stage_less_layers",
         "1",
-        "a plan counts an end as a layer",
+        "the planner counts embedding and head as one layer each",
     ),
 ];
 
-pub(super) fn read(keys: &Keys, world: Option<usize>, told: &Told) -> Result<Read, FrameworkError> {
+pub(super) fn read(
+    keys: &Keys,
+    world: Option<usize>,
+    launch: &LaunchInfo,
+) -> Result<ParsedJob, FrameworkError> {
     let framework = keys.framework;
-    for (key, default, why) in UNREAD {
+    for (key, default, why) in UNSUPPORTED {
         if let Some(value) = keys.get(key).filter(|&value| value != default) {
-            return Err(framework.refusal(format!("{key} = {value}"), why, "remove it"));
+            return Err(framework.unsupported(format!("{key} = {value}"), why, "remove it"));
         }
     }
     if let Some(converters) = keys.get("model.converters").filter(|&list| list != "[]") {
-        return Err(framework.refusal(
+        return Err(framework.unsupported(
             format!("model.converters = {converters}"),
-            "a plan knows no types of one byte",
+            "the planner does not model 8-bit types",
             "remove it",
         ));
     }
     let flavor = read_flavor(keys)?;
     let defaults = flavor.and_then(|flavor| flavor.config);
     let defaults = defaults.filter(|_| framework == Framework::TorchtitanCommandLine);
-    let degrees = read_degrees(keys, defaults, world.or(told.world))?;
+    let degrees = read_degrees(keys, defaults, world.or(launch.world))?;
     let num_layers = flavor.map(|flavor| flavor.shape(0).num_hidden_layers);
     let seq_len = keys.count("training.seq_len", defaults.map_or(2048, |d| d.seq_len))?;
     let (global_batch, micro_batch) = read_batch(keys, defaults, &degrees)?;
@@ -57,27 +61,28 @@ pub(super) fn read(keys: &Keys, world: Option<usize>, told: &Told) -> Result<Rea
         degrees,
         zero_stage: read_stage(keys, &degrees)?,
         sequence_parallel: keys.flag("parallelism.enable_sequence_parallel", true)?,
-        layers: read_layers(keys, defaults, &degrees, num_layers)?,
+        pipeline: read_layers(keys, defaults, &degrees, num_layers)?,
         global_batch,
         micro_batch,
         seq_len,
         recompute: read_recompute(keys, flavor, defaults)?,
-        offload: match keys.flag("training.enable_cpu_offload", false)? {
-            true => Offload::Cpu,
-            false => Offload::None,
+        offload: if keys.flag("training.enable_cpu_offload", false)? {
+            Offload::Cpu
+        } else {
+            Offload::None
         },
         precision: read_precision(keys)?,
     };
     let is_sharded = degrees.dp_shard * degrees.cp > 1;
     if !is_sharded && framework == Framework::Torchtitan {
-        // Offloading belongs to FSDP, which is not there.
+        // FSDP implements offloading, and is not in use here.
         strategy.offload = Offload::None;
         strategy.zero_stage = 0;
     }
     if strategy.precision == precision(2, 4) && !mixes_types(framework, &strategy) {
         strategy.precision = precision(4, 4);
     }
-    Ok(Read {
+    Ok(ParsedJob {
         software: read_software(keys)?,
         shape: flavor.map(|flavor| flavor.shape(seq_len)),
         strategy,
@@ -85,7 +90,7 @@ pub(super) fn read(keys: &Keys, world: Option<usize>, told: &Told) -> Result<Rea
     })
 }
 
-/// The model; none where it is one that nobody here knows.
+/// The model's flavor, or `None` if it is not in our table.
 fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
     if keys.framework == Framework::Torchtitan {
         let module = keys.get("model.name").unwrap_or("llama3");
@@ -95,8 +100,8 @@ fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
             .find(|f| f.module == module && f.name == name));
     }
     let Some(name) = keys.get("config") else {
-        let remedy = "give --config, for its defaults are part of the job";
-        return Err(keys.framework.untold("which config it starts from", remedy));
+        let remedy = "add --config, because its defaults are part of the job";
+        return Err(keys.framework.unspecified("the registered config", remedy));
     };
     let configs = FLAVORS
         .iter()
@@ -107,13 +112,13 @@ fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
         let names: Vec<_> = usable.iter().map(|(_, config)| config.name).collect();
         let why = match name {
             "llama3_405b" => {
-                "it multiplies matrices in float8, and a plan knows no types of one byte"
+                "it uses float8 matrix products, and the planner does not model 8-bit types"
             }
-            _ => "what a config sets by itself is written in Python",
+            _ => "the defaults of this config are not known to the planner",
         };
         let nearest = format!("use one of {}", names.join(", "));
         keys.framework
-            .refusal(format!("--config {name}"), why, nearest)
+            .unsupported(format!("--config {name}"), why, nearest)
     })
 }
 
@@ -139,9 +144,9 @@ fn read_degrees(
     };
     let etp = count("expert_tensor_parallel_degree", 1)?;
     if degrees.ep > 1 && etp > 1 {
-        return Err(keys.framework.refusal(
+        return Err(keys.framework.unsupported(
             format!("expert_tensor_parallel_degree = {etp}"),
-            "a plan lays experts over all ranks of tp, and splits none",
+            "the planner distributes unsplit experts over all tensor-parallel ranks",
             "use 1",
         ));
     }
@@ -166,7 +171,7 @@ fn read_stage(keys: &Keys, degrees: &Degrees) -> Result<usize, FrameworkError> {
     }
 }
 
-/// Samples of a step, and of a micro-batch.
+/// The global batch and the micro-batch, in samples.
 fn read_batch(
     keys: &Keys,
     defaults: Option<Registered>,
@@ -185,9 +190,9 @@ fn read_batch(
     }
     if global != at_once {
         let each = global / degrees.data_parallel().max(1);
-        return Err(keys.framework.refusal(
+        return Err(keys.framework.unsupported(
             format!("global_batch_size = {global} with local_batch_size = {local}"),
-            "the pipeline would drain several times a step, and a plan's drains once",
+            "the pipeline would drain several times per step, and the planner models one drain",
             format!("use local_batch_size = {each}"),
         ));
     }
@@ -200,22 +205,22 @@ fn read_layers(
     defaults: Option<Registered>,
     degrees: &Degrees,
     num_layers: Option<usize>,
-) -> Result<Layers, FrameworkError> {
+) -> Result<PipelineLayout, FrameworkError> {
     let key = "parallelism.pipeline_parallel_schedule";
     let name = keys
         .get(key)
         .unwrap_or(defaults.map_or("1F1B", |d| d.schedule));
     let schedule = match name.to_ascii_lowercase().as_str() {
-        "1f1b" => Kind::OneForwardOneBackward,
-        "gpipe" => Kind::GPipe,
-        "interleaved1f1b" => Kind::Interleaved,
-        "loopedbfs" => Kind::LoopedBreadthFirst,
-        "zbvzerobubble" => Kind::ZeroBubbleV,
-        "dualpipev" => Kind::DualPipeV,
+        "1f1b" => ScheduleKind::OneForwardOneBackward,
+        "gpipe" => ScheduleKind::GPipe,
+        "interleaved1f1b" => ScheduleKind::Interleaved,
+        "loopedbfs" => ScheduleKind::LoopedBreadthFirst,
+        "zbvzerobubble" => ScheduleKind::ZeroBubbleV,
+        "dualpipev" => ScheduleKind::DualPipeV,
         _ => {
-            return Err(keys.framework.refusal(
+            return Err(keys.framework.unsupported(
                 format!("pipeline_parallel_schedule = {name:?}"),
-                "a plan has no such schedule",
+                "the planner has no such schedule",
                 "use 1F1B, GPipe, Interleaved1F1B, LoopedBFS, ZBVZeroBubble or DualPipeV",
             ));
         }
@@ -226,58 +231,60 @@ fn read_layers(
         (None, 0) => 2,
         (None, length) => {
             let Some(num_layers) = num_layers else {
-                let remedy = "leave pipeline_parallel_layers_per_stage out";
-                return Err(keys
-                    .framework
-                    .untold("how many layers the model has", remedy));
+                let remedy = "remove pipeline_parallel_layers_per_stage";
+                return Err(keys.framework.unspecified("the number of layers", remedy));
             };
             let stages = (num_layers + 2).div_ceil(length);
             if degrees.pp == 0 || !stages.is_multiple_of(degrees.pp) {
-                return Err(keys.framework.refusal(
+                return Err(keys.framework.unsupported(
                     format!("pipeline_parallel_layers_per_stage = {length}"),
                     format!(
-                        "{stages} stages are not shared evenly by {} ranks",
+                        "{stages} stages do not divide evenly over {} pipeline ranks",
                         degrees.pp
                     ),
-                    "use another length",
+                    "use another number of layers per stage",
                 ));
             }
             stages / degrees.pp
         }
     };
-    Ok(Layers {
+    Ok(PipelineLayout {
         schedule,
         stages_per_rank,
     })
 }
 
-/// What torchtitan does with these keys: FSDP hides what it sends, and sums in 32 bits unless told otherwise.
+/// torchtitan's behavior with these keys: FSDP overlaps its communication, and by default reduces in 32 bits.
 fn read_software(keys: &Keys) -> Result<Software, FrameworkError> {
     let key = match keys.framework {
         Framework::TorchtitanCommandLine => "compile.enable_async_tensor_parallel",
         _ => "parallelism.enable_async_tensor_parallel",
     };
-    let travels = keys.get("training.mixed_precision_reduce");
+    let reduce_dtype = keys.get("training.mixed_precision_reduce");
     Ok(Software {
         overlaps_tensor: keys.flag(key, false)?,
-        gradient_on_wire: if travels == Some("bfloat16") { 2 } else { 4 },
+        gradient_on_wire: if reduce_dtype == Some("bfloat16") {
+            2
+        } else {
+            4
+        },
         ..Software::MODERN
     })
 }
 
-/// Keys that name products to be computed again whatever their number, and what they say by default.
-const NAMED_PRODUCTS: [&str; 2] = [
+/// Keys that name matrix products to recompute always, whatever the alternation is.
+const NAMED_MATMULS: [&str; 2] = [
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
     "activation_checkpoint.force_recompute_mm_shapes_by_fqns",
 ];
 
-/// Whether its selective recomputation is the one that a plan knows.
-fn counts_products(keys: &Keys, flavor: Option<&Flavor>) -> bool {
+/// Whether selective recomputation is the variant that the planner models.
+fn counts_matmuls(keys: &Keys, flavor: Option<&Flavor>) -> bool {
     let usual = ["[]", "[\"moe.router.gate\"]", "moe.router.gate"];
     let is_usual = |key: &&str| keys.get(key).is_none_or(|names| usual.contains(&names));
     let shape = flavor.map(|flavor| flavor.shape(0));
     let is_dense = shape.is_none_or(|shape| shape.experts.is_none() && shape.latent.is_none());
-    is_dense && NAMED_PRODUCTS.iter().all(is_usual)
+    is_dense && NAMED_MATMULS.iter().all(is_usual)
 }
 
 fn read_recompute(
@@ -300,10 +307,10 @@ fn read_recompute(
     let why = match (mode, option) {
         ("none" | "None", _) => return Ok(Recompute::None),
         ("full", _) | ("selective", "1") => return Ok(Recompute::Full),
-        ("selective", "op") if counts_products(keys, flavor) => return Ok(Recompute::Products),
-        ("selective", "op") => "a plan knows what it keeps of dense blocks alone",
-        ("selective", _) => "a plan recomputes the same in every block",
-        _ => "a plan knows no such policy",
+        ("selective", "op") if counts_matmuls(keys, flavor) => return Ok(Recompute::SelectiveOp),
+        ("selective", "op") => "the planner models it for dense blocks only",
+        ("selective", _) => "the planner models the same recomputation in every block",
+        _ => "the planner does not model this policy",
     };
     let what = match option {
         "op" => format!("activation checkpointing {mode:?}"),
@@ -311,7 +318,7 @@ fn read_recompute(
     };
     Err(keys
         .framework
-        .refusal(what, why, "use \"full\" or \"none\""))
+        .unsupported(what, why, "use \"full\" or \"none\""))
 }
 
 fn read_precision(keys: &Keys) -> Result<Precision, FrameworkError> {
@@ -323,9 +330,9 @@ fn read_precision(keys: &Keys) -> Result<Precision, FrameworkError> {
         .iter()
         .find(|(_, a, b)| (*a, *b) == (held, computed));
     known.map(|(precision, ..)| *precision).ok_or_else(|| {
-        keys.framework.refusal(
+        keys.framework.unsupported(
             format!("dtype = {held:?} with mixed_precision_param = {computed:?}"),
-            "a plan's layers compute in the type of weights or in bfloat16",
+            "the planner supports compute in the type of the weights or in bfloat16",
             "use dtype = \"float32\" with mixed_precision_param = \"bfloat16\"",
         )
     })

@@ -1,26 +1,26 @@
-//! A fitted strategy as torchtitan's settings, in a file or on a command line.
+//! Writes an adapted strategy as torchtitan's settings, in a file or on a command line.
 
 use std::fmt::Write as _;
 
-use trainyard_schedule::Kind;
+use trainyard_schedule::ScheduleKind;
 
+use super::super::adapt::Adapted;
 use super::super::arguments::torchrun;
-use super::super::fit::Fit;
 use super::PRECISIONS;
-use super::fit::layers_per_stage;
+use super::adapt::layers_per_stage;
 use super::flavors::Flavor;
 use crate::{Offload, Recompute, Strategy};
 
-/// A value, as it is written in TOML.
+/// A setting's value.
 enum Value {
     Number(usize),
     Text(&'static str),
     Flag(bool),
 }
 
-/// The file.
-pub(super) fn toml(fit: &Fit, flavor: &Flavor) -> String {
-    let s = &fit.strategy;
+/// Writes the TOML file.
+pub(super) fn toml(adapted: &Adapted, flavor: &Flavor) -> String {
+    let s = &adapted.strategy;
     let launch = torchrun(s.degrees.world_size());
     let mut out = format!(
         "# {launch} -m torchtitan.train --job.config_file this.toml\n\n\
@@ -28,14 +28,14 @@ pub(super) fn toml(fit: &Fit, flavor: &Flavor) -> String {
         flavor.module, flavor.name
     );
     let mut last = "";
-    let mut settings = settings(fit);
+    let mut settings = settings(adapted);
     if s.degrees.ep > 1 {
-        // Whole experts on every rank of tp, as 0.3.0 always has them.
+        // Tensor parallelism does not split experts, which is the only mode of 0.3.0.
         let key = "parallelism.expert_tensor_parallel_degree";
         settings.push((key, Value::Number(1)));
     }
     settings.push(("activation_checkpoint.mode", Value::Text(recompute(s))));
-    if s.recompute == Recompute::Products {
+    if s.recompute == Recompute::SelectiveOp {
         let key = "activation_checkpoint.selective_ac_option";
         settings.push((key, Value::Text("op")));
     }
@@ -54,20 +54,23 @@ pub(super) fn toml(fit: &Fit, flavor: &Flavor) -> String {
     out
 }
 
-/// The command line.
-pub(super) fn command_line(fit: &Fit, flavor: &Flavor) -> String {
-    let s = &fit.strategy;
+/// Writes the command line.
+pub(super) fn command_line(adapted: &Adapted, flavor: &Flavor) -> String {
+    let s = &adapted.strategy;
     let config = flavor.config.map_or("", |config| config.name);
     let mut out = format!(
         "{} -m torchtitan.train --module {} --config {config}",
         torchrun(s.degrees.world_size()),
         flavor.module
     );
-    let mut settings = settings(fit);
-    let shares = s.sequence_parallel || s.degrees.tp == 1;
-    settings.push(("parallelism.enable_sequence_parallel", Value::Flag(shares)));
+    let mut settings = settings(adapted);
+    let is_enabled = s.sequence_parallel || s.degrees.tp == 1;
+    settings.push((
+        "parallelism.enable_sequence_parallel",
+        Value::Flag(is_enabled),
+    ));
     if s.degrees.pp * s.degrees.ep > 1 {
-        // CUDA graphs, on by default, go with neither pipelines nor the registered dispatch of experts.
+        // CUDA graphs are on by default, and support neither pipelines nor the registered token dispatcher.
         settings.push(("training.disable_cuda_graphs", Value::Flag(true)));
     }
     for (path, value) in &settings {
@@ -85,16 +88,16 @@ pub(super) fn command_line(fit: &Fit, flavor: &Flavor) -> String {
     out
 }
 
-/// What both versions are told, section by section.
-fn settings(fit: &Fit) -> Vec<(&'static str, Value)> {
+/// The settings of both versions, section by section.
+fn settings(adapted: &Adapted) -> Vec<(&'static str, Value)> {
     use Value::{Flag, Number, Text};
-    let s = &fit.strategy;
+    let s = &adapted.strategy;
     let d = &s.degrees;
     let types = PRECISIONS
         .iter()
         .find(|(precision, ..)| *precision == s.precision);
     let (held, computed) = types.map_or(("float32", "bfloat16"), |t| (t.1, t.2));
-    // A pipeline's micro-batches are parts of the local batch; without one, gradients accumulate.
+    // A pipeline splits the local batch into micro-batches; without one, gradients accumulate over local batches.
     let local = match d.pp {
         1 => s.micro_batch,
         _ => s.micro_batch * s.num_microbatches(),
@@ -121,15 +124,15 @@ fn settings(fit: &Fit) -> Vec<(&'static str, Value)> {
         ("parallelism.expert_parallel_degree", Number(d.ep)),
     ];
     if d.pp > 1 {
-        let schedule = torchs_name(s.layers.schedule);
+        let schedule = pytorch_name(s.pipeline.schedule);
         all.push(("parallelism.pipeline_parallel_schedule", Text(schedule)));
         all.push((
             "parallelism.pipeline_parallel_microbatch_size",
             Number(s.micro_batch),
         ));
-        let stages = s.layers.stages_per_rank;
-        let open = s.layers.schedule.num_chunks().is_none();
-        let length = layers_per_stage(fit.shape.num_hidden_layers, d.pp, stages);
+        let stages = s.pipeline.stages_per_rank;
+        let open = s.pipeline.schedule.num_chunks().is_none();
+        let length = layers_per_stage(adapted.shape.num_hidden_layers, d.pp, stages);
         if let (true, Some(Some(length))) = (open, length) {
             all.push((
                 "parallelism.pipeline_parallel_layers_per_stage",
@@ -140,7 +143,7 @@ fn settings(fit: &Fit) -> Vec<(&'static str, Value)> {
     all
 }
 
-/// Stages 2 and 3 differ in whether parameters go after forward; by default they stay in a pipeline.
+/// ZeRO-3 reshards parameters after the forward pass, ZeRO-2 does not. By default, a pipeline does not.
 fn reshard(s: &Strategy) -> &'static str {
     match (s.zero_stage, s.degrees.pp > 1) {
         (2, false) => "never",
@@ -152,19 +155,19 @@ fn reshard(s: &Strategy) -> &'static str {
 fn recompute(s: &Strategy) -> &'static str {
     match s.recompute {
         Recompute::None => "none",
-        Recompute::Products => "selective",
+        Recompute::SelectiveOp => "selective",
         Recompute::Selective | Recompute::Full => "full",
     }
 }
 
-/// torch's name of a schedule it has.
-fn torchs_name(kind: Kind) -> &'static str {
+/// PyTorch's name of a schedule.
+fn pytorch_name(kind: ScheduleKind) -> &'static str {
     match kind {
-        Kind::GPipe => "GPipe",
-        Kind::OneForwardOneBackward | Kind::ZeroBubbleH1 => "1F1B",
-        Kind::Interleaved => "Interleaved1F1B",
-        Kind::LoopedBreadthFirst => "LoopedBFS",
-        Kind::ZeroBubbleV => "ZBVZeroBubble",
-        Kind::DualPipeV => "DualPipeV",
+        ScheduleKind::GPipe => "GPipe",
+        ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubbleH1 => "1F1B",
+        ScheduleKind::Interleaved => "Interleaved1F1B",
+        ScheduleKind::LoopedBreadthFirst => "LoopedBFS",
+        ScheduleKind::ZeroBubbleV => "ZBVZeroBubble",
+        ScheduleKind::DualPipeV => "DualPipeV",
     }
 }

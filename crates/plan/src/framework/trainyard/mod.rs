@@ -1,4 +1,4 @@
-//! Our own TOML.
+//! Trainyard's TOML.
 
 mod read;
 
@@ -6,27 +6,45 @@ use std::fmt::{Display, Write as _};
 
 use trainyard_config::{Config, Dtype, Flavor, LlamaConfig};
 
+use super::adapt::Adapted;
 use super::arguments::torchrun;
-use super::fit::Fit;
-use super::{Choice, Framework, FrameworkError, Written, is_same_model};
+use super::{EmittedConfig, Framework, FrameworkError, Setting, is_same_model};
 use crate::stages::blocks_before;
-use crate::{Experts, FeedForward, Held, Norm, Offload, Positions, Recompute, Shape, Strategy};
+use crate::{
+    Experts, FeedForward, Norm, Offload, Positions, PrecisionByStage, Recompute, Shape, Strategy,
+};
 pub(super) use read::read;
 
 const FRAMEWORK: Framework = Framework::Trainyard;
 
-/// How far a step moves a router's bias, as DeepSeek-V3 has it; a plan knows only that there is one.
+/// DeepSeek-V3's update rate of the router bias. A shape records only whether there is a bias.
 const BIAS_UPDATE_RATE: f64 = 0.001;
 
-/// Weights and states are held in one type; layers compute in it, or in a narrower one.
-const TYPES: [(Held, Dtype, Dtype); 4] = [
-    (Held::ours(2, 4), Dtype::Float32, Dtype::Bfloat16),
-    (Held::ours(4, 4), Dtype::Float32, Dtype::Float32),
-    (Held::ours(2, 2), Dtype::Bfloat16, Dtype::Bfloat16),
-    (Held::ours(8, 8), Dtype::Float64, Dtype::Float64),
+/// The precisions with `training.dtype`, of weights and states, and `training.mixed_precision_param`, of compute.
+const TYPES: [(PrecisionByStage, Dtype, Dtype); 4] = [
+    (
+        PrecisionByStage::trainyard(2, 4),
+        Dtype::Float32,
+        Dtype::Bfloat16,
+    ),
+    (
+        PrecisionByStage::trainyard(4, 4),
+        Dtype::Float32,
+        Dtype::Float32,
+    ),
+    (
+        PrecisionByStage::trainyard(2, 2),
+        Dtype::Bfloat16,
+        Dtype::Bfloat16,
+    ),
+    (
+        PrecisionByStage::trainyard(8, 8),
+        Dtype::Float64,
+        Dtype::Float64,
+    ),
 ];
 
-/// The flavors with a name, in the order in which they are tried.
+/// The named flavors, in the order in which the writer tries them.
 const FLAVORS: [(Flavor, &str); 5] = [
     (Flavor::Tiny, "tiny"),
     (Flavor::Small, "small"),
@@ -35,79 +53,77 @@ const FLAVORS: [(Flavor, &str); 5] = [
     (Flavor::Llama3_405b, "llama3-405b"),
 ];
 
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<Written, FrameworkError> {
-    let fit = fit(shape, strategy);
-    let text = text(&fit);
+pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+    let adapted = adapt(shape, strategy);
+    let text = text(&adapted);
     Config::parse(&text, &[])?;
-    Ok(Written {
+    Ok(EmittedConfig {
         text,
-        losses: fit.losses,
+        deviations: adapted.deviations,
     })
 }
 
-fn fit(shape: &Shape, strategy: &Strategy) -> Fit {
-    let mut fit = Fit::new(shape, strategy);
-    fit_model(&mut fit);
-    fit_experts(&mut fit);
-    let s = &fit.strategy;
-    if s.degrees.pp > 1 && s.degrees.dp_shard > 1 && fit.shape.tie_word_embeddings {
-        let why = "a head that is the embedding, at both ends of a pipeline, is not sharded";
-        fit.change(Choice::ZeroStage, why, "nothing sharded", |s| {
+fn adapt(shape: &Shape, strategy: &Strategy) -> Adapted {
+    let mut adapted = Adapted::new(shape, strategy);
+    adapt_model(&mut adapted);
+    adapt_experts(&mut adapted);
+    let s = &adapted.strategy;
+    if s.degrees.pp > 1 && s.degrees.dp_shard > 1 && adapted.shape.tie_word_embeddings {
+        let why = "Trainyard does not shard a tied embedding at both ends of a pipeline";
+        adapted.change(Setting::ZeroStage, why, "no sharding", |s| {
             s.zero_stage = 0;
             s.offload = Offload::None;
         });
     }
-    if fit.strategy.offload != Offload::None && fit.strategy.zero_stage != 3 {
-        let why = "offloading needs parameters that are gathered when needed";
-        fit.change(Choice::ZeroStage, why, "zero_stage = 3", |s| {
+    if adapted.strategy.offload != Offload::None && adapted.strategy.zero_stage != 3 {
+        let why = "offloading needs the parameter gathering of stage 3";
+        adapted.change(Setting::ZeroStage, why, "zero_stage = 3", |s| {
             s.zero_stage = 3
         });
     }
-    let s = &fit.strategy;
+    let s = &adapted.strategy;
     if s.zero_stage > 0 && s.degrees.dp_shard == 1 && s.offload == Offload::None {
-        let why = "states are sharded over cp only together with data_parallel_shard_degree > 1";
-        fit.change(Choice::ZeroStage, why, "nothing sharded", |s| {
-            s.zero_stage = 0
-        });
+        let why = "Trainyard shards states over cp only if data_parallel_shard_degree > 1";
+        adapted.change(Setting::ZeroStage, why, "no sharding", |s| s.zero_stage = 0);
     }
-    if fit.strategy.recompute == Recompute::Products {
-        let why = "our selective recomputes attention, and keeps all products";
-        let written = "full recomputation, which keeps less and computes more again";
-        fit.change(Choice::Recompute, why, written, |s| {
+    if adapted.strategy.recompute == Recompute::SelectiveOp {
+        let why = "Trainyard's selective mode recomputes attention and saves all matrix products";
+        let written = "full recomputation, which saves less and recomputes more";
+        adapted.change(Setting::Recompute, why, written, |s| {
             s.recompute = Recompute::Full
         });
     }
-    let stage = fit.strategy.zero_stage;
-    let offered = TYPES.map(|(held, ..)| held.at(stage));
+    let stage = adapted.strategy.zero_stage;
+    let offered = TYPES.map(|(precision, ..)| precision.at(stage));
     let why = match stage {
-        0 => "weights have no second copy where nothing is sharded",
-        _ => "beside shards layers find weights and leave gradients in their own type",
+        0 => "weights have no second copy without sharding",
+        _ => "with sharding, layers use weights and gradients of the compute type",
     };
-    fit.choose_precision(&offered, why);
-    fit
+    adapted.choose_precision(&offered, why);
+    adapted
 }
 
-/// What our experts cannot be beside.
-fn fit_experts(fit: &mut Fit) {
-    if fit.shape.experts.is_none() {
+/// Changes the settings that Trainyard's experts do not support.
+fn adapt_experts(adapted: &mut Adapted) {
+    if adapted.shape.experts.is_none() {
         return;
     }
-    if fit.strategy.offload != Offload::None {
-        let why = "experts are not offloaded by this version";
-        fit.change(Choice::Offload, why, "states with the layers", |s| {
+    if adapted.strategy.offload != Offload::None {
+        let why = "this version does not offload experts";
+        adapted.change(Setting::Offload, why, "no offloading", |s| {
             s.offload = Offload::None
         });
     }
-    if fit.strategy.degrees.tp > 1 && !fit.strategy.sequence_parallel {
-        let why = "ranks that share matrices route different positions";
+    if adapted.strategy.degrees.tp > 1 && !adapted.strategy.sequence_parallel {
+        let why = "with experts, each tensor-parallel rank routes its own tokens";
         let written = "enable_sequence_parallel = true";
-        fit.change(Choice::SequenceParallel, why, written, |s| {
+        adapted.change(Setting::SequenceParallel, why, written, |s| {
             s.sequence_parallel = true
         });
     }
 }
 
-/// The same experts as far as ours can be so: shared ones are as wide as the others, and no gate weighs them.
+/// The nearest experts that Trainyard has: shared experts are as wide as routed ones, and have no gate.
 fn our_experts(experts: &Experts) -> Experts {
     let (width, shared) = (experts.moe_intermediate_size, shared_width(experts));
     Experts {
@@ -118,12 +134,12 @@ fn our_experts(experts: &Experts) -> Experts {
     }
 }
 
-/// Width of all shared experts together.
+/// The total width of the shared experts.
 fn shared_width(experts: &Experts) -> usize {
     experts.num_shared_experts * experts.shared_intermediate_size
 }
 
-/// Whether a shape is a GPT-2: all of its parts, and none of a Llama's.
+/// Whether a shape is a GPT-2, without any feature of a Llama.
 fn is_gpt2(shape: &Shape) -> bool {
     let plain = Shape::gpt(
         shape.num_hidden_layers,
@@ -137,36 +153,44 @@ fn is_gpt2(shape: &Shape) -> bool {
         tie_word_embeddings: shape.tie_word_embeddings,
         ..plain
     };
-    let is_whole = shape.hidden_size == shape.num_attention_heads * shape.head_dim;
-    is_whole && is_same_model(shape, &plain)
+    let is_exact = shape.hidden_size == shape.num_attention_heads * shape.head_dim;
+    is_exact && is_same_model(shape, &plain)
 }
 
-fn fit_model(fit: &mut Fit) {
-    let shape = &fit.shape;
+fn adapt_model(adapted: &mut Adapted) {
+    let shape = &adapted.shape;
     if is_gpt2(shape) {
         return;
     }
     let mut missing = Vec::new();
     let experts = shape.experts.as_ref();
-    let parts = [
+    let features = [
         (
             experts.is_some_and(|e| e.has_shared_gate && shared_width(e) > 0),
-            "gate of shared experts",
+            "gate of the shared experts",
         ),
         (
             experts.is_some_and(|e| shared_width(e) != shared_width(&our_experts(e))),
-            "shared experts of another width than the others",
+            "shared experts of a different width than the routed ones",
         ),
         (shape.latent.is_some(), "latent attention"),
         (
             shape.feed_forward == FeedForward::Plain,
-            "plain feed-forward parts",
+            "feed-forward without a gate",
         ),
-        (shape.norm == Norm::Layer, "layer norms"),
-        (shape.positions == Positions::Learnt, "a table of positions"),
-        (shape.has_biases, "biases of all matrices"),
+        (shape.norm == Norm::Layer, "LayerNorm"),
+        (
+            shape.positions == Positions::Learned,
+            "learned position embeddings",
+        ),
+        (shape.has_biases, "biases in every linear layer"),
     ];
-    missing.extend(parts.iter().filter(|(has, _)| *has).map(|(_, name)| *name));
+    missing.extend(
+        features
+            .iter()
+            .filter(|(has, _)| *has)
+            .map(|(_, name)| *name),
+    );
     if missing.is_empty() {
         return;
     }
@@ -180,14 +204,14 @@ fn fit_model(fit: &mut Fit) {
         ..shape.clone()
     };
     let why = format!(
-        "models of this version are Llamas or GPT-2s, and a Llama has no {}",
+        "this version has Llama and GPT-2 models, and Llama does not support: {}",
         missing.join(", ")
     );
-    fit.change_model(why, "a Llama of the same widths", nearest);
+    adapted.change_model(why, "a Llama of the same sizes", nearest);
 }
 
-fn text(fit: &Fit) -> String {
-    let (shape, s) = (&fit.shape, &fit.strategy);
+fn text(adapted: &Adapted) -> String {
+    let (shape, s) = (&adapted.shape, &adapted.strategy);
     let world = s.degrees.world_size();
     let launch = torchrun(world).replacen("torchrun", "trainyard run", 1);
     let mut out = format!("# {launch} -- trainyard train this.toml\n\n");
@@ -202,16 +226,17 @@ fn text(fit: &Fit) -> String {
     let mode = match s.recompute {
         Recompute::None => "none",
         Recompute::Selective => "selective",
-        Recompute::Products | Recompute::Full => "full",
+        Recompute::SelectiveOp | Recompute::Full => "full",
     };
     let _ = writeln!(out, "\n[activation_checkpoint]\nmode = \"{mode}\"");
     out
 }
 
 fn write_model(out: &mut String, shape: &Shape) {
-    match is_gpt2(shape) {
-        true => write_gpt2(out, shape),
-        false => write_llama(out, shape),
+    if is_gpt2(shape) {
+        write_gpt2(out, shape)
+    } else {
+        write_llama(out, shape)
     }
     let _ = writeln!(
         out,
@@ -223,7 +248,7 @@ fn write_model(out: &mut String, shape: &Shape) {
     }
 }
 
-/// A table of its own, so after all of the model's keys.
+/// Writes the `[model.moe]` table, which must follow all keys of `[model]`.
 fn write_experts(out: &mut String, experts: &Experts) {
     out.push_str("\n[model.moe]\n");
     write_keys(
@@ -293,7 +318,7 @@ fn write_llama(out: &mut String, shape: &Shape) {
 fn write_training(out: &mut String, s: &Strategy) {
     let types = TYPES
         .iter()
-        .find(|(held, ..)| held.at(s.zero_stage) == s.precision);
+        .find(|(precision, ..)| precision.at(s.zero_stage) == s.precision);
     let (held, computed) = types.map_or((Dtype::Float32, Dtype::Bfloat16), |t| (t.1, t.2));
     let _ = write!(
         out,
@@ -329,25 +354,25 @@ fn write_parallelism(out: &mut String, shape: &Shape, s: &Strategy) {
     }
     let _ = writeln!(out, "enable_sequence_parallel = {}", s.sequence_parallel);
     if s.sequence_parallel && d.tp > 1 {
-        // What blocks keep is counted as divided by the ranks that share them.
+        // The estimate assumes that saved activations are sharded over the tensor-parallel ranks.
         out.push_str("sequence_parallel_regather = true\n");
     }
     if d.pp > 1 {
-        let schedule = s.layers.schedule;
+        let schedule = s.pipeline.schedule;
         let _ = writeln!(out, "pipeline_parallel_schedule = \"{schedule}\"");
         if s.zero_stage > 1 {
-            // Their gradients are counted as sharded with every pass.
+            // The estimate assumes a reduce-scatter of gradients after every micro-batch.
             out.push_str("pipeline_parallel_reduce = \"each\"\n");
         }
         if schedule.num_chunks().is_none() {
-            let stages = s.layers.stages_per_rank;
+            let stages = s.pipeline.stages_per_rank;
             let _ = writeln!(out, "pipeline_parallel_stages_per_rank = {stages}");
         }
         let points: Vec<String> = (1..s.num_stages())
             .map(|stage| blocks_before(shape.num_hidden_layers, s.num_stages(), stage))
             .map(|block| format!("layers.{block}"))
             .collect();
-        // Fewer blocks than stages cannot be cut so; the job then finds its own way.
+        // With fewer blocks than stages there are no such split points; the job chooses its own.
         if shape.num_hidden_layers >= s.num_stages() {
             let points = points.join(",");
             let _ = writeln!(out, "pipeline_parallel_split_points = \"{points}\"");

@@ -1,25 +1,30 @@
-//! What our own TOML says.
+//! Reads Trainyard's TOML.
 
 use trainyard_config::{ActivationCheckpointMode, Config, OptimizerName, SelectiveOption};
 use trainyard_mesh::Axis;
 
-use super::super::{FrameworkError, Read, Told};
+use super::super::{FrameworkError, LaunchInfo, ParsedJob};
 use super::{FRAMEWORK, TYPES};
-use crate::{Degrees, Held, Layers, Offload, Recompute, Shape, Software, Strategy};
+use crate::{
+    Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Shape, Software, Strategy,
+};
 
-pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkError> {
+pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     let config = Config::parse(text, &[])?;
     let Ok(shape) = Shape::try_from(&config.model.resolve()?) else {
-        let (why, nearest) = ("strategies are about decoders", "use \"llama\" or \"gpt2\"");
-        return Err(FRAMEWORK.refusal("model.name = \"cnn\"", why, nearest));
+        let (why, nearest) = (
+            "the planner supports decoders only",
+            "use \"llama\" or \"gpt2\"",
+        );
+        return Err(FRAMEWORK.unsupported("model.name = \"cnn\"", why, nearest));
     };
-    let (degrees, world) = read_degrees(&config, told)?;
+    let (degrees, world) = read_degrees(&config, launch)?;
     let batching = config.batching(degrees.data_parallel())?;
     let p = &config.parallelism;
     if let Some(path) = &p.pipeline_parallel_schedule_csv {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             format!("pipeline_parallel_schedule_csv = {path:?}"),
-            "a plan knows schedules by name",
+            "the planner supports named schedules only",
             "use pipeline_parallel_schedule",
         ));
     }
@@ -35,7 +40,7 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         degrees,
         zero_stage,
         sequence_parallel: p.enable_sequence_parallel,
-        layers: Layers {
+        pipeline: PipelineLayout {
             schedule,
             stages_per_rank: p.pipeline_parallel_stages_per_rank,
         },
@@ -44,9 +49,9 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
         seq_len: config.training.seq_len,
         recompute: read_recompute(&config)?,
         offload,
-        precision: read_held(&config)?.at(zero_stage),
+        precision: read_precision(&config)?.at(zero_stage),
     };
-    Ok(Read {
+    Ok(ParsedJob {
         software: read_software(&config),
         shape: Some(shape),
         strategy,
@@ -56,16 +61,22 @@ pub(in super::super) fn read(text: &str, told: &Told) -> Result<Read, FrameworkE
 
 fn read_software(config: &Config) -> Software {
     let training = &config.training;
-    let travels = training.mixed_precision_reduce.unwrap_or(training.dtype);
+    let reduce_dtype = training.mixed_precision_reduce.unwrap_or(training.dtype);
     Software {
-        dropout: config.model.resid_pdrop.is_some_and(|share| share > 0.0),
-        gradient_on_wire: travels.size(),
+        dropout: config
+            .model
+            .resid_pdrop
+            .is_some_and(|probability| probability > 0.0),
+        gradient_on_wire: reduce_dtype.size(),
         ..Software::MODERN
     }
 }
 
-/// The sizes of the axes, and how many ranks the text itself says there are.
-fn read_degrees(config: &Config, told: &Told) -> Result<(Degrees, Option<usize>), FrameworkError> {
+/// The parallel degrees, and the world size if the config determines it.
+fn read_degrees(
+    config: &Config,
+    launch: &LaunchInfo,
+) -> Result<(Degrees, Option<usize>), FrameworkError> {
     let p = &config.parallelism;
     let degrees = [
         p.data_parallel_replicate_degree,
@@ -77,10 +88,10 @@ fn read_degrees(config: &Config, told: &Told) -> Result<(Degrees, Option<usize>)
     let fixed = degrees.iter().try_fold(1usize, |product, &degree| {
         product.checked_mul(usize::try_from(degree).ok()?)
     });
-    let Some(world) = told.world.or(fixed) else {
-        return Err(FRAMEWORK.untold(
-            "how many ranks there are",
-            "give data_parallel_replicate_degree a number instead of -1, or tell the ranks beside it",
+    let Some(world) = launch.world.or(fixed) else {
+        return Err(FRAMEWORK.unspecified(
+            "the number of ranks",
+            "set data_parallel_replicate_degree to a number instead of -1, or pass the world size separately",
         ));
     };
     let mesh = config.mesh(world)?;
@@ -104,27 +115,28 @@ fn read_recompute(config: &Config) -> Result<Recompute, FrameworkError> {
             Ok(Recompute::Selective)
         }
         (ActivationCheckpointMode::Selective, SelectiveOption::Every(1)) => Ok(Recompute::Full),
-        (ActivationCheckpointMode::Selective, SelectiveOption::Every(k)) => Err(FRAMEWORK.refusal(
-            format!("selective_ac_option = \"{k}\""),
-            "a plan recomputes the same in every block",
-            "use \"attention\", or mode = \"full\"",
-        )),
-        (ActivationCheckpointMode::MemoryBudget, _) => Err(FRAMEWORK.refusal(
+        (ActivationCheckpointMode::Selective, SelectiveOption::Every(k)) => Err(FRAMEWORK
+            .unsupported(
+                format!("selective_ac_option = \"{k}\""),
+                "the planner models the same recomputation in every block",
+                "use \"attention\", or mode = \"full\"",
+            )),
+        (ActivationCheckpointMode::MemoryBudget, _) => Err(FRAMEWORK.unsupported(
             "activation_checkpoint.mode = \"memory_budget\"",
-            "what it recomputes is found by a dry run",
+            "only a dry run determines what it recomputes",
             "use \"none\", \"selective\" or \"full\"",
         )),
     }
 }
 
-fn read_held(config: &Config) -> Result<Held, FrameworkError> {
+fn read_precision(config: &Config) -> Result<PrecisionByStage, FrameworkError> {
     if matches!(
         config.optimizer.name,
         OptimizerName::Sgd | OptimizerName::Lars
     ) {
-        return Err(FRAMEWORK.refusal(
+        return Err(FRAMEWORK.unsupported(
             format!("optimizer.name = {:?}", config.optimizer.name),
-            "a plan counts two states of a parameter, and this has one",
+            "the planner models two optimizer states per parameter, and this optimizer has one",
             "use \"AdamW\"",
         ));
     }
@@ -132,10 +144,10 @@ fn read_held(config: &Config) -> Result<Held, FrameworkError> {
     let known = TYPES
         .iter()
         .find(|(_, dtype, compute)| (*dtype, *compute) == (held, computed));
-    known.map(|(held, ..)| *held).ok_or_else(|| {
-        FRAMEWORK.refusal(
+    known.map(|(precision, ..)| *precision).ok_or_else(|| {
+        FRAMEWORK.unsupported(
             format!("mixed_precision_param = \"{}\"", computed.name()),
-            "a plan knows types by their bytes, and losses in float16 are scaled",
+            "float16 needs loss scaling, which the planner does not model",
             "use \"bfloat16\"",
         )
     })

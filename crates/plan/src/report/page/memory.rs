@@ -1,38 +1,38 @@
-//! A bar per class of ranks.
+//! Peak memory: one bar per class of ranks.
 
 use std::fmt::Write;
 
 use super::{GIB, legend};
-use crate::{Memory, Question, Strategy};
+use crate::{Memory, PlanRequest, Strategy};
 
-const PARTS: [(&str, &str); 6] = [
+const TERMS: [(&str, &str); 6] = [
     ("c1", "parameters"),
     ("c2", "gradients"),
-    ("c3", "optimiser"),
+    ("c3", "optimizer states"),
     ("c4", "activations"),
     (
         "c5",
-        "for a moment: gathered, computed again, logits, messages",
+        "temporary: gathered parameters, recomputation, logits, buffers",
     ),
-    ("c6", "driver, libraries, fragmentation"),
+    ("c6", "overhead: driver context, libraries, fragmentation"),
 ];
 
-const fn parts(memory: &Memory) -> [f64; 6] {
+const fn terms(memory: &Memory) -> [f64; 6] {
     let states = &memory.states;
     [
         states.parameters,
         states.gradients,
         states.optimizer,
         memory.activations + memory.embedding,
-        states.gathered + memory.computed_again + memory.logits + memory.buffers,
+        states.gathered + memory.recomputed + memory.logits + memory.buffers,
         memory.overhead,
     ]
 }
 
-pub(super) fn draw(page: &mut String, question: &Question, strategy: &Strategy) {
-    let room = question.cluster.accelerator.memory.value;
-    let all = question.memories(strategy);
-    let widest = all.iter().map(Memory::total).fold(room, f64::max);
+pub(super) fn draw(page: &mut String, request: &PlanRequest, strategy: &Strategy) {
+    let capacity = request.cluster.accelerator.memory.value;
+    let all = request.memories(strategy);
+    let widest = all.iter().map(Memory::total).fold(capacity, f64::max);
     page.push_str("<div class=\"panel\">\n");
     for memory in &all {
         let name = memory.class.name();
@@ -40,10 +40,10 @@ pub(super) fn draw(page: &mut String, question: &Question, strategy: &Strategy) 
             page,
             "<div class=\"row\"><span>{name}</span><div class=\"bar\">"
         );
-        for ((colour, what), bytes) in PARTS.iter().zip(parts(memory)) {
+        for ((color, what), bytes) in TERMS.iter().zip(terms(memory)) {
             let _ = write!(
                 page,
-                "<i style=\"width:{:.2}%;background:var(--{colour})\" title=\"{what}: {:.1} GiB\"></i>",
+                "<i style=\"width:{:.2}%;background:var(--{color})\" title=\"{what}: {:.1} GiB\"></i>",
                 100.0 * bytes / widest,
                 bytes / GIB
             );
@@ -54,7 +54,7 @@ pub(super) fn draw(page: &mut String, question: &Question, strategy: &Strategy) 
             "</div><span class=\"value\">{total:.1} GiB</span></div>"
         );
     }
-    let mut entries = PARTS.to_vec();
+    let mut entries = TERMS.to_vec();
     entries.push(("track", "free"));
     legend(page, &entries);
     page.push_str("</div>\n");

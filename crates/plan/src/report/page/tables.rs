@@ -1,31 +1,31 @@
-//! The plans, and every figure with how it is known.
+//! Tables of the best plans and of every input with its source.
 
 use std::fmt::Write;
 
 use super::{GIB, escaped, seconds, section};
 use crate::report::Report;
-use crate::{Constants, Figure};
+use crate::{Constants, SourcedValue};
 
 pub(super) fn plans(page: &mut String, report: &Report, most: usize) {
     page.push_str(
         "<div class=\"panel scroll\"><table><thead><tr><th></th><th>mesh</th><th>schedule</th>\
-         <th class=\"n\">batch</th><th>recompute</th><th class=\"n\">ZeRO</th><th class=\"n\">peak GiB</th>\
+         <th class=\"n\">micro-batches</th><th>recompute</th><th class=\"n\">ZeRO</th><th class=\"n\">peak GiB</th>\
          <th class=\"n\">step</th><th class=\"n\">range</th><th class=\"n\">MFU</th><th class=\"n\">tok/s/GPU</th>\
          </tr></thead><tbody>\n",
     );
-    for (place, plan) in report.found.plans.iter().take(most).enumerate() {
+    for (index, plan) in report.result.plans.iter().take(most).enumerate() {
         let (strategy, time) = (&plan.strategy, &plan.time);
         let schedule = match strategy.degrees.pp {
             1 => "none".to_owned(),
-            _ => strategy.layers.to_string(),
+            _ => strategy.pipeline.to_string(),
         };
-        let class = if place == 0 { " class=\"best\"" } else { "" };
+        let class = if index == 0 { " class=\"best\"" } else { "" };
         let _ = writeln!(
             page,
             "<tr{class}><td>{}</td><td>{}</td><td>{schedule}</td><td class=\"n\">{} × {}</td><td>{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{:.1}</td><td class=\"n\">{}</td><td class=\"n\">{} to {}</td>\
              <td class=\"n\">{:.1} %</td><td class=\"n\">{:.0}</td></tr>",
-            place + 1,
+            index + 1,
             strategy.degrees,
             strategy.micro_batch,
             strategy.num_microbatches(),
@@ -44,66 +44,76 @@ pub(super) fn plans(page: &mut String, report: &Report, most: usize) {
 
 /// Every input with its basis and source.
 pub(super) fn figures(page: &mut String, report: &Report) {
-    let question = &report.question;
-    let accelerator = &question.cluster.accelerator;
-    let what = "A plan is as good as the numbers it is made of. Replace them with your own in a cluster file.";
-    section(page, "Every figure, and where it is from", what);
-    page.push_str("<div class=\"panel scroll\"><table><thead><tr><th>figure</th><th class=\"n\">value</th><th>basis</th>");
+    let request = &report.request;
+    let accelerator = &request.cluster.accelerator;
+    let what = "A plan is only as good as its inputs. Override them in a cluster file.";
+    section(page, "Inputs and their sources", what);
+    page.push_str("<div class=\"panel scroll\"><table><thead><tr><th>input</th><th class=\"n\">value</th><th>basis</th>");
     page.push_str("<th>source</th></tr></thead><tbody>\n");
-    let rows: [(&str, &Figure, f64, &str); 10] = [
-        ("peak, 16 bits", &accelerator.peak, 1e12, "Tflop/s"),
+    let rows: [(&str, &SourcedValue, f64, &str); 10] = [
+        ("peak, 16-bit", &accelerator.peak, 1e12, "TFLOP/s"),
         (
-            "matrix products at most",
+            "maximum matmul rate",
             &accelerator.sustained,
             1e12,
-            "Tflop/s",
+            "TFLOP/s",
         ),
-        ("memory", &accelerator.memory, GIB, "GiB"),
-        ("to memory", &accelerator.memory_bandwidth, 1e9, "GB/s"),
+        ("device memory", &accelerator.memory, GIB, "GiB"),
         (
-            "to all peers in the machine",
+            "memory bandwidth",
+            &accelerator.memory_bandwidth,
+            1e9,
+            "GB/s",
+        ),
+        (
+            "link bandwidth, all peers in the node",
             &accelerator.link,
             1e9,
             "GB/s",
         ),
-        ("to one peer", &accelerator.link_per_peer, 1e9, "GB/s"),
         (
-            "to other machines, each GPU",
+            "link bandwidth, one peer",
+            &accelerator.link_per_peer,
+            1e9,
+            "GB/s",
+        ),
+        (
+            "network bandwidth per GPU",
             &accelerator.network,
             1e9,
             "GB/s",
         ),
-        ("to main memory", &accelerator.host, 1e9, "GB/s"),
+        ("host memory bandwidth", &accelerator.host, 1e9, "GB/s"),
         (
-            "driver and libraries",
-            &question.overheads.context,
+            "driver context and libraries",
+            &request.overheads.context,
             GIB,
             "GiB",
         ),
         (
-            "lost between tensors",
-            &question.overheads.fragmentation,
+            "allocator fragmentation",
+            &request.overheads.fragmentation,
             0.01,
             "%",
         ),
     ];
-    for (name, figure, unit, suffix) in rows {
+    for (name, input, unit, suffix) in rows {
         let _ = writeln!(
             page,
             "<tr><td>{name}</td><td class=\"n\">{} {suffix}</td><td><span class=\"basis {basis}\">{basis}</span></td>\
              <td class=\"loose\">{}</td></tr>",
-            short(figure.value / unit),
-            escaped(&figure.source),
-            basis = figure.basis
+            short(input.value / unit),
+            escaped(&input.source),
+            basis = input.basis
         );
     }
     page.push_str("</tbody></table>\n");
-    let calibration = &question.calibration;
+    let calibration = &request.calibration;
     let _ = writeln!(
         page,
-        "<details><summary>Constants, fitted to {}; {:.0} % off on average on runs not used</summary><table><tbody>",
+        "<details><summary>Efficiency constants, fitted to {}; mean error on held-out runs {:.0} %</summary><table><tbody>",
         escaped(&calibration.source),
-        100.0 * calibration.spread
+        100.0 * calibration.mean_error
     );
     let values = calibration.constants.to_array();
     for (name, value) in Constants::names().iter().zip(values) {
@@ -116,7 +126,7 @@ pub(super) fn figures(page: &mut String, report: &Report) {
     page.push_str("</tbody></table></details></div>\n");
 }
 
-/// A number with four digits.
+/// Formats a number with four digits.
 fn short(value: f64) -> String {
     if value != 0.0 && !(1e-3..1e7).contains(&value) {
         return format!("{value:.3e}");

@@ -1,12 +1,12 @@
-//! A step's terms, one after another.
+//! The terms of a step as a waterfall chart.
 
 use std::fmt::Write;
 
 use super::{escaped, seconds};
 use crate::Time;
-use crate::report::term;
+use crate::report::describe_term;
 
-fn colour(name: &str) -> &'static str {
+fn color(name: &str) -> &'static str {
     match name {
         "compute" => "c1",
         "recomputation" => "c3",
@@ -30,9 +30,9 @@ pub(super) fn draw(page: &mut String, time: &Time) {
             "<div class=\"row wide\"><span>{}</span><div class=\"bar\"><i style=\"left:min({:.2}%,calc(100% - \
              2px));width:{share:.2}%;background:var(--{})\"></i></div><span class=\"value\">{} · {share:.1} %</span>\
              </div>",
-            escaped(term(name)),
+            escaped(describe_term(name)),
             100.0 * before / time.likely,
-            colour(name),
+            color(name),
             seconds(spent)
         );
         before += spent;

@@ -1,1 +1,1 @@
-#pragma once // Nothing of it is used: see gloo/context.h.
+#pragma once // Empty on purpose: see gloo/context.h.

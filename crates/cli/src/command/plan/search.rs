@@ -1,0 +1,199 @@
+//! `trainyard plan`: searches for the fastest strategy and explains it.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use trainyard_plan::report::Report;
+use trainyard_plan::{Cluster, Degrees, Framework, PrecisionByStage, Shape};
+
+use super::dry_run::dry_run_plan;
+use super::request::{cluster, precision, request};
+use super::{framework, style, write};
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+pub(super) struct Search {
+    /// A Trainyard config TOML, a Hugging Face config.json, or a directory with one
+    #[arg(long, value_name = "MODEL")]
+    model: PathBuf,
+    /// The cluster: a short form such as 64xH100, or a cluster TOML
+    #[arg(long, value_name = "CLUSTER")]
+    cluster: String,
+    /// Global batch size: samples in a step, over all ranks
+    #[arg(long, value_name = "B", value_parser = count)]
+    global_batch: usize,
+    /// Sequence length: tokens of a sample
+    #[arg(long, value_name = "S", value_parser = count)]
+    seq_len: usize,
+    /// Precision: bf16 (bf16 weights with fp32 master weights), mixed (fp32 weights, cast for compute), fp32
+    #[arg(long, default_value = "bf16", value_name = "bf16|mixed|fp32", value_parser = precision)]
+    precision: PrecisionByStage,
+    /// Number of plans to show
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+    /// A mesh to compare with the best, as in pp=16,tp=8; the remaining ranks go to dp_shard
+    #[arg(long, value_name = "AXES")]
+    compare_mesh: Option<String>,
+    /// Check the best N plans by a dry run of the training code, for every class of ranks
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3", value_parser = count)]
+    dry_run: Option<usize>,
+    /// Skew of the experts' load in a dry run: the load is proportional to 1 / expert number ^ POWER
+    #[arg(
+        long,
+        value_name = "POWER",
+        default_value_t = 0.0,
+        requires = "dry_run"
+    )]
+    routing_skew: f64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write an HTML report to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the best plan as a config for: trainyard, torchtitan, torchtitan-flags, megatron, deepspeed
+    #[arg(long, value_name = "FRAMEWORK", value_parser = framework)]
+    emit: Option<Framework>,
+    /// Where to write that config; defaults to stdout, after the report
+    #[arg(long, value_name = "FILE", requires = "emit")]
+    output: Option<PathBuf>,
+}
+
+/// The largest plausible size.
+const MAX_COUNT: u64 = 1 << 30;
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse::<u64>() {
+        Ok(number) if (1..=MAX_COUNT).contains(&number) => Ok(number as usize),
+        _ => Err(format!("use a number from 1 to {MAX_COUNT}")),
+    }
+}
+
+impl Search {
+    /// Runs the search and prints the report. Exits with 1 if nothing fits.
+    pub fn execute(self) -> Result<ExitCode, Failure> {
+        let shape = Shape::load(&self.model).map_err(Failure::new)?;
+        let cluster = cluster(&self.cluster)?;
+        let mesh = self.compare_mesh.as_deref();
+        let mesh = mesh.map(|text| degrees(text, &cluster)).transpose()?;
+        let request = request(
+            shape,
+            cluster,
+            self.global_batch,
+            self.seq_len,
+            self.precision,
+        );
+        let mut report = Report::of(request);
+        if let Some(degrees) = mesh {
+            report.compare_mesh(degrees);
+            if report.compared.is_none() && report.best().is_some() {
+                let hint = "tp must divide the attention heads, the data-parallel degree the samples, and cp the tokens";
+                return Err(Failure::new(format!(
+                    "the mesh {degrees} cannot divide this model and batch"
+                ))
+                .hint(hint));
+            }
+        }
+        for plan in report.result.plans.iter().take(self.num_dry_runs()) {
+            report.dry_runs.push(dry_run_plan(
+                &report.request.shape,
+                &plan.strategy,
+                self.routing_skew,
+            )?);
+        }
+        if self.json {
+            println!("{:#}", report.to_json(self.top))
+        } else {
+            print!("{}", report.to_text(self.top, style()))
+        }
+        if let Some(path) = &self.html {
+            write(path, &report.to_html(self.top))?;
+        }
+        if let Some(framework) = self.emit {
+            emit(&report, framework, self.output.as_deref())?;
+        }
+        match report.best() {
+            Some(_) => Ok(ExitCode::SUCCESS),
+            None => Ok(ExitCode::FAILURE),
+        }
+    }
+}
+
+impl Search {
+    /// The number of plans to dry-run, at most the number of plans shown.
+    fn num_dry_runs(&self) -> usize {
+        self.dry_run.map_or(0, |most| most.min(self.top))
+    }
+}
+
+/// Writes the best plan as a framework's config. Deviations from the plan go to stderr.
+fn emit(report: &Report, framework: Framework, output: Option<&Path>) -> Result<(), Failure> {
+    let Some(best) = report.best() else {
+        return Err(Failure::new("nothing fits, so there is no plan to write"));
+    };
+    let world = best.strategy.degrees.world_size();
+    let emitted = framework.write(&report.request.shape, &best.strategy, world);
+    let emitted = emitted.map_err(Failure::new)?;
+    for deviation in &emitted.deviations {
+        eprintln!("{framework} cannot express the whole plan: {deviation}");
+    }
+    match output {
+        Some(path) => write(path, &emitted.text),
+        None => {
+            println!("\n{}", emitted.text);
+            Ok(())
+        }
+    }
+}
+
+/// Parses a mesh such as `pp=16,tp=8`; the remaining ranks go to `dp_shard`.
+fn degrees(text: &str, cluster: &Cluster) -> Result<Degrees, Failure> {
+    let invalid = |what: &str| {
+        Failure::usage(format!("--compare-mesh {text}: {what}"))
+            .hint("write it as pp=16,tp=8, with axes pp, dp_replicate, dp_shard, cp, tp, ep")
+    };
+    let mut degrees = Degrees::ONE;
+    let mut has_shard = false;
+    for pair in text.split(',') {
+        let (axis, size) = pair.split_once('=').ok_or_else(|| invalid("missing ="))?;
+        let size = count(size.trim()).map_err(|why| invalid(&why))?;
+        has_shard |= axis.trim() == "dp_shard";
+        *match axis.trim() {
+            "pp" => &mut degrees.pp,
+            "dp_replicate" => &mut degrees.dp_replicate,
+            "dp_shard" => &mut degrees.dp_shard,
+            "cp" => &mut degrees.cp,
+            "tp" => &mut degrees.tp,
+            "ep" => &mut degrees.ep,
+            other => return Err(invalid(&format!("{other} is not an axis"))),
+        } = size;
+    }
+    let world = cluster.world_size();
+    let others = degrees.axes().into_iter().filter(|(axis, _)| *axis != "ep");
+    let taken = others.fold(1usize, |all, (_, size)| all.saturating_mul(size));
+    if !world.is_multiple_of(taken) || (has_shard && taken != world) {
+        return Err(invalid(&format!(
+            "the sizes multiply to {taken}, but the cluster has {world} GPUs"
+        )));
+    }
+    if !has_shard {
+        degrees.dp_shard = world / taken;
+    }
+    Ok(degrees)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remaining_ranks_go_to_dp_shard() {
+        let cluster: Cluster = "16384xH100".parse().unwrap();
+        let meta = degrees("pp=16, tp=8", &cluster).unwrap();
+        assert_eq!(meta.to_string(), "pp16 dp_shard128 tp8");
+        for invalid in ["pp", "pp=0", "pp=x", "qq=2", "pp=3", "dp_shard=2,tp=8", ""] {
+            assert!(degrees(invalid, &cluster).is_err(), "{invalid}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The command `trainyard`, started as a user starts it.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod architecture;
+mod engine;
+mod plan;
+mod run;

@@ -1,0 +1,250 @@
+//! Whether tensor-, context- and pipeline-parallel degrees divide the dimensions of the model.
+
+use trainyard_mesh::chunk;
+
+use crate::{Config, ConfigError, ContextMethod, DecoderSizes, ModelSpec, OptimizerName};
+
+impl Config {
+    /// Rejects degrees of `tp` and `cp` that do not divide the model. Expects validated degrees.
+    pub(crate) fn check_sharing(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        self.check_pipeline(model)?;
+        let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
+        if tp == 1 && cp == 1 {
+            return Ok(());
+        }
+        let Some(sizes) = model.decoder() else {
+            return Err(ConfigError::contradiction(
+                "parallelism.tensor_parallel_degree and context_parallel_degree share the matrices \
+                 and sequences of a decoder, but model.name = \"cnn\"",
+                "use parallelism.data_parallel_replicate_degree",
+            ));
+        };
+        let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
+        if tp > 1 && layerwise.contains(&self.optimizer.name) {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.tensor_parallel_degree = {tp} leaves no rank with a whole matrix, \
+                     whose norm LAMB and LARS need"
+                ),
+                "use optimizer.name = \"AdamW\"",
+            ));
+        }
+        for requirement in self.requirements(&sizes) {
+            requirement.check()?;
+        }
+        check_words(sizes.vocab_size, tp)
+    }
+
+    /// Validates settings that a pipeline excludes.
+    fn check_pipeline(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        let degree = self.parallelism.pipeline_parallel_degree;
+        if degree <= 1 {
+            return Ok(());
+        }
+        let key = format!("parallelism.pipeline_parallel_degree = {degree}");
+        let kind = self.parallelism.schedule_kind()?;
+        let Some(sizes) = model.decoder() else {
+            return Err(ConfigError::contradiction(
+                format!("{key} needs a model of several units, but model.name = \"cnn\""),
+                "use parallelism.data_parallel_replicate_degree",
+            ));
+        };
+        if sizes.tie_word_embeddings && self.parallelism.data_parallel_shard_degree != 1 {
+            return Err(ConfigError::not_built(
+                format!("{key} with model.tie_word_embeddings and sharded states"),
+                "parallelism.data_parallel_shard_degree = 1",
+            ));
+        }
+        let chunks = self.parallelism.pipeline_parallel_stages_per_rank;
+        let chunks = kind.num_chunks().unwrap_or(chunks);
+        let num_stages = degree.saturating_mul(chunks as i64);
+        let num_units = (sizes.num_hidden_layers as i64).saturating_add(2);
+        if let Some(points) = self.parallelism.split_points()? {
+            let last = points.last().copied().unwrap_or(0);
+            let is_right = points.len() as i64 + 1 == num_stages && last < sizes.num_hidden_layers;
+            if !is_right {
+                return Err(ConfigError::contradiction(
+                    format!(
+                        "parallelism.pipeline_parallel_split_points cut {} blocks {} times, for \
+                         {num_stages} stages",
+                        sizes.num_hidden_layers,
+                        points.len()
+                    ),
+                    format!("name the first blocks of {} stages", num_stages - 1),
+                ));
+            }
+        }
+        if num_stages > num_units {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{key} with {chunks} stages per rank are {num_stages} stages of {num_units} units"
+                ),
+                format!("use at most {num_units} stages"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The tensor-parallel degree.
+    pub(crate) fn num_tensor_ranks(&self) -> usize {
+        usize::try_from(self.parallelism.tensor_parallel_degree).unwrap_or(1)
+    }
+
+    /// The context-parallel degree.
+    pub(crate) fn num_context_ranks(&self) -> usize {
+        usize::try_from(self.parallelism.context_parallel_degree).unwrap_or(1)
+    }
+
+    fn requirements(&self, shape: &DecoderSizes) -> Vec<Requirement> {
+        let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
+        let (by_tp, by_cp) = (
+            ("tensor_parallel_degree", tp),
+            ("context_parallel_degree", cp),
+        );
+        let length = self.training.seq_len;
+        let mut all = vec![
+            Requirement::divides(
+                "model.num_attention_heads",
+                shape.num_attention_heads,
+                by_tp,
+            ),
+            Requirement::fits(
+                "model.num_key_value_heads",
+                shape.num_key_value_heads,
+                by_tp,
+            ),
+            Requirement::divides("model.intermediate_size", shape.intermediate_size, by_tp),
+        ];
+        match self.parallelism.context_parallel_method {
+            _ if cp == 1 => {}
+            ContextMethod::Ring => {
+                let twice = (
+                    "context_parallel_degree (two chunks each)",
+                    cp.saturating_mul(2),
+                );
+                all.push(Requirement::divides("training.seq_len", length, twice));
+            }
+            ContextMethod::Ulysses => {
+                let heads = shape.num_attention_heads / tp.max(1);
+                let kv_heads = (shape.num_key_value_heads / tp.max(1)).max(1);
+                let (of_tp, of_kv) = (
+                    "model.num_attention_heads of one tensor-parallel rank",
+                    "model.num_key_value_heads of one tensor-parallel rank",
+                );
+                all.push(Requirement::divides("training.seq_len", length, by_cp));
+                all.push(Requirement::divides(of_tp, heads, by_cp));
+                all.push(Requirement::fits(of_kv, kv_heads, by_cp));
+            }
+        }
+        if self.parallelism.enable_sequence_parallel {
+            let part = length / cp.max(1);
+            all.push(Requirement::divides(
+                "training.seq_len of one rank",
+                part,
+                by_tp,
+            ));
+        }
+        all
+    }
+}
+
+/// The vocabulary need not be divisible, but each rank needs at least one row.
+fn check_words(vocab_size: usize, tp: usize) -> Result<(), ConfigError> {
+    if chunk(vocab_size, tp, tp.saturating_sub(1)).is_empty() {
+        Err(ConfigError::contradiction(
+            format!(
+                "model.vocab_size = {vocab_size} leaves the last of \
+                 parallelism.tensor_parallel_degree = {tp} ranks without a word"
+            ),
+            "use fewer ranks",
+        ))
+    } else {
+        Ok(())
+    }
+}
+
+/// A dimension that a degree must divide.
+struct Requirement {
+    what: &'static str,
+    length: usize,
+    degree: (&'static str, usize),
+    /// Whether a multiple is valid too: then each element is replicated on several ranks.
+    may_repeat: bool,
+}
+
+impl Requirement {
+    fn divides(what: &'static str, length: usize, degree: (&'static str, usize)) -> Requirement {
+        Requirement {
+            what,
+            length,
+            degree,
+            may_repeat: false,
+        }
+    }
+
+    fn fits(what: &'static str, length: usize, degree: (&'static str, usize)) -> Requirement {
+        Requirement {
+            may_repeat: true,
+            ..Requirement::divides(what, length, degree)
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (key, ranks) = self.degree;
+        let is_even = self.length.is_multiple_of(ranks);
+        if is_even || (self.may_repeat && self.length > 0 && ranks.is_multiple_of(self.length)) {
+            return Ok(());
+        }
+        // No job has more ranks, and counting down from any number would take forever.
+        let most = ranks.min(self.length).min(1 << 16);
+        let nearest = (1..=most).rev().find(|&n| self.length.is_multiple_of(n));
+        Err(ConfigError::contradiction(
+            format!(
+                "{} = {} is not divisible by parallelism.{key} = {ranks}",
+                self.what, self.length
+            ),
+            format!(
+                "the nearest number that divides it is {}",
+                nearest.unwrap_or(1)
+            ),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    fn rejection(parallelism: &str) -> String {
+        let text = format!(
+            "[model]\nflavor = \"tiny\"\nnum_attention_heads = 6\nnum_key_value_heads = 2\n\
+             hidden_size = 96\nintermediate_size = 96\nvocab_size = 96\n\
+             [training]\nseq_len = 24\n[parallelism]\n{parallelism}"
+        );
+        match Config::parse(&text, &[]) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn indivisible_degrees_are_rejected_with_a_suggestion() {
+        assert_eq!(rejection("tensor_parallel_degree = 2"), "");
+        let message = rejection("tensor_parallel_degree = 4");
+        assert!(
+            message.contains("num_attention_heads = 6") && message.contains("divides it is 3"),
+            "{message}"
+        );
+        // Three divides six heads, but neither divides nor is a multiple of two.
+        let message = rejection("tensor_parallel_degree = 3");
+        assert!(message.contains("num_key_value_heads = 2"), "{message}");
+        assert_eq!(rejection("tensor_parallel_degree = 6"), "");
+        assert_eq!(rejection("context_parallel_degree = 3"), "");
+        let message = rejection("context_parallel_degree = 8");
+        assert!(message.contains("seq_len = 24"), "{message}");
+        let ulysses = "context_parallel_method = \"ulysses\"\ncontext_parallel_degree =";
+        assert_eq!(rejection(&format!("{ulysses} 2")), "");
+        let message = rejection(&format!("{ulysses} 8"));
+        assert!(message.contains("num_attention_heads"), "{message}");
+    }
+}

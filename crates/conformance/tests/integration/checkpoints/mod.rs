@@ -1,0 +1,55 @@
+//! Checkpoints that some ranks save and others load.
+
+mod again;
+mod hugging_face;
+mod meshes;
+
+use trainyard_conformance::{Case, Suite};
+
+const MESHES: &[Case] = &[Case {
+    name: "checkpoints_of_any_mesh_load_on_any_other",
+    run: meshes::any_to_any,
+}];
+
+const EXPERTS: &[Case] = &[Case {
+    name: "checkpoints_with_experts_load_on_any_mesh",
+    run: meshes::experts,
+}];
+
+const AGAIN: &[Case] = &[Case {
+    name: "a_step_that_is_saved_twice_is_complete",
+    run: again::is_whole,
+}];
+
+const HUGGING_FACE: &[Case] = &[Case {
+    name: "hugging_face_models_are_read_and_written_back",
+    run: hugging_face::there_and_back,
+}];
+
+/// The suites of this module.
+pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "checkpoints::meshes",
+        sizes: &[8],
+        full_sizes: &[],
+        cases: MESHES,
+    },
+    Suite {
+        name: "checkpoints::experts",
+        sizes: &[8],
+        full_sizes: &[],
+        cases: EXPERTS,
+    },
+    Suite {
+        name: "checkpoints::again",
+        sizes: &[2],
+        full_sizes: &[],
+        cases: AGAIN,
+    },
+    Suite {
+        name: "checkpoints::hugging_face",
+        sizes: &[2],
+        full_sizes: &[],
+        cases: HUGGING_FACE,
+    },
+];

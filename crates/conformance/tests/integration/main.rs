@@ -1,0 +1,40 @@
+//! Every strategy against one rank and against PyTorch, and the programs as users start them.
+//!
+//! The test program starts itself again as the ranks of a suite.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod checkpoints;
+mod collectives;
+mod ddp;
+mod elastic;
+mod experts;
+mod interrupted;
+mod model_parallel;
+mod oracle;
+mod peer_checkpoint;
+mod planned;
+mod programs;
+mod zero;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let suites = [
+        collectives::SUITES,
+        ddp::SUITES,
+        zero::SUITES,
+        model_parallel::SUITES,
+        experts::SUITES,
+        checkpoints::SUITES,
+    ];
+    let trials = [
+        oracle::trials(),
+        planned::trials(),
+        programs::trials(),
+        interrupted::trials(),
+        peer_checkpoint::trials(),
+        elastic::trials(),
+    ];
+    trainyard_conformance::main(&suites.concat(), trials.into_iter().flatten())
+}

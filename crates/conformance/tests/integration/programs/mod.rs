@@ -1,0 +1,83 @@
+//! The programs as users start them: verify, dry-run, run, train.
+
+mod dry_run;
+mod killed;
+mod limits;
+mod train;
+mod verify;
+
+use std::process::Command;
+
+use libtest_mimic::{Failed, Trial};
+use trainyard_conformance::programs::{find, repository};
+
+type Test = fn() -> Result<(), Failed>;
+
+/// One test for each use of a program.
+pub fn trials() -> Vec<Trial> {
+    let tests: [(&str, Test); 20] = [
+        ("verify_passes", verify::verify_passes),
+        (
+            "verify_detects_an_unreduced_gradient",
+            verify::verify_notices,
+        ),
+        ("verify_shrinks_a_70b_config", verify::verify_shrinks),
+        ("verify_passes_for_every_zero_stage", verify::verify_sharded),
+        (
+            "verify_passes_for_tensor_and_context_parallelism",
+            verify::verify_layers,
+        ),
+        ("dry_run_of_a_70b_model", dry_run::dry_run_70b),
+        (
+            "dry_run_of_a_sharded_70b_model",
+            dry_run::dry_run_70b_sharded,
+        ),
+        (
+            "dry_run_of_a_tensor_parallel_405b_model",
+            dry_run::dry_run_405b,
+        ),
+        (
+            "dry_run_of_every_stage_of_a_405b_pipeline",
+            dry_run::dry_run_405b_pipeline,
+        ),
+        (
+            "a_dry_run_predicts_the_measured_peak",
+            dry_run::dry_run_predicts,
+        ),
+        (
+            "four_ranks_train_sequences_that_do_not_fit_on_one",
+            limits::long_context,
+        ),
+        (
+            "a_model_too_large_for_ddp_trains_sharded_and_offloaded",
+            limits::too_big_for_one,
+        ),
+        ("training_learns", train::training_learns),
+        ("the_cnn_trains", train::cnn_trains),
+        ("the_memory_report_is_written", train::memory_is_drawn),
+        ("a_resumed_run_is_bit_identical", train::resume),
+        (
+            "a_checkpoint_loads_on_another_number_of_ranks",
+            train::resume_elsewhere,
+        ),
+        (
+            "a_sharded_checkpoint_loads_on_any_mesh",
+            train::resume_sharded,
+        ),
+        ("a_failed_final_save_is_an_error", train::lost_end),
+        (
+            "a_killed_rank_is_named_and_the_others_stop",
+            killed::killed_rank,
+        ),
+    ];
+    let trial = |(name, test)| Trial::test(format!("programs::{name}"), test);
+    tests.into_iter().map(trial).collect()
+}
+
+fn trainyard(line: &str) -> Result<Command, Failed> {
+    let mut command = Command::new(find("trainyard")?);
+    command
+        .args(line.split_whitespace())
+        .current_dir(repository("."));
+    Ok(command)
+}

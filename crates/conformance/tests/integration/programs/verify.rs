@@ -1,0 +1,105 @@
+//! `verify` passes for correct strategies and detects a wrong one.
+
+use std::process::Output;
+
+use libtest_mimic::Failed;
+use serde_json::Value;
+use trainyard_conformance::programs::{describe, json};
+
+use super::trainyard;
+
+/// The rows of the table that `verify` prints, with their types.
+fn rows(report: &Value) -> Vec<(String, Value)> {
+    let comparisons = report["comparisons"].as_array().into_iter().flatten();
+    comparisons
+        .flat_map(|comparison| {
+            let types = comparison["types"].as_str().unwrap_or_default().to_owned();
+            let rows = comparison["rows"].as_array().cloned().unwrap_or_default();
+            rows.into_iter().map(move |row| (types.clone(), row))
+        })
+        .collect()
+}
+
+fn is_within(row: &Value) -> bool {
+    row["worst"].as_f64() <= row["allowed"].as_f64() && row["worst"].is_number()
+}
+
+fn assert_passes(output: &Output, types: &[&str]) -> Result<(), Failed> {
+    assert!(output.status.success(), "{}", describe(output));
+    let report: Value = json(output)?;
+    assert_eq!(report["passed"], true, "{report}");
+    let rows = rows(&report);
+    for each in types {
+        assert!(
+            rows.iter().filter(|(t, _)| t == each).count() >= 6,
+            "{each} in {report}"
+        );
+    }
+    assert!(rows.iter().all(|(_, row)| is_within(row)), "{report}");
+    Ok(())
+}
+
+pub fn verify_passes() -> Result<(), Failed> {
+    let output = trainyard("verify configs/llama-tiny.toml --nproc 2 --json")?.output()?;
+    assert_passes(&output, &["float64", "float32"])
+}
+
+pub fn verify_sharded() -> Result<(), Failed> {
+    for stage in 1..=3 {
+        let line = format!(
+            "verify configs/llama-tiny.toml --nproc 2 --steps 3 --json \
+             --parallelism.data_parallel_shard_degree -1 --parallelism.zero_stage {stage}"
+        );
+        let output = trainyard(&line)?.output()?;
+        assert_passes(&output, &["float64", "float32"])?;
+    }
+    Ok(())
+}
+
+pub fn verify_layers() -> Result<(), Failed> {
+    for line in [
+        "configs/llama-tiny-tp.toml --nproc 2",
+        "configs/llama-tiny-tp.toml --nproc 2 --parallelism.sequence_parallel_regather true",
+        "configs/llama-tiny-tp.toml --nproc 4 --parallelism.data_parallel_shard_degree -1",
+        "configs/llama-tiny-3d.toml --nproc 8",
+        "configs/llama-tiny-cp.toml --nproc 2",
+        "configs/llama-tiny-cp.toml --nproc 2 --parallelism.context_parallel_method ulysses",
+    ] {
+        let output = trainyard(&format!("verify {line} --steps 3 --json"))?.output()?;
+        assert_passes(&output, &["float64", "float32"])?;
+        assert!(
+            describe(&output).contains("activation bytes sent"),
+            "{line}"
+        );
+    }
+    let line = "verify configs/llama3-405b.toml --nproc 8 --shrink --steps 2 --json";
+    assert_passes(&trainyard(line)?.output()?, &["float64", "bfloat16"])
+}
+
+pub fn verify_notices() -> Result<(), Failed> {
+    let line = "verify configs/llama-tiny.toml --nproc 2 --steps 2 --json --inject-fault unreduced-gradient";
+    let output = trainyard(line)?.output()?;
+    assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+    let report: Value = json(&output)?;
+    assert_eq!(report["passed"], false, "{report}");
+    for types in ["float64", "float32"] {
+        let failed: Vec<Value> = rows(&report)
+            .into_iter()
+            .filter(|(t, row)| t == types && !is_within(row))
+            .map(|(_, row)| row)
+            .collect();
+        let names_a_parameter = |row: &Value| {
+            row["what"]
+                .as_str()
+                .is_some_and(|what| what.contains("parameters"))
+                && row["at"].as_str().is_some_and(|at| at.contains(".weight"))
+        };
+        assert!(failed.iter().any(names_a_parameter), "{types}: {failed:?}");
+    }
+    Ok(())
+}
+
+pub fn verify_shrinks() -> Result<(), Failed> {
+    let line = "verify configs/llama3-70b.toml --nproc 2 --shrink --json";
+    assert_passes(&trainyard(line)?.output()?, &["float64", "bfloat16"])
+}

@@ -1,0 +1,86 @@
+//! The memory of a rank, counted by the allocator.
+
+use trainyard_config::{Config, Dtype};
+use trainyard_conformance::training::{Session, debug_llama, divided};
+use trainyard_conformance::{Outcome, Rank};
+use trainyard_nn::Device;
+use trainyard_parallel::{FullyShard, ShardedModel, StateBytes};
+use trainyard_torch::memory;
+use trainyard_train::{Trainer, build};
+
+/// Between steps, to the byte, for every stage and combination of types.
+pub fn states(rank: &Rank) -> Outcome {
+    memory::observe();
+    let bf16 = Some(Dtype::Bfloat16);
+    for stage in [1, 2, 3] {
+        for (param, reduce) in [(None, None), (bf16, None), (bf16, bf16)] {
+            let mut config = configured(rank, stage);
+            config.training.mixed_precision_param = param;
+            config.training.mixed_precision_reduce = reduce;
+            let world = rank.join_config(&config)?;
+            let before = memory::report()?.allocated;
+            let model = build::model(&config, &world, Device::Cpu)?;
+            let model = FullyShard::new(model, &world, build::shard_options(&config))?;
+            let formulas = model.formulas().next().ok_or("nothing is sharded")?;
+            let expected = formulas.states(2);
+            let most = most_buffers(formulas, &config);
+            let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
+            let mut session = Session::with_trainer(&config, trainer)?;
+            for _ in 0..2 {
+                session.step()?;
+            }
+            let after = memory::report()?.allocated;
+            let grown = |kind: usize| after[kind] - before[kind];
+            // The optimizer keeps a step counter per parameter.
+            let steps = 4 * session.trainer.parameters().len() as u64;
+            let found = StateBytes {
+                parameters: grown(0),
+                gradients: grown(1),
+                optimizer: grown(2) - steps,
+            };
+            assert_eq!(found, expected, "stage {stage}, {param:?}, {reduce:?}");
+            let buffers = grown(4);
+            assert!(
+                buffers <= most,
+                "stage {stage}: {buffers} bytes of buffers, not {most}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The largest flat parameter, as often as a step may need it at the same time, and receive buffers.
+fn most_buffers(model: &ShardedModel, config: &Config) -> u64 {
+    let longest = model.flat_sizes.iter().max().copied().unwrap_or(0);
+    let row = longest * model.widths.param.max(model.widths.reduce);
+    let num_peers = model.num_shards as u64 - 1;
+    let room = 2 * num_peers * longest.div_ceil(model.num_shards as u64) * model.widths.reduce;
+    (2 + config.parallelism.fsdp_prefetch as u64) * row + room
+}
+
+/// Buffers are allocated in the first step only.
+pub fn steady(rank: &Rank) -> Outcome {
+    memory::observe();
+    for stage in [1, 2, 3] {
+        let config = configured(rank, stage);
+        let world = rank.join_config(&config)?;
+        let mut session = Session::new(&config, &world)?;
+        session.step()?;
+        let batches = session.batches()?;
+        let (stepped, allocations) = memory::record(|| session.trainer.step(&batches));
+        stepped?;
+        let taken: Vec<_> = allocations
+            .iter()
+            .filter(|a| a.kind == trainyard_trace::MemoryKind::Communication && a.bytes > 0)
+            .collect();
+        assert!(taken.is_empty(), "stage {stage}: {taken:?}");
+    }
+    Ok(())
+}
+
+fn configured(rank: &Rank, stage: usize) -> Config {
+    let mut config = divided(&debug_llama(Dtype::Float32), rank.size(), 1);
+    config.parallelism.data_parallel_shard_degree = -1;
+    config.parallelism.zero_stage = stage;
+    config
+}

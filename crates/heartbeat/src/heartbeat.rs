@@ -1,0 +1,209 @@
+//! A rank's heartbeat: a small file with the position of its training loop and its pending collectives.
+//!
+//! A thread of the rank's process writes the file several times a second, whatever the loop does. An observer can
+//! therefore distinguish a loop that makes no progress (the heartbeat changes, its step does not) from a process
+//! that does not run at all (the heartbeat does not change).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use trainyard_trace::{Collective, CollectiveId, now_ns};
+
+/// The environment variable with the directory into which ranks write their heartbeats.
+pub const HEARTBEAT_DIR: &str = "TRAINYARD_HEARTBEAT_DIR";
+
+/// What a rank's training loop is doing.
+#[derive(Copy, Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The rank builds the model or loads a checkpoint; it has not begun a step.
+    #[default]
+    Starting,
+    /// The rank is inside a training step.
+    Stepping,
+    /// The rank does work of unpredictable length between two steps: it saves or evaluates.
+    Between,
+    /// The loop has finished.
+    Ended,
+}
+
+/// A collective that a rank has issued and that has not completed.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct PendingCollective {
+    /// The collective.
+    pub id: CollectiveId,
+    /// The global ranks of its group, in group order.
+    pub members: Vec<usize>,
+    /// When the rank issued it.
+    pub since_ns: u64,
+    /// Whether the rank is blocked in `wait` for it. If not, the collective overlaps with other work.
+    pub is_blocking: bool,
+}
+
+impl PendingCollective {
+    /// Describes `pending`, whose group has these members.
+    pub fn new(pending: &Collective, members: Vec<usize>) -> PendingCollective {
+        PendingCollective {
+            id: CollectiveId::of(pending),
+            members,
+            since_ns: pending.issued_ns,
+            is_blocking: pending.waited.is_some(),
+        }
+    }
+}
+
+/// The latest state of a rank. Times are those of [`Ledger::now_ns`](trainyard_trace::Ledger::now_ns) on the node
+/// that wrote it, and can only be compared with each other.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub struct Heartbeat {
+    /// The global rank that wrote it.
+    pub rank: usize,
+    /// What the training loop is doing.
+    pub stage: Stage,
+    /// The current step, or the last one.
+    pub step: u64,
+    /// The last step of the job.
+    pub num_steps: u64,
+    /// When the rank entered its current stage and step.
+    pub since_ns: u64,
+    /// When the rank wrote this heartbeat.
+    pub written_ns: u64,
+    /// The 99th percentile of step times, once the rank has taken enough steps to estimate it.
+    pub p99_step_ns: Option<u64>,
+    /// The longest step so far, until there is a 99th percentile.
+    pub max_step_ns: Option<u64>,
+    /// The fraction of recent step time in which the rank did not wait for other ranks.
+    pub busy_fraction: Option<f64>,
+    /// The last reported loss.
+    pub loss: Option<f64>,
+    /// This rank's throughput in tokens per second, if known.
+    pub tokens_per_second: Option<f64>,
+    /// Peak memory in bytes, if it is measured.
+    pub peak_bytes: Option<u64>,
+    /// Collectives that have not completed, oldest first.
+    pub pending: Vec<PendingCollective>,
+    /// The last completed collective of every group.
+    pub completed: Vec<CollectiveId>,
+}
+
+impl Heartbeat {
+    /// The heartbeat file of a rank.
+    pub fn path(dir: &Path, rank: usize) -> PathBuf {
+        dir.join(format!("rank_{rank}.json"))
+    }
+
+    /// Replaces the rank's file atomically, so that a reader never sees a partial heartbeat.
+    pub fn write(&mut self, dir: &Path) -> io::Result<()> {
+        self.written_ns = now_ns();
+        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
+        let next = dir.join(format!(".rank_{}.json", self.rank));
+        fs::write(&next, text)?;
+        fs::rename(next, Heartbeat::path(dir, self.rank))
+    }
+
+    /// The last heartbeat of a rank. `None` if there is none yet, or if the file is not a heartbeat.
+    pub fn read(dir: &Path, rank: usize) -> Option<Heartbeat> {
+        let text = fs::read(Heartbeat::path(dir, rank)).ok()?;
+        let heartbeat: Heartbeat = serde_json::from_slice(&text).ok()?;
+        // The file name is authoritative: other programs that write heartbeats may number their ranks differently.
+        Some(Heartbeat { rank, ..heartbeat })
+    }
+
+    /// The time from `then_ns` until this heartbeat was written.
+    pub fn elapsed_since(&self, then_ns: u64) -> Duration {
+        Duration::from_nanos(self.written_ns.saturating_sub(then_ns))
+    }
+
+    /// Whether the rank is blocked in a collective.
+    pub fn is_blocked(&self) -> bool {
+        self.pending.iter().any(|pending| pending.is_blocking)
+    }
+
+    /// The rank's position as text: its step, and its current or last collective.
+    pub fn describe(&self) -> String {
+        let step = match self.stage {
+            Stage::Starting => "before its first step".to_owned(),
+            Stage::Stepping => format!("in step {}", self.step),
+            Stage::Between => format!("after step {}", self.step),
+            Stage::Ended => format!("done after step {}", self.step),
+        };
+        let blocking = self.pending.iter().find(|pending| pending.is_blocking);
+        match (blocking, self.pending.last(), self.completed.last()) {
+            (Some(pending), _, _) => format!("{step}, waiting in {}", pending.id),
+            (None, Some(pending), _) => format!("{step}, with {} in flight", pending.id),
+            (None, None, Some(completed)) => format!("{step}; its last collective was {completed}"),
+            (None, None, None) => format!("{step}, before any collective"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trainyard_trace::{CollectiveKind, Purpose};
+
+    use super::*;
+
+    fn id(sequence: u64) -> CollectiveId {
+        CollectiveId {
+            kind: CollectiveKind::AllReduce,
+            purpose: Purpose::Gradient,
+            group: "dp_shard".to_owned(),
+            sequence,
+        }
+    }
+
+    #[test]
+    fn a_heartbeat_is_read_as_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut heartbeat = Heartbeat {
+            rank: 3,
+            stage: Stage::Stepping,
+            step: 12,
+            loss: Some(2.5),
+            ..Heartbeat::default()
+        };
+        assert_eq!(Heartbeat::read(dir.path(), 3), None);
+        heartbeat.write(dir.path()).unwrap();
+        assert_eq!(Heartbeat::read(dir.path(), 3), Some(heartbeat));
+        fs::write(Heartbeat::path(dir.path(), 3), "{").unwrap();
+        assert_eq!(Heartbeat::read(dir.path(), 3), None);
+    }
+
+    #[test]
+    fn the_file_name_determines_the_rank() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(Heartbeat::path(dir.path(), 9), r#"{"rank": 1, "step": 4}"#).unwrap();
+        let heartbeat = Heartbeat::read(dir.path(), 9).unwrap();
+        assert_eq!((heartbeat.rank, heartbeat.step), (9, 4));
+    }
+
+    #[test]
+    fn a_heartbeat_describes_the_position_of_its_rank() {
+        let mut heartbeat = Heartbeat::default();
+        assert_eq!(
+            heartbeat.describe(),
+            "before its first step, before any collective"
+        );
+        (heartbeat.stage, heartbeat.step) = (Stage::Stepping, 12);
+        heartbeat.completed.push(id(40));
+        assert_eq!(
+            heartbeat.describe(),
+            "in step 12; its last collective was all_reduce 40 of dp_shard (gradient)"
+        );
+        heartbeat.pending.push(PendingCollective {
+            id: id(41),
+            members: vec![0, 1],
+            since_ns: 0,
+            is_blocking: true,
+        });
+        assert_eq!(
+            heartbeat.describe(),
+            "in step 12, waiting in all_reduce 41 of dp_shard (gradient)"
+        );
+    }
+}

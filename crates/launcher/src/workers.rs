@@ -1,0 +1,321 @@
+//! The workers of one node: starting them, polling their heartbeats, signaling them and recording their exits.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Signal;
+
+use trainyard_heartbeat::{HEARTBEAT_DIR, HangDetector, Heartbeat, HeartbeatMonitor, RankStatus};
+
+use crate::lines::SharedTail;
+use crate::output::{Source, Stream, forward};
+use crate::report::{ExitStatus, Outcome, WorkerExit};
+use crate::runtime_dir::RuntimeDir;
+use crate::worker_process::{WorkerProcess, WorkerProcesses};
+use crate::{Job, LaunchError, Master, environment, find_program, worker};
+
+/// The output that a rank wrote before its exit is in its pipe, and read within this time.
+const STDERR_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// The workers of a job on this node. Dropping them kills them.
+///
+/// The thread that starts them must outlive them: to the kernel, its end is the death of the parent.
+#[derive(Debug)]
+pub struct Workers {
+    processes: WorkerProcesses,
+    started: Instant,
+    /// The global rank of local rank 0.
+    first_rank: usize,
+    /// The last signal sent to the workers.
+    last_signal: Option<i32>,
+    /// By local rank; `None` while the worker runs.
+    exits: Vec<Option<WorkerExit>>,
+    /// The last lines of every local rank's stderr.
+    stderr_tails: Vec<SharedTail>,
+    output_threads: Vec<JoinHandle<()>>,
+    /// For heartbeats; `None` without hang detection, or if the directory could not be created.
+    runtime_dir: Option<RuntimeDir>,
+    monitor: HeartbeatMonitor,
+    detector: HangDetector,
+    /// The ranks that the launcher killed because they hung, and the reasons.
+    hung: BTreeMap<usize, String>,
+    /// Closed when no worker will write to the pipes any more.
+    stop_output: OwnedFd,
+}
+
+impl Workers {
+    /// Starts every local rank of a job and forwards their output.
+    ///
+    /// The calling program must call [`worker::intercept`] first in its `main`, unless the job names another
+    /// trampoline.
+    pub fn start(job: &Job) -> Result<Workers, LaunchError> {
+        let started = Instant::now();
+        let runtime_dir = job.hang_timeout.and_then(|_| create_runtime_dir(job));
+        let (processes, [stdouts, stderrs]) = start(job, runtime_dir.as_ref())?;
+        let stderr_tails = stderrs.iter().map(Source::tail).collect();
+        let (stop, stop_output) = pipe_with(PipeFlags::CLOEXEC).map_err(watch_error)?;
+        let stops = [stop.try_clone().map_err(watch_error)?, stop];
+        let streams = [(Stream::Stdout, stdouts), (Stream::Stderr, stderrs)];
+        let threads = streams.into_iter().zip(stops);
+        let threads = threads.map(|((stream, sources), stop)| {
+            let thread = thread::Builder::new().name("rank output".to_owned());
+            thread.spawn(move || forward(stream, sources, stop.as_fd()))
+        });
+        Ok(Workers {
+            started,
+            first_rank: job.rank_of(0),
+            last_signal: None,
+            exits: processes.by_local_rank().iter().map(|_| None).collect(),
+            processes,
+            stderr_tails,
+            output_threads: threads.collect::<io::Result<_>>().map_err(watch_error)?,
+            runtime_dir,
+            monitor: HeartbeatMonitor::new(started),
+            detector: HangDetector {
+                default_timeout: job.hang_timeout.unwrap_or(Duration::MAX),
+            },
+            hung: BTreeMap::new(),
+            stop_output,
+        })
+    }
+
+    /// Whether all workers have exited.
+    pub fn all_exited(&self) -> bool {
+        self.exits.iter().all(Option::is_some)
+    }
+
+    /// File descriptors that become readable when a running worker exits.
+    pub fn poll_fds(&self) -> Vec<PollFd<'_>> {
+        self.running()
+            .map(|(_, process)| PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN))
+            .collect()
+    }
+
+    /// Records the workers that have exited since the last call; returns whether one of them failed.
+    pub fn reap_exited(&mut self) -> io::Result<bool> {
+        let now = Instant::now();
+        let mut exited = Vec::new();
+        for (rank, process) in self.running() {
+            if let Some(status) = process.exit_status()? {
+                exited.push((rank, process.pid().as_raw_pid().unsigned_abs(), status));
+            }
+        }
+        let has_failed = exited.iter().any(|(_, _, status)| !status.is_success());
+        for (rank, pid, status) in exited {
+            self.exits[rank] = Some(self.worker_exit(rank, pid, status, now));
+        }
+        Ok(has_failed)
+    }
+
+    /// When to [poll](Self::poll) heartbeats again. `None` without hang detection, or if the workers are stopping.
+    pub fn next_poll(&self) -> Option<Instant> {
+        let is_watched =
+            self.runtime_dir.is_some() && self.last_signal.is_none() && !self.all_exited();
+        is_watched.then(|| self.monitor.next_poll())
+    }
+
+    /// Reads the heartbeats of running workers, if it is time. Kills workers that hang, whose exits are then recorded
+    /// like any other, and logs stragglers. `others` are ranks of other nodes, as far as they are known.
+    pub fn poll(&mut self, others: &[RankStatus], now: Instant) {
+        let Some(runtime_dir) = self.runtime_dir.as_ref() else {
+            return;
+        };
+        if self.next_poll().is_none_or(|at| at > now) {
+            return;
+        }
+        let running: Vec<usize> = self
+            .running()
+            .map(|(rank, _)| self.first_rank + rank)
+            .collect();
+        self.monitor
+            .poll(runtime_dir.path(), running.into_iter(), now);
+        let local = self.monitor.statuses();
+        let all: Vec<RankStatus> = local.iter().chain(others).cloned().collect();
+        for hung in self.detector.hung_ranks(&local, &all) {
+            let local_rank = hung.rank - self.first_rank;
+            if self.hung.contains_key(&hung.rank) {
+                continue;
+            }
+            // Logged now, because the report comes only after the other workers have exited.
+            tracing::warn!("rank {} hangs, killing it: {}", hung.rank, hung.reason);
+            self.processes.by_local_rank()[local_rank].signal(Signal::KILL);
+            self.hung.insert(hung.rank, hung.reason);
+        }
+        for straggler in self.monitor.new_stragglers(&all) {
+            tracing::warn!("{straggler}");
+        }
+    }
+
+    /// The status of the local ranks at the last poll.
+    pub fn statuses(&self) -> Vec<RankStatus> {
+        self.monitor.statuses()
+    }
+
+    /// Sends SIGTERM to all workers because their world is broken, and marks it as aborted: they have nothing to
+    /// finish.
+    pub fn abort(&mut self) {
+        if let Some(runtime_dir) = &self.runtime_dir {
+            runtime_dir.mark_aborted();
+        }
+        self.signal(Signal::TERM);
+    }
+
+    /// Signals the process groups of all workers, also of those that exited: processes they started may be left.
+    pub fn signal(&mut self, signal: Signal) {
+        self.last_signal = Some(signal.as_raw());
+        for process in self.processes.by_local_rank() {
+            process.signal(signal);
+        }
+    }
+
+    /// A report of the first failure so far: which rank failed and how, and its last lines.
+    pub fn failure_report(&self) -> Option<String> {
+        let exits = self.exits.iter().flatten().cloned().collect();
+        let mut outcome = Outcome::new(exits, None);
+        let first = outcome.first_failure?;
+        let tail = &self.stderr_tails[first - self.first_rank];
+        let exit = outcome.exits.iter_mut().find(|exit| exit.rank == first)?;
+        exit.stderr_tail = tail.complete_lines(STDERR_TIMEOUT);
+        outcome.failure_report()
+    }
+
+    /// Kills whatever is left, and returns the outcome.
+    pub fn finish(self, interrupted_by: Option<i32>) -> Outcome {
+        let Workers {
+            mut processes,
+            exits,
+            stderr_tails,
+            output_threads,
+            stop_output,
+            first_rank,
+            ..
+        } = self;
+        processes.kill_all();
+        // All output is in the pipes now; the threads forward it and stop.
+        drop(stop_output);
+        for thread in output_threads {
+            let _ = thread.join();
+        }
+        let with_tail = |exit: WorkerExit| WorkerExit {
+            stderr_tail: stderr_tails[exit.rank - first_rank].lines(),
+            ..exit
+        };
+        let exits = exits.into_iter().flatten().map(with_tail).collect();
+        Outcome::new(exits, interrupted_by)
+    }
+
+    fn worker_exit(
+        &self,
+        local_rank: usize,
+        pid: u32,
+        status: ExitStatus,
+        now: Instant,
+    ) -> WorkerExit {
+        let rank = self.first_rank + local_rank;
+        WorkerExit {
+            rank,
+            pid,
+            status,
+            after: now.duration_since(self.started),
+            last_signal: self.last_signal,
+            hang_reason: self.hung.get(&rank).cloned(),
+            last_position: self.last_position(rank),
+            stderr_tail: Vec::new(),
+        }
+    }
+
+    /// The position of a rank in its last heartbeat.
+    fn last_position(&self, rank: usize) -> Option<String> {
+        let dir = self.runtime_dir.as_ref()?.path();
+        let heartbeat = Heartbeat::read(dir, rank)?;
+        Some(heartbeat.describe())
+    }
+
+    fn running(&self) -> impl Iterator<Item = (usize, &WorkerProcess)> {
+        let processes = self.processes.by_local_rank().iter().enumerate();
+        processes.filter(|(rank, _)| self.exits[*rank].is_none())
+    }
+}
+
+pub(crate) fn watch_error(error: impl Into<io::Error>) -> LaunchError {
+    let source = error.into();
+    LaunchError::Watch { source }
+}
+
+/// Starts every local rank; returns the sources of their stdout and of their stderr.
+fn start(
+    job: &Job,
+    runtime_dir: Option<&RuntimeDir>,
+) -> Result<(WorkerProcesses, [Vec<Source>; 2]), LaunchError> {
+    if std::env::var_os(worker::MARK).is_some() {
+        return Err(LaunchError::NotATrampoline);
+    }
+    if job.nproc == 0 {
+        return Err(LaunchError::NoRanks);
+    }
+    let program = job.find_program()?;
+    let trampoline = trampoline(job)?;
+    let master = master(job)?;
+    let mut processes = WorkerProcesses::new(&trampoline)?;
+    let (mut stdouts, mut stderrs) = (Vec::new(), Vec::new());
+    for rank in 0..job.nproc {
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        let mut environment = environment(job, rank, &master, is_set);
+        environment.extend(runtime_dir.map(|dir| (HEARTBEAT_DIR.into(), dir.path().into())));
+        let [stdout, stderr] = processes.start(job, &program, &trampoline, environment)?;
+        stdouts.push(Source::new(job, rank, Stream::Stdout, stdout)?);
+        stderrs.push(Source::new(job, rank, Stream::Stderr, stderr)?);
+    }
+    Ok((processes, [stdouts, stderrs]))
+}
+
+/// Failures are only logged: a job also runs without hang detection.
+fn create_runtime_dir(job: &Job) -> Option<RuntimeDir> {
+    RuntimeDir::create(job)
+        .inspect_err(|error| {
+            tracing::warn!("cannot create the runtime directory, hang detection is off: {error}");
+        })
+        .ok()
+}
+
+impl Job {
+    /// The file that every rank executes.
+    pub fn find_program(&self) -> Result<PathBuf, LaunchError> {
+        let search_path = std::env::var_os("PATH");
+        let found = find_program(&self.program, search_path.as_deref());
+        found.ok_or_else(|| LaunchError::ProgramNotFound {
+            program: self.program.clone(),
+        })
+    }
+}
+
+fn trampoline(job: &Job) -> Result<PathBuf, LaunchError> {
+    let running = || std::env::current_exe().map_err(|source| LaunchError::Trampoline { source });
+    job.trampoline
+        .as_deref()
+        .map(Path::to_owned)
+        .map_or_else(running, Ok)
+}
+
+/// `MASTER_ADDR` and `MASTER_PORT`. A port chosen here is free now; rank 0 binds it a moment later.
+fn master(job: &Job) -> Result<Master, LaunchError> {
+    let addr = job.master_addr.clone();
+    let free_port = || {
+        let listener = TcpListener::bind((addr.as_str(), 0))?;
+        listener.local_addr().map(|address| address.port())
+    };
+    match job.master_port.map_or_else(free_port, Ok) {
+        Ok(port) => Ok(Master { addr, port }),
+        Err(source) => Err(LaunchError::Port {
+            address: addr,
+            source,
+        }),
+    }
+}

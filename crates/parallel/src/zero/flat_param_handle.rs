@@ -1,0 +1,517 @@
+//! One sharded unit: its flat parameter, its gradients, and the operations on them.
+
+use tch::{Kind, Tensor};
+use trainyard_mesh::Placement;
+use trainyard_nn::Parameter;
+use trainyard_torch::{Group, ReduceOp, Result, Work, autograd, memory, storage};
+use trainyard_trace::{MemoryKind, Purpose};
+
+use super::deferred_grads::DeferredGrads;
+use super::flat_tensor::{without_storage, zeros_flat};
+use super::pool::Pool;
+use super::{FlatParam, Stage};
+use crate::offload::Staged;
+
+/// The types of a unit's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kinds {
+    pub master: Kind,
+    pub param: Kind,
+    pub reduce: Kind,
+}
+
+/// A parameter of the unit.
+struct Member {
+    name: String,
+    /// The parameter that layers compute with: a view of the gathered flat parameter.
+    leaf: Tensor,
+    /// The view of the flat gradient for this parameter.
+    gradient: Tensor,
+    is_ready: bool,
+    /// Whether its gradient was deferred in this step.
+    was_deferred: bool,
+}
+
+/// Whether the flat parameter is gathered.
+enum Status {
+    Released,
+    /// The all-gather in flight, and the staging buffer of its input if the shard is offloaded.
+    Gathering(Box<(Work, Option<Staged>)>),
+    Gathered,
+}
+
+/// The flat parameter of a unit: gathered while needed, otherwise this rank's shard of it.
+pub(super) struct FlatParamHandle {
+    layout: FlatParam,
+    /// This rank's index in the shard group.
+    index: usize,
+    members: Vec<Member>,
+    status: Status,
+    /// The gathered flat parameter, in the type of computation.
+    full: Tensor,
+    /// This rank's shard, in the type of the optimizer.
+    master: Tensor,
+    /// This rank's shard as it is gathered; the master shard itself if types are equal.
+    param_shard: Tensor,
+    /// The version of the master shard from which `param_shard` was last computed.
+    version: i64,
+    /// The flat gradient as it is reduced.
+    gradients: Tensor,
+    /// Where autograd accumulates gradients before they are reduced, in stage 1.
+    grad_accum: Option<Tensor>,
+    /// Unsharded gradients whose reduction is deferred, in stages 2 and 3.
+    deferred: Option<DeferredGrads>,
+    /// This rank's shard of the reduced gradients.
+    gradient_shard: Tensor,
+    /// Whether the flat parameter has memory of its own, not from the pool.
+    owns_memory: bool,
+    /// Whether another unit computes with this unit's parameters too.
+    pub is_shared: bool,
+}
+
+impl FlatParamHandle {
+    /// Shards the parameters of a unit and releases what other ranks hold. Returns this rank's shards, each under
+    /// its parameter's name.
+    pub(super) fn new(
+        parameters: &[Parameter],
+        group: &Group,
+        stage: Stage,
+        kinds: Kinds,
+    ) -> Result<(FlatParamHandle, Vec<Parameter>)> {
+        let lengths = parameters.iter().map(|p| p.tensor().numel()).collect();
+        let layout = FlatParam::new(lengths, group.size());
+        let like = parameters[0].tensor().f_detach()?;
+        let allocation = Allocation {
+            like: &like,
+            layout: &layout,
+            index: group.index(),
+            stage,
+            kinds,
+        };
+        let full = allocation.full()?;
+        let (master, param_shard) = allocation.shards(&full)?;
+        let (gradients, grad_accum) = allocation.gradients(&full)?;
+        let gradient_shard = allocation.gradient_shard(&gradients)?;
+        let mut unit = FlatParamHandle {
+            index: group.index(),
+            members: Vec::with_capacity(parameters.len()),
+            status: Status::Released,
+            full,
+            param_shard,
+            version: -1,
+            gradients,
+            grad_accum,
+            deferred: None,
+            gradient_shard,
+            owns_memory: false,
+            is_shared: false,
+            master,
+            layout,
+        };
+        let mut shards = Vec::with_capacity(parameters.len());
+        for (member, parameter) in parameters.iter().enumerate() {
+            shards.push(unit.shard(member, parameter, stage)?);
+        }
+        if stage != Stage::Parameters {
+            // Every rank started with the full parameters, so there is nothing to gather yet.
+            unit.refresh()?;
+            unit.status = Status::Gathered;
+        }
+        Ok((unit, shards))
+    }
+
+    /// Copies this rank's shard of a parameter, and makes its leaf a view of the flat parameter.
+    fn shard(&mut self, member: usize, parameter: &Parameter, stage: Stage) -> Result<Parameter> {
+        let leaf = parameter.tensor();
+        let (elements, offset) = self.layout.shard_of(member, self.index);
+        let (start, length) = (elements.start as i64, elements.len() as i64);
+        let shard = self.master.f_narrow(0, offset as i64, length)?;
+        let full = self.view(&self.full, member, leaf)?;
+        tch::no_grad(|| -> Result<()> {
+            if stage != Stage::Parameters {
+                full.shallow_clone().f_copy_(leaf)?;
+            }
+            let values = leaf.f_view(-1i64)?.f_narrow(0, start, length)?;
+            shard.shallow_clone().f_copy_(&values)?;
+            Ok(())
+        })?;
+        let flat_gradient = self.grad_accum.as_ref().unwrap_or(&self.gradients);
+        let gradient = self.view(flat_gradient, member, leaf)?;
+        storage::rebind(leaf, &full)?;
+        self.members.push(Member {
+            name: parameter.name().to_owned(),
+            leaf: leaf.shallow_clone(),
+            gradient,
+            is_ready: false,
+            was_deferred: false,
+        });
+        let packed = Placement::Packed(self.layout.packed(member));
+        let layout = super::shard_axes_of(&parameter.layout())
+            .iter()
+            .fold(parameter.layout(), |layout, axis| layout.with(axis, packed));
+        let shard = shard.f_detach()?.f_set_requires_grad(true)?;
+        parameter
+            .shard(shard, layout)
+            .map_err(|e| trainyard_torch::TorchError::Other(e.to_string()))
+    }
+
+    /// The view of a flat tensor for a parameter, in the parameter's shape.
+    fn view(&self, flat: &Tensor, member: usize, like: &Tensor) -> Result<Tensor> {
+        let interval = self.layout.interval(member);
+        let flat = flat.f_narrow(0, interval.start as i64, interval.len() as i64)?;
+        Ok(flat.f_view(&like.size()[..])?)
+    }
+
+    /// The leaves of all members, in order.
+    pub(super) fn leaves(&self) -> impl Iterator<Item = &Tensor> {
+        self.members.iter().map(|member| &member.leaf)
+    }
+
+    /// This rank's shard of a member's gradient.
+    pub(super) fn gradient_of(&self, member: usize) -> Result<Tensor> {
+        let interval = self.interval_in_chunk(member);
+        let (start, length) = (interval.start as i64, interval.len() as i64);
+        Ok(self.gradient_shard.f_narrow(0, start, length)?)
+    }
+
+    /// The interval of a member's shard in this rank's chunk.
+    pub(super) fn interval_in_chunk(&self, member: usize) -> std::ops::Range<usize> {
+        let (elements, offset) = self.layout.shard_of(member, self.index);
+        offset..offset + elements.len()
+    }
+
+    /// Number of parameter elements in this rank's chunk, without padding.
+    pub(super) fn num_local(&self) -> u64 {
+        let intervals = (0..self.members.len()).map(|member| self.interval_in_chunk(member));
+        intervals.map(|interval| interval.len() as u64).sum()
+    }
+
+    /// This rank's shard as it is gathered.
+    pub(super) fn param_shard(&self) -> &Tensor {
+        &self.param_shard
+    }
+
+    /// This rank's master shard, if it is not the parameter shard itself.
+    pub(super) fn master(&self) -> Option<&Tensor> {
+        (self.master.kind() != self.param_shard.kind()).then_some(&self.master)
+    }
+
+    /// Number of elements of the flat parameter, padding included.
+    pub(super) fn padded(&self) -> usize {
+        self.layout.padded()
+    }
+
+    /// Whether the flat gradient that is reduced has memory of its own, which no other unit waits for.
+    pub(super) fn owns_gradient_memory(&self) -> bool {
+        let accum_kind = self.grad_accum.as_ref().map(Tensor::kind);
+        accum_kind == Some(self.gradients.kind()) || self.deferred.is_some()
+    }
+
+    /// Whether gradients overwrite the gathered parameters.
+    fn shares_memory(&self) -> Result<bool> {
+        storage::is_shared(&self.full, &self.gradients)
+    }
+
+    /// Recomputes the parameter shard if the optimizer has changed the master shard since the last call. Returns
+    /// whether it has.
+    pub(super) fn refresh(&mut self) -> Result<bool> {
+        let version = storage::version(&self.master)?;
+        if version == self.version {
+            return Ok(false);
+        }
+        if self.param_shard.kind() != self.master.kind() {
+            tch::no_grad(|| self.param_shard.shallow_clone().f_copy_(&self.master))?;
+        }
+        // Read again, since the copy may have bumped the version too.
+        self.version = storage::version(&self.master)?;
+        Ok(true)
+    }
+
+    /// Allocates memory of its own for a flat parameter that stays gathered.
+    pub(super) fn allocate(&mut self) -> Result<()> {
+        self.owns_memory = true;
+        memory::scope(MemoryKind::Parameter, || storage::restore(&self.full))
+    }
+
+    /// Takes memory from the pool for a flat parameter that is released soon.
+    pub(super) fn allocate_from_pool(&mut self, pool: &mut Pool) -> Result<()> {
+        pool.acquire(&self.full)
+    }
+
+    /// Starts the all-gather. `staged` is the parameter shard if it is offloaded.
+    pub(super) fn start_gather(&mut self, group: &Group, staged: Option<Staged>) -> Result<()> {
+        let shard = staged
+            .as_ref()
+            .map_or(&self.param_shard, |staged| &staged[0]);
+        let work = group.all_gather(&self.full, shard, Purpose::Parameter)?;
+        self.status = Status::Gathering(Box::new((work, staged)));
+        Ok(())
+    }
+
+    /// Whether the flat parameter is neither gathered nor being gathered.
+    pub(super) fn is_released(&self) -> bool {
+        matches!(self.status, Status::Released)
+    }
+
+    /// Waits until the flat parameter is gathered.
+    pub(super) fn finish_gather(&mut self) -> Result<()> {
+        let status = std::mem::replace(&mut self.status, Status::Gathered);
+        if let Status::Gathering(gathering) = status {
+            let (work, _staged) = *gathering;
+            work.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Releases the memory of the gathered flat parameter.
+    pub(super) fn release(&mut self, pool: &mut Pool) -> Result<()> {
+        if matches!(self.status, Status::Released) {
+            return Ok(());
+        }
+        self.finish_gather()?;
+        self.status = Status::Released;
+        if std::mem::take(&mut self.owns_memory) {
+            storage::release(&self.full)
+        } else {
+            pool.release(&self.full)
+        }
+    }
+
+    /// Marks the gathered flat parameter as outdated, without releasing its memory.
+    pub(super) fn invalidate(&mut self) -> Result<()> {
+        self.finish_gather()?;
+        self.status = Status::Released;
+        Ok(())
+    }
+
+    /// Moves a member's gradient into the flat gradient.
+    pub(super) fn stage_grad(&mut self, number: usize, pool: &mut Pool) -> Result<()> {
+        let is_first = self.members.iter().all(|member| !member.is_ready);
+        if is_first && self.grad_accum.is_none() && !self.shares_memory()? {
+            pool.acquire(&self.gradients)?;
+        }
+        let member = &mut self.members[number];
+        let was_ready = std::mem::replace(&mut member.is_ready, true);
+        let gradient = member.leaf.f_grad()?;
+        if !gradient.defined() || storage::is_shared(&gradient, &member.gradient)? {
+            return Ok(());
+        }
+        let mut view = member.gradient.shallow_clone();
+        // A gradient arrives twice in one pass if recomputed parts of the unit share the parameter.
+        tch::no_grad(|| {
+            if was_ready {
+                view.f_add_(&gradient).map(drop)
+            } else {
+                view.f_copy_(&gradient)
+            }
+        })?;
+        match self.grad_accum {
+            Some(_) => autograd::set_grad(&member.leaf, &member.gradient),
+            None => autograd::clear_grad(&member.leaf),
+        }
+    }
+
+    /// Adds a member's gradient to those whose reduction is deferred.
+    pub(super) fn defer_grad(&mut self, number: usize) -> Result<()> {
+        let mut deferred = match self.deferred.take() {
+            Some(deferred) => deferred,
+            None => self.new_deferred_grads()?,
+        };
+        deferred.add(number, &self.members[number].leaf)?;
+        self.members[number].was_deferred = true;
+        self.deferred = Some(deferred);
+        Ok(())
+    }
+
+    fn new_deferred_grads(&self) -> Result<DeferredGrads> {
+        let kind = self.gradients.kind();
+        let flat = memory::scope(MemoryKind::Gradient, || {
+            zeros_flat(&self.gradient_shard, self.layout.padded(), kind)
+        })?;
+        let members = self.members.iter().enumerate();
+        let views = members.map(|(number, member)| self.view(&flat, number, &member.leaf));
+        let views = views.collect::<Result<Vec<_>>>()?;
+        Ok(DeferredGrads::new(flat, views))
+    }
+
+    /// Whether earlier passes have left gradients whose reduction is deferred.
+    pub(super) fn has_deferred_grads(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    /// Ends a pass that does not reduce.
+    pub(super) fn end_pass(&mut self) {
+        for member in &mut self.members {
+            member.is_ready = false;
+        }
+    }
+
+    /// Sets missing gradients to zero, and returns the names of their parameters.
+    pub(super) fn fill_missing(&mut self, pool: &mut Pool) -> Result<Vec<String>> {
+        if self.deferred.is_some() {
+            // Deferred gradients start as zeros; only members without any deferred gradient are missing.
+            let missing = self.members.iter().filter(|member| !member.was_deferred);
+            return Ok(missing.map(|member| member.name.clone()).collect());
+        }
+        let any = self.members.iter().any(|member| member.is_ready);
+        if !any && self.grad_accum.is_none() && !self.shares_memory()? {
+            pool.acquire(&self.gradients)?;
+        }
+        let mut missing = Vec::new();
+        for member in &mut self.members {
+            let is_accumulated = self.grad_accum.is_some() && member.leaf.f_grad()?.defined();
+            if !std::mem::take(&mut member.is_ready) && !is_accumulated {
+                missing.push(member.name.clone());
+                let _ = tch::no_grad(|| member.gradient.shallow_clone().f_zero_())?;
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Starts to reduce-scatter the flat gradient. With `accumulate`, the result stays in the flat gradient until
+    /// [`Self::finish_reduce`] adds it to the gradient shard of earlier passes.
+    pub(super) fn start_reduce(
+        &self,
+        group: &Group,
+        op: ReduceOp,
+        accumulate: bool,
+        pool: &mut Pool,
+    ) -> Result<Work> {
+        if let Some(grad_accum) = &self.grad_accum
+            && grad_accum.kind() != self.gradients.kind()
+        {
+            pool.acquire(&self.gradients)?;
+            tch::no_grad(|| self.gradients.shallow_clone().f_copy_(grad_accum))?;
+        }
+        let out = if accumulate {
+            chunk_of(self.reduce_input(), &self.layout, self.index)?
+        } else {
+            self.gradient_shard.shallow_clone()
+        };
+        group.reduce_scatter(&out, self.reduce_input(), op, Purpose::Gradient)
+    }
+
+    /// The flat gradient that is reduced.
+    fn reduce_input(&self) -> &Tensor {
+        self.deferred
+            .as_ref()
+            .map_or(&self.gradients, |deferred| &deferred.flat)
+    }
+
+    /// Finishes a reduction: accumulates the gradient shard, and releases the memory of the flat gradient.
+    pub(super) fn finish_reduce(
+        &mut self,
+        accumulate: bool,
+        param_pool: Option<&mut Pool>,
+        gradient_pool: &mut Pool,
+    ) -> Result<()> {
+        if accumulate {
+            let reduced = chunk_of(self.reduce_input(), &self.layout, self.index)?;
+            let _ = tch::no_grad(|| self.gradient_shard.shallow_clone().f_add_(&reduced))?;
+        }
+        if self.deferred.take().is_some() {
+            return self.leaves().try_for_each(autograd::clear_grad);
+        }
+        match (self.shares_memory()?, &self.grad_accum) {
+            (true, None) => param_pool.map_or(Ok(()), |pool| self.release(pool)),
+            (_, Some(accum)) if storage::is_shared(accum, &self.gradients)? => Ok(()),
+            _ => gradient_pool.release(&self.gradients),
+        }
+    }
+
+    /// Whether the gathered parameters can be released as soon as the unit's backward has ended.
+    pub(super) fn is_done_after_backward(&self) -> Result<bool> {
+        Ok(self.deferred.is_some() || !self.shares_memory()?)
+    }
+
+    /// This rank's shard of the reduced gradients.
+    pub(super) fn gradient_shard(&self) -> &Tensor {
+        &self.gradient_shard
+    }
+
+    /// Clears the gradients of all leaves.
+    pub(super) fn clear_gradients(&mut self) -> Result<()> {
+        for member in &mut self.members {
+            member.was_deferred = false;
+        }
+        self.leaves().try_for_each(autograd::clear_grad)
+    }
+}
+
+/// Allocates the tensors of a unit, as its ZeRO stage needs them.
+struct Allocation<'a> {
+    like: &'a Tensor,
+    layout: &'a FlatParam,
+    index: usize,
+    stage: Stage,
+    kinds: Kinds,
+}
+
+impl Allocation<'_> {
+    /// The flat parameter; in stage 3 its memory comes from the pool.
+    fn full(&self) -> Result<Tensor> {
+        match self.stage {
+            Stage::Parameters => self.without_storage(self.kinds.param),
+            _ => self.zeros(
+                self.layout.padded(),
+                self.kinds.param,
+                MemoryKind::Parameter,
+            ),
+        }
+    }
+
+    /// This rank's master shard, and its parameter shard.
+    fn shards(&self, full: &Tensor) -> Result<(Tensor, Tensor)> {
+        let chunk = self.layout.chunk();
+        let param_shard = match self.stage {
+            Stage::Parameters => self.zeros(chunk, self.kinds.param, MemoryKind::Parameter)?,
+            _ => chunk_of(full, self.layout, self.index)?,
+        };
+        let master = if self.kinds.master == self.kinds.param {
+            param_shard.shallow_clone()
+        } else {
+            self.zeros(chunk, self.kinds.master, MemoryKind::Optimizer)?
+        };
+        Ok((master, param_shard))
+    }
+
+    /// The flat gradient that is reduced and, in stage 1, the one in which autograd accumulates.
+    fn gradients(&self, full: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let is_same = self.kinds.param == self.kinds.reduce;
+        Ok(match (self.stage, is_same) {
+            (Stage::OptimizerStates, _) => {
+                let accum =
+                    self.zeros(self.layout.padded(), self.kinds.param, MemoryKind::Gradient)?;
+                if is_same {
+                    (accum.shallow_clone(), Some(accum))
+                } else {
+                    (self.without_storage(self.kinds.reduce)?, Some(accum))
+                }
+            }
+            // A parameter is no longer needed once its gradient is complete, so the gradient reuses its memory.
+            (Stage::Parameters, true) => (full.shallow_clone(), None),
+            _ => (self.without_storage(self.kinds.reduce)?, None),
+        })
+    }
+
+    /// This rank's shard of the reduced gradients.
+    fn gradient_shard(&self, gradients: &Tensor) -> Result<Tensor> {
+        match (self.stage, self.kinds.param == self.kinds.reduce) {
+            (Stage::OptimizerStates, true) => chunk_of(gradients, self.layout, self.index),
+            _ => self.zeros(self.layout.chunk(), self.kinds.reduce, MemoryKind::Gradient),
+        }
+    }
+
+    fn zeros(&self, length: usize, kind: Kind, memory_kind: MemoryKind) -> Result<Tensor> {
+        memory::scope(memory_kind, || zeros_flat(self.like, length, kind))
+    }
+
+    fn without_storage(&self, kind: Kind) -> Result<Tensor> {
+        without_storage(self.like, self.layout.padded(), kind)
+    }
+}
+
+fn chunk_of(flat: &Tensor, layout: &FlatParam, index: usize) -> Result<Tensor> {
+    let length = layout.chunk() as i64;
+    Ok(flat.f_narrow(0, index as i64 * length, length)?)
+}

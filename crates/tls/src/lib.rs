@@ -1,0 +1,14 @@
+//! The secret of a run, and mutually authenticated TLS 1.3 with keys derived from it.
+//!
+//! All processes of a run share one [`RunSecret`]. From it each service of the run derives an [`Identity`]: a key
+//! pair for its server and one for its clients. Both ends insist on the other's key, so a process without the secret
+//! fails the TLS handshake, and there are no certificates to issue, distribute or renew.
+//!
+//! This is a crate of its own because its users share nothing else: the rendezvous speaks gRPC over asynchronous
+//! sockets, peer checkpoints speak a framed protocol over blocking ones.
+
+mod identity;
+mod secret;
+
+pub use identity::{Identity, PinnedKeyVerifier, Service, TlsError};
+pub use secret::{RunSecret, SecretError, SecretFile};

@@ -1,0 +1,32 @@
+//! Offline tokenization: text and Parquet files into token files, once before training.
+//!
+//! The inputs are divided into shards: text at line ends, Parquet by row group. Every input shard becomes
+//! one token file, which is written under a temporary name and renamed: a file with its final name is
+//! complete, and an interrupted run resumes with the missing shards. The token files depend only on the
+//! inputs, not on the number of threads.
+//!
+//! ```text
+//! out/settings.json            the inputs and options that the files were made from
+//! out/00000-00000.bin          the tokens of the first shard of the first input
+//! out/index.json               all token files in order, with their numbers of tokens and documents
+//! ```
+
+mod catch_panic;
+mod error;
+mod footer;
+mod index;
+mod input_shard;
+mod pages;
+mod prepare;
+mod row_group;
+mod thrift;
+mod token_file;
+mod token_writer;
+mod write_atomic;
+
+pub use error::{Result, TokenizeError};
+pub use index::{INDEX_FILE, Index, Shard};
+pub use input_shard::{InputRange, InputShard, SHARD_BYTES, input_shards};
+pub use prepare::{Options, Summary, prepare};
+pub use row_group::{RowGroup, row_groups};
+pub use token_file::{HEADER_BYTES, Width, header, read_header};

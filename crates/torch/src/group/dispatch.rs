@@ -1,0 +1,276 @@
+//! Dispatches a collective: to the backend, to a direct collective, or, in a dry run, to nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cxx::{SharedPtr, UniquePtr};
+use tch::Tensor;
+use trainyard_trace::{Collective, CollectiveKind, MemoryKind, Purpose, sent_bytes};
+
+use super::{BackendGroup, Call, Group, ReduceOp, bytes, clones, dtype_name};
+use crate::bridge::ffi;
+use crate::comm_thread::Task;
+use crate::direct_collectives::{self, DirectGroup};
+use crate::error::{Cause, CommunicationError, Result};
+use crate::work::{State, Work};
+use crate::{memory, meta};
+
+impl Group {
+    /// In a dry run, allocates the receive buffer that reducing shards of `length` elements needs.
+    pub(super) fn reserve(&self, like: &Tensor, length: i64) -> Result<()> {
+        let BackendGroup::Fake(buffers) = &self.0.backend_group else {
+            return Ok(());
+        };
+        let needed = direct_collectives::scratch_elements(length, self.size());
+        let mut buffers = buffers.lock().unwrap_or_else(|p| p.into_inner());
+        let buffer = buffers.get(&(like.kind() as i32));
+        if buffer.is_none_or(|buffer| (buffer.numel() as i64) < needed) {
+            let buffer = memory::scope(MemoryKind::Communication, || {
+                meta::new_zeros(&like.f_detach()?, &[needed])
+            })?;
+            buffers.insert(like.kind() as i32, buffer);
+        }
+        Ok(())
+    }
+
+    /// Runs a collective of the backend.
+    pub(super) fn run_native(
+        &self,
+        call: Call,
+        start: impl FnOnce(&ffi::GroupHandle) -> Result<UniquePtr<ffi::WorkHandle>, cxx::Exception>
+        + Send
+        + 'static,
+    ) -> Result<Work> {
+        self.check_contiguous(&call)?;
+        match &self.0.backend_group {
+            BackendGroup::SingleRank => Ok(Work::completed()),
+            BackendGroup::Fake(_) => Ok(self.work(State::Done, call)),
+            BackendGroup::Gloo(gloo) => {
+                let handle = Shared(gloo.handle.clone());
+                let sockets = Arc::clone(&gloo.sockets);
+                let task: Task = Box::new(move || {
+                    let handle = handle;
+                    let work = start(&handle.0).map_err(|e| e.what().to_owned())?;
+                    direct_collectives::wait_all(vec![work], || sockets.shutdown())
+                });
+                Ok(self.work(State::Queued(gloo.comm_thread.run(task)), call))
+            }
+            // On the caller's thread, because NCCL queues on the caller's current stream.
+            BackendGroup::Nccl(handle) => {
+                let work = start(handle).map_err(|e| self.failure(&call, e.what()))?;
+                let operands = clones(&call.operands);
+                Ok(self.work(State::Posted(vec![work], operands), call))
+            }
+        }
+    }
+
+    /// Runs a direct collective on the group's communication thread.
+    pub(super) fn run_direct(
+        &self,
+        call: Call,
+        run: impl FnOnce(&DirectGroup) -> Result<(), String> + Send + 'static,
+    ) -> Result<Work> {
+        self.check_contiguous(&call)?;
+        let BackendGroup::Gloo(gloo) = &self.0.backend_group else {
+            let state = State::Done;
+            return Ok(match self.size() {
+                1 => Work::completed(),
+                _ => self.work(state, call),
+            });
+        };
+        let peers = DirectGroup {
+            upward: gloo.handle.clone(),
+            downward: gloo.downward.clone(),
+            index: self.index(),
+            size: self.size(),
+            sequence: self.0.sequence.load(Ordering::Relaxed),
+            sockets: Arc::clone(&gloo.sockets),
+        };
+        let task: Task = Box::new(move || {
+            let outcome = run(&peers);
+            if outcome.is_err() {
+                peers.disconnect();
+            }
+            outcome
+        });
+        Ok(self.work(State::Queued(gloo.comm_thread.run(task)), call))
+    }
+
+    /// Whether a collective with this reduction is direct: with Gloo (or a dry run, which must count the same), for
+    /// sums, and in groups small enough for all-to-all connections.
+    pub(super) fn uses_direct(&self, op: ReduceOp) -> bool {
+        const MAX_DIRECT_PEERS: usize = 16;
+        matches!(
+            self.0.backend_group,
+            BackendGroup::Gloo(_) | BackendGroup::Fake(_)
+        ) && matches!(op, ReduceOp::Sum | ReduceOp::Mean)
+            && (2..=MAX_DIRECT_PEERS).contains(&self.size())
+    }
+
+    pub(super) fn scale(&self, op: ReduceOp) -> Option<f64> {
+        (op == ReduceOp::Mean).then(|| 1.0 / self.size() as f64)
+    }
+
+    pub(super) fn call(
+        &self,
+        kind: CollectiveKind,
+        purpose: Purpose,
+        operands: &[&Tensor],
+        payload_bytes: u64,
+        sent_bytes: u64,
+    ) -> Call {
+        let operands = operands.iter().map(|t| t.shallow_clone()).collect();
+        Call {
+            kind,
+            purpose,
+            operands,
+            payload_bytes,
+            sent_bytes,
+            issued_ns: self.0.ledger.now_ns(),
+        }
+    }
+
+    pub(super) fn rooted(
+        &self,
+        kind: CollectiveKind,
+        purpose: Purpose,
+        operands: &[&Tensor],
+        root: usize,
+    ) -> Result<Call> {
+        let operand: u64 = operands.iter().map(|t| bytes(t)).sum();
+        let payload = match kind {
+            // The operand is one rank's entry of the root's inputs.
+            CollectiveKind::Scatter => operand * self.size() as u64,
+            _ => operand,
+        };
+        // In Gloo's trees, bytes from and to the root count on the rank that sends them.
+        let is_root = root == self.index();
+        let sent = match kind {
+            // A ring reduce-scatter in which the root takes part, then every rank's shard goes to the root.
+            CollectiveKind::Reduce if is_root => {
+                sent_bytes(CollectiveKind::ReduceScatter, self.size(), payload)
+            }
+            _ if kind.sends(is_root) => sent_bytes(kind, self.size(), payload),
+            _ => 0,
+        };
+        let call = self.call(kind, purpose, operands, payload, sent);
+        self.check(
+            &call,
+            root < self.size(),
+            "the root must be the index of a rank of the group",
+        )?;
+        Ok(call)
+    }
+
+    pub(super) fn expected_len(&self, root: usize) -> usize {
+        if root == self.index() { self.size() } else { 0 }
+    }
+
+    pub(super) fn check(&self, call: &Call, good: bool, rule: &str) -> Result<()> {
+        if good {
+            Ok(())
+        } else {
+            Err(Box::new(self.error(call, Cause::Operands(rule.to_owned()))).into())
+        }
+    }
+
+    /// All tensors must have one type, because the backend aborts the process otherwise.
+    pub(super) fn check_kinds(&self, call: &Call, more: &[Tensor]) -> Result<()> {
+        let mut kinds = call.operands.iter().chain(more).map(Tensor::kind);
+        let first = kinds.next();
+        let good = kinds.all(|kind| Some(kind) == first);
+        self.check(
+            call,
+            good,
+            "all tensors must have the same type: convert them first",
+        )
+    }
+
+    /// Checks that the tensors of a list are contiguous and have the shape of the operand.
+    pub(super) fn check_alike(&self, call: &Call, list: &[Tensor]) -> Result<()> {
+        let size = call.operands.first().map(Tensor::size);
+        let good = list
+            .iter()
+            .all(|t| Some(t.size()) == size && t.is_contiguous());
+        self.check(
+            call,
+            good,
+            "the listed tensors must be contiguous and have the shape of the other operand",
+        )
+    }
+
+    pub(super) fn check_mean(&self, call: &Call, op: ReduceOp) -> Result<()> {
+        let good = op != ReduceOp::Mean || call.operands.iter().all(|t| t.is_floating_point());
+        self.check(
+            call,
+            good,
+            "ReduceOp::Mean needs floating-point tensors: use ReduceOp::Sum",
+        )
+    }
+
+    pub(super) fn check_contiguous(&self, call: &Call) -> Result<()> {
+        let good = call.operands.iter().all(|t| t.is_contiguous());
+        self.check(
+            call,
+            good,
+            "tensors must be contiguous: call .contiguous() first",
+        )
+    }
+
+    pub(super) fn failure(&self, call: &Call, message: &str) -> crate::TorchError {
+        let cause = Cause::from_message(message, self.0.aborted.load(Ordering::Acquire));
+        Box::new(self.error(call, cause)).into()
+    }
+
+    pub(super) fn error(&self, call: &Call, cause: Cause) -> CommunicationError {
+        CommunicationError {
+            rank: self.0.info.rank,
+            kind: call.kind,
+            group: self.0.info.name.clone(),
+            group_size: self.size(),
+            sequence: self.counter(call.kind).load(Ordering::Relaxed),
+            operands: call
+                .operands
+                .iter()
+                .map(|t| format!("{:?}{:?}", t.kind(), t.size()))
+                .collect::<Vec<_>>()
+                .join(", "),
+            cause,
+        }
+    }
+
+    pub(super) fn counter(&self, kind: CollectiveKind) -> &AtomicU64 {
+        match kind {
+            CollectiveKind::Send | CollectiveKind::Recv => &self.0.num_p2p,
+            _ => &self.0.sequence,
+        }
+    }
+
+    pub(super) fn work(&self, state: State, call: Call) -> Work {
+        let about = self.error(&call, Cause::Aborted);
+        let record = Collective {
+            kind: call.kind,
+            group: self.0.info.name.clone(),
+            group_size: self.size(),
+            sequence: self.counter(call.kind).fetch_add(1, Ordering::Relaxed),
+            purpose: call.purpose,
+            dtype: call
+                .operands
+                .first()
+                .map_or("none", |t| dtype_name(t.kind()))
+                .to_owned(),
+            payload_bytes: call.payload_bytes,
+            sent_bytes: call.sent_bytes,
+            issued_ns: call.issued_ns,
+            started_ns: 0,
+            ended_ns: 0,
+            waited: None,
+        };
+        Work::new(state, &self.0.ledger, record, about, &self.0.aborted)
+    }
+}
+
+/// A handle that moves to the communication thread.
+struct Shared(SharedPtr<ffi::GroupHandle>);
+// SAFETY: the group is thread safe (see bridge.rs); a SharedPtr's count is atomic.
+unsafe impl Send for Shared {}

@@ -1,0 +1,199 @@
+//! The ledger counts everything, keeps the last events, and is cheap.
+
+use std::time::{Duration, Instant};
+
+use trainyard_trace::{
+    Allocation, Collective, CollectiveKind, Ledger, MemoryKind, MemoryTotal, Operator, Purpose,
+    Span, SpanKind, Total, current_thread,
+};
+
+fn all_reduce(sequence: u64) -> Collective {
+    Collective {
+        kind: CollectiveKind::AllReduce,
+        group: "dp_replicate".to_owned(),
+        group_size: 2,
+        sequence,
+        purpose: Purpose::Gradient,
+        dtype: "float32".to_owned(),
+        payload_bytes: 100,
+        sent_bytes: 100,
+        issued_ns: 10,
+        started_ns: 20,
+        ended_ns: 50,
+        waited: Some((30, 50)),
+    }
+}
+
+#[test]
+fn everything_is_counted_and_the_last_events_are_kept() {
+    let ledger = Ledger::new(3);
+    for sequence in 0..5000 {
+        ledger.collective(all_reduce(sequence));
+    }
+    let totals = ledger.totals();
+    assert_eq!(
+        totals.collectives[&(CollectiveKind::AllReduce, Purpose::Gradient)],
+        Total {
+            count: 5000,
+            payload_bytes: 500_000,
+            sent_bytes: 500_000
+        }
+    );
+    assert_eq!(totals.waited_ns, 100_000);
+    assert_eq!(totals.communication_ns[&Purpose::Gradient], 150_000);
+
+    let events = ledger.events();
+    assert_eq!(events.rank, 3);
+    assert!(events.collectives.len() < 5000);
+    assert_eq!(events.collectives.last().unwrap().sequence, 4999);
+    assert!(!ledger.is_recording());
+}
+
+#[test]
+fn a_recording_ledger_keeps_every_event_until_reset() {
+    let ledger = Ledger::recording(0);
+    for sequence in 0..5000 {
+        ledger.collective(all_reduce(sequence));
+    }
+    assert_eq!(ledger.events().collectives.len(), 5000);
+    ledger.reset();
+    assert_eq!(ledger.events(), Ledger::recording(0).events());
+    assert_eq!(ledger.totals(), Ledger::recording(0).totals());
+}
+
+#[test]
+fn the_difference_of_totals_is_what_happened_in_between() {
+    let ledger = Ledger::new(0);
+    ledger.collective(all_reduce(0));
+    let before = ledger.totals();
+    ledger.collective(all_reduce(1));
+    ledger.collective(Collective {
+        kind: CollectiveKind::Barrier,
+        purpose: Purpose::Control,
+        payload_bytes: 0,
+        sent_bytes: 0,
+        waited: None,
+        ..all_reduce(2)
+    });
+    ledger.span(Span {
+        name: "forward".to_owned(),
+        kind: SpanKind::Forward,
+        started_ns: 5,
+        ended_ns: 25,
+        thread: 0,
+    });
+    ledger.operator(Operator {
+        name: "aten::mm".to_owned(),
+        shapes: vec![vec![2, 2], vec![2, 2]],
+        started_ns: 6,
+        ended_ns: 7,
+        flops: 16,
+        thread: 0,
+    });
+    let step = ledger.totals() - before;
+    assert_eq!(step.of_kind(CollectiveKind::AllReduce).count, 1);
+    assert_eq!(step.of_purpose(Purpose::Control).count, 1);
+    assert_eq!(step.all_collectives().sent_bytes, 100);
+    assert_eq!(step.spans[&SpanKind::Forward].duration_ns, 20);
+    assert_eq!(step.operators.flops, 16);
+}
+
+#[test]
+fn allocations_and_releases_are_counted() {
+    let ledger = Ledger::new(0);
+    for bytes in [64, 36, -100] {
+        ledger.allocation(Allocation {
+            kind: MemoryKind::Gradient,
+            bytes,
+            at_ns: 1,
+        });
+    }
+    assert_eq!(
+        ledger.totals().memory[&MemoryKind::Gradient],
+        MemoryTotal {
+            num_allocations: 2,
+            allocated_bytes: 100,
+            released_bytes: 100
+        }
+    );
+}
+
+#[test]
+fn an_unfinished_collective_is_pending() {
+    let ledger = Ledger::new(0);
+    let first = ledger.begin(all_reduce(0));
+    let second = ledger.begin(all_reduce(1));
+    assert_eq!(ledger.totals().all_collectives().count, 0);
+    ledger.finish(first, |collective| collective.ended_ns = 99);
+    ledger.reset();
+    assert_eq!(ledger.pending(), [all_reduce(1)]);
+    ledger.finish(second, |collective| collective.ended_ns = 100);
+    assert!(ledger.pending().is_empty());
+    assert_eq!(ledger.events().collectives[0].ended_ns, 100);
+    assert_eq!(ledger.totals().all_collectives().count, 1);
+}
+
+#[test]
+fn spans_end_with_their_guard_and_nest() {
+    let ledger = Ledger::recording(0);
+    {
+        let _step = ledger.enter(SpanKind::Step, "step 1");
+        let _forward = ledger.enter(SpanKind::Forward, "forward");
+    }
+    let [forward, step] = &ledger.events().spans[..] else {
+        panic!("two spans were opened");
+    };
+    assert_eq!(
+        (forward.kind, step.kind),
+        (SpanKind::Forward, SpanKind::Step)
+    );
+    assert!(step.started_ns <= forward.started_ns && forward.ended_ns <= step.ended_ns);
+    assert_eq!(step.thread, current_thread());
+}
+
+#[test]
+fn the_clock_shows_wall_time_and_is_monotonic() {
+    let ledger = Ledger::new(0);
+    let wall = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    assert!(ledger.now_ns().abs_diff(wall) < 1_000_000_000);
+    let times: Vec<u64> = (0..10_000).map(|_| ledger.now_ns()).collect();
+    assert!(times.is_sorted());
+}
+
+#[test]
+fn threads_share_one_ledger() {
+    let ledger = Ledger::new(0);
+    let numbers: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    (0..1000).for_each(|sequence| ledger.clone().collective(all_reduce(sequence)));
+                    current_thread()
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    assert_eq!(ledger.totals().all_collectives().count, 4000);
+    assert!((0..4).all(|a| (0..a).all(|b| numbers[a] != numbers[b])));
+}
+
+/// Measures the best of many batches, so that a busy host does not affect the result.
+#[test]
+fn counting_a_collective_takes_less_than_a_microsecond() {
+    const BATCH: u32 = 1000;
+    let ledger = Ledger::new(0);
+    let best = (0..50)
+        .map(|_| {
+            let start = Instant::now();
+            (0..u64::from(BATCH)).for_each(|sequence| ledger.collective(all_reduce(sequence)));
+            start.elapsed() / BATCH
+        })
+        .min()
+        .unwrap();
+    println!("{best:?} per collective");
+    assert!(best < Duration::from_micros(1), "{best:?} per collective");
+}

@@ -1,0 +1,105 @@
+//! Checks by a dry run whether a job fits into its memory limit, and suggests settings that fit.
+//!
+//! The check runs before training starts, so that no time is spent on a job that would run out of memory.
+
+use trainyard_config::{ActivationCheckpointMode, Config, Offload};
+use trainyard_torch::World;
+
+use crate::dry_run::dry_run;
+use crate::error::{Result, TrainError};
+use crate::trainer::data_axes;
+
+/// Returns an error if the peak memory of a rank would exceed `training.memory_limit_bytes`.
+pub fn check(config: &Config, world: &World) -> Result<()> {
+    let limit = config.training.memory_limit_bytes;
+    // Dry runs do not model offloading to files.
+    if limit == 0 || config.parallelism.offload != Offload::None {
+        return Ok(());
+    }
+    let peak = dry_run(config, world.size(), 0)?.peak_bytes;
+    if peak <= limit {
+        return Ok(());
+    }
+    Err(TrainError::OverLimit {
+        limit,
+        peak,
+        advice: advice(config, world.size(), limit),
+    })
+}
+
+/// Settings that fit, the smallest change first.
+fn advice(config: &Config, world_size: usize, limit: u64) -> String {
+    let mut tried = Vec::new();
+    for (setting, change) in changes() {
+        let mut other = config.clone();
+        change(&mut other);
+        // A larger world may be necessary.
+        for num_ranks in [world_size, 2 * world_size, 4 * world_size, 8 * world_size] {
+            let batching = other
+                .mesh(num_ranks)
+                .and_then(|mesh| other.batching(mesh.size_of(data_axes())));
+            if batching.is_err() || other.check().is_err() {
+                continue;
+            }
+            let Ok(run) = dry_run(&other, num_ranks, 0) else {
+                continue;
+            };
+            if run.peak_bytes <= limit {
+                tried.push(format!(
+                    "{setting} on {num_ranks} ranks ({} bytes)",
+                    run.peak_bytes
+                ));
+                break;
+            }
+        }
+    }
+    if tried.is_empty() {
+        "no sharding or recomputation setting fits: lower training.local_batch_size or seq_len, or \
+                 offload states to files with parallelism.offload = \"nvme\""
+            .to_owned()
+    } else {
+        format!("settings that fit: {}", tried.join("; "))
+    }
+}
+
+type Change = fn(&mut Config);
+
+fn changes() -> [(&'static str, Change); 5] {
+    fn shard(config: &mut Config, stage: usize) {
+        config.parallelism.data_parallel_replicate_degree = 1;
+        config.parallelism.data_parallel_shard_degree = -1;
+        config.parallelism.zero_stage = stage;
+    }
+    [
+        ("activation_checkpoint.mode = \"full\"", |c| {
+            c.activation_checkpoint.mode = ActivationCheckpointMode::Full;
+            c.activation_checkpoint.memory_budget_bytes = 0;
+        }),
+        (
+            "parallelism.zero_stage = 1 over data_parallel_shard_degree = -1",
+            |c| {
+                shard(c, 1);
+            },
+        ),
+        (
+            "parallelism.zero_stage = 2 over data_parallel_shard_degree = -1",
+            |c| {
+                shard(c, 2);
+            },
+        ),
+        (
+            "parallelism.zero_stage = 3 over data_parallel_shard_degree = -1",
+            |c| {
+                shard(c, 3);
+            },
+        ),
+        (
+            "zero_stage = 3 with activation_checkpoint.mode = \"full\"",
+            |c| {
+                shard(c, 3);
+                c.activation_checkpoint.mode = ActivationCheckpointMode::Full;
+                c.activation_checkpoint.memory_budget_bytes = 0;
+            },
+        ),
+    ]
+}

@@ -1,0 +1,12 @@
+//! A scalar zero on the device of another tensor. `tch` has no name for the meta device, so the zero is
+//! computed from the tensor itself.
+
+use tch::{Kind, Tensor};
+
+use crate::Result;
+
+/// A float32 zero on the device of `tensor`: the sum over none of its elements.
+pub(crate) fn scalar_zero_like(tensor: &Tensor) -> Result<Tensor> {
+    let none = tensor.f_reshape([-1i64])?.f_narrow(0, 0, 0)?;
+    Ok(none.f_sum(Kind::Float)?)
+}
