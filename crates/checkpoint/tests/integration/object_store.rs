@@ -313,6 +313,7 @@ fn error_kind(error: CheckpointError) -> RemoteErrorKind {
 }
 
 #[test]
+#[ignore = "full: waits for the time limits of the client, about a minute"]
 fn a_killed_server_is_reported_in_time_and_the_next_save_succeeds() {
     with_server(|server, port| {
         let store = open("jobs", port);
@@ -339,6 +340,7 @@ fn a_killed_server_is_reported_in_time_and_the_next_save_succeeds() {
 
 /// The server accepts connections and never responds.
 #[test]
+#[ignore = "full: waits for the time limits of the client, about a minute"]
 fn requests_to_a_silent_server_time_out() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open("", silent.local_addr().unwrap().port());

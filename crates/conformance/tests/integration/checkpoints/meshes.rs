@@ -7,7 +7,7 @@ use std::sync::Arc;
 use trainyard_checkpoint::{Checkpoint, Store, TrainState, step_dir, store};
 use trainyard_config::{Config, Dtype, MoeSection, ParallelismSection};
 use trainyard_conformance::training::{Session, debug_llama, divided};
-use trainyard_conformance::{Outcome, Rank};
+use trainyard_conformance::{Outcome, Rank, is_full_run};
 use trainyard_mesh::Mesh;
 use trainyard_torch::World;
 use trainyard_train::{checkpoint, data_axes};
@@ -135,12 +135,17 @@ pub fn experts(rank: &Rank) -> Outcome {
     each_to_each(rank, &savers()?, &loaders)
 }
 
+/// Every loader loads what its own mesh or the one before it has saved; in a full CI run, what every mesh has saved.
 fn each_to_each(rank: &Rank, savers: &[Job], loaders: &[Job]) -> Outcome {
     let folder = shared_folder(rank)?;
     for (number, saver) in savers.iter().enumerate() {
         let saved = folder.join(format!("saved-{number}"));
         let expected = trained_and_saved(rank, saver, &saved)?;
         for (other, loader) in loaders.iter().enumerate() {
+            let distance = (other + savers.len() - number) % savers.len();
+            if distance > 1 && !is_full_run() {
+                continue;
+            }
             let again = folder.join(format!("again-{number}-{other}"));
             let found = loaded_and_trained(rank, loader, &saved, &again)?;
             let what = format!("saved by {}, loaded by {}", saver.name, loader.name);

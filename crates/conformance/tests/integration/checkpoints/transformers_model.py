@@ -1,7 +1,7 @@
-"""Hugging Face's side: makes a model with random weights, or loads one, and says what it computes.
+"""Hugging Face's side: makes models with random weights, or loads models and compares what they compute.
 
-    transformers_model.py make FAMILY FOLDER    writes the model, tokens and logits
-    transformers_model.py check FOLDER LOGITS   loads a model and compares its logits with those written
+    transformers_model.py make FOLDER FAMILY...    writes each model, tokens and logits to FOLDER/FAMILY
+    transformers_model.py check FOLDER FAMILY...   loads FOLDER/FAMILY-back and compares its logits with those written
 """
 
 import sys
@@ -45,7 +45,8 @@ def logits(model, tokens):
         return model.eval()(tokens).logits.float().contiguous()
 
 
-def make(family, folder):
+def make(root, family):
+    folder = root / family
     torch.manual_seed(7)
     sizes = dict(SIZES, head_dim=16) if family == "qwen3" else SIZES
     if family == "llama":
@@ -65,16 +66,18 @@ def make(family, folder):
     # In several files, as large models come.
     model.save_pretrained(folder, max_shard_size="100KB")
     tokens = torch.randint(0, config.vocab_size, (2, 32))
-    save_file({"tokens": tokens, "logits": logits(model, tokens)}, Path(folder) / "expected.st")
+    save_file({"tokens": tokens, "logits": logits(model, tokens)}, folder / "expected.st")
 
 
-def check(folder, expected):
-    expected = load_file(expected)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def check(root, family):
+    expected = load_file(root / family / "expected.st")
+    model = AutoModelForCausalLM.from_pretrained(root / f"{family}-back", dtype=torch.float32)
     difference = (logits(model, expected["tokens"]) - expected["logits"]).abs().max().item()
-    print(f"logits differ by {difference:e}")
-    assert difference < 1e-4, difference
+    print(f"{family}: logits differ by {difference:e}")
+    assert difference < 1e-4, (family, difference)
 
 
 if __name__ == "__main__":
-    {"make": make, "check": check}[sys.argv[1]](*sys.argv[2:])
+    action, root, *families = sys.argv[1:]
+    for family in families:
+        {"make": make, "check": check}[action](Path(root), family)

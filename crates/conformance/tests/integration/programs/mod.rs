@@ -9,6 +9,7 @@ mod verify;
 use std::process::Command;
 
 use libtest_mimic::{Failed, Trial};
+use trainyard_conformance::full_only;
 use trainyard_conformance::programs::{find, repository};
 
 type Test = fn() -> Result<(), Failed>;
@@ -70,8 +71,13 @@ pub fn trials() -> Vec<Trial> {
             killed::killed_rank,
         ),
     ];
+    let full: [(&str, Test); 1] = [(
+        "verify_passes_for_several_axes_and_methods",
+        verify::verify_all_layers,
+    )];
     let trial = |(name, test)| Trial::test(format!("programs::{name}"), test);
-    tests.into_iter().map(trial).collect()
+    let full = full.into_iter().map(trial).map(full_only);
+    tests.into_iter().map(trial).chain(full).collect()
 }
 
 fn trainyard(line: &str) -> Result<Command, Failed> {
