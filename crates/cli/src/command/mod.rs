@@ -15,6 +15,7 @@ mod replica_args;
 mod replica_server;
 mod run;
 mod schedule;
+mod simulate;
 mod top;
 mod torchrun;
 mod trace;
@@ -43,6 +44,7 @@ pub enum Command {
     Trace(trace::Trace),
     Schedule(schedule::ScheduleArgs),
     Plan(Box<plan::Plan>),
+    Simulate(simulate::Simulate),
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
     Bench(bench::Bench),
@@ -63,6 +65,7 @@ impl Command {
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
             Command::Plan(plan) => plan.execute(overrides),
+            Command::Simulate(simulate) => Err(simulate.execute()),
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
