@@ -195,6 +195,8 @@ impl Cluster {
         let mut command = self.trainyard("run")?;
         command
             .args(["--nnodes", "2", "--node-rank", &node.to_string()])
+            // On a busy machine a step may take so long that it looks like a hang.
+            .args(["--hang-timeout", "0"])
             .args([
                 "--master-addr",
                 NODES[0],
