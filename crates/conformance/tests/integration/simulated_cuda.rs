@@ -1,0 +1,177 @@
+//! Every strategy on libtorch's CUDA build with simulated CUDA libraries.
+//!
+//! Kernels compute nothing there, so these tests say nothing of values: they show that the device path issues kernels,
+//! copies and collectives that exist, on the right devices, in an order on which all ranks agree, and that it ends.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::Command;
+
+use libtest_mimic::{Failed, Trial};
+use trainyard_conformance::full_only;
+use trainyard_conformance::programs::{find, repository, run};
+
+/// A name, the number of ranks, a config, and overrides of its keys.
+type Row = (&'static str, usize, &'static str, &'static str);
+
+const TINY: &str = "configs/llama-tiny.toml";
+const SHARDED: &str =
+    "--parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1";
+
+/// Every strategy once, for every CI run.
+const ROWS: [Row; 10] = [
+    ("one_gpu", 1, TINY, ""),
+    ("ddp", 2, TINY, ""),
+    ("zero_1", 2, TINY, "SHARDED --parallelism.zero_stage 1"),
+    (
+        "zero_3_in_bfloat16_with_recomputation",
+        2,
+        TINY,
+        "SHARDED --training.mixed_precision_param bfloat16 --activation_checkpoint.mode full",
+    ),
+    ("tensor_parallel", 2, "configs/llama-tiny-tp.toml", ""),
+    ("ring_attention", 2, "configs/llama-tiny-cp.toml", ""),
+    (
+        "ulysses",
+        2,
+        "configs/llama-tiny-cp.toml",
+        "--parallelism.context_parallel_method ulysses",
+    ),
+    (
+        "interleaved_pipeline",
+        2,
+        TINY,
+        "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule Interleaved1F1B \
+         --training.local_batch_size 1 --training.global_batch_size 4",
+    ),
+    ("experts", 2, "configs/tiny_moe.toml", ""),
+    (
+        "checkpoint",
+        2,
+        TINY,
+        "--checkpoint.enable true --checkpoint.interval 1",
+    ),
+];
+
+/// Other types, optimizers, schedules and combinations, for full CI runs.
+const FULL_ROWS: [Row; 18] = [
+    (
+        "bfloat16",
+        1,
+        TINY,
+        "--training.mixed_precision_param bfloat16",
+    ),
+    (
+        "float16",
+        1,
+        TINY,
+        "--training.mixed_precision_param float16",
+    ),
+    ("cnn", 1, "configs/cnn.toml", ""),
+    (
+        "recomputation",
+        1,
+        TINY,
+        "--activation_checkpoint.mode full",
+    ),
+    ("foreach", 1, TINY, "--optimizer.implementation foreach"),
+    ("lamb", 1, TINY, "--optimizer.name LAMB"),
+    ("sgd", 1, TINY, "--optimizer.name SGD"),
+    ("offload", 2, TINY, "SHARDED --parallelism.offload cpu"),
+    (
+        "validation",
+        1,
+        TINY,
+        "--validation.enable true --validation.freq 1 --validation.steps 1",
+    ),
+    ("ddp", 4, TINY, ""),
+    (
+        "compressed_gradients",
+        2,
+        TINY,
+        "--parallelism.gradient_compression bf16",
+    ),
+    (
+        "unused_parameters",
+        2,
+        TINY,
+        "--parallelism.find_unused_parameters true",
+    ),
+    ("zero_2", 2, TINY, "SHARDED --parallelism.zero_stage 2"),
+    (
+        "hybrid_sharding",
+        4,
+        TINY,
+        "--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 2",
+    ),
+    (
+        "tensor_parallel_and_sharding",
+        4,
+        "configs/llama-tiny-tp.toml",
+        "SHARDED",
+    ),
+    (
+        "pipeline",
+        2,
+        TINY,
+        "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 1 --training.global_batch_size 4",
+    ),
+    ("three_axes", 8, "configs/llama-tiny-3d.toml", ""),
+    (
+        "experts",
+        4,
+        "configs/tiny_moe.toml",
+        "--parallelism.data_parallel_shard_degree 4",
+    ),
+];
+
+/// One test for each row, on an A100; in full CI runs, on an H100 too.
+pub fn trials() -> Vec<Trial> {
+    let on = |arch: &'static str| {
+        move |&(name, num_ranks, config, overrides): &Row| {
+            let title = format!("simulated_cuda::{name}_on_{num_ranks}_gpus_sm_{arch}");
+            let test = move || trains(arch, num_ranks, config, overrides);
+            Trial::test(title, move || test().map_err(Failed::from))
+        }
+    };
+    let all = || ROWS.iter().chain(&FULL_ROWS);
+    let full = FULL_ROWS.iter().map(on("80")).chain(all().map(on("90")));
+    let quick = ROWS.iter().map(on("80"));
+    quick.chain(full.map(full_only)).collect()
+}
+
+/// Three steps end without an error.
+fn trains(
+    arch: &str,
+    num_ranks: usize,
+    config: &str,
+    overrides: &str,
+) -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let num_ranks = num_ranks.to_string();
+    let trainyard = find("trainyard")?;
+    let mut command = Command::new(&trainyard);
+    command
+        .args(["simulate", "--gpus", &num_ranks, "--arch", arch, "--"])
+        .arg(&trainyard)
+        .args(["run", "--standalone", "--nproc-per-node", &num_ranks, "--"])
+        .arg(&trainyard)
+        .args(["train", config, "--comm.backend", "nccl"])
+        .args(["--training.steps", "3", "--lr_scheduler.warmup_steps", "1"])
+        .args([
+            "--comm.init_timeout_seconds",
+            "60",
+            "--comm.train_timeout_seconds",
+            "60",
+        ])
+        .arg("--job.dump_folder")
+        .arg(folder.path())
+        .args(overrides.replace("SHARDED", SHARDED).split_whitespace())
+        .current_dir(repository("."));
+    run(&mut command)?;
+    if overrides.contains("checkpoint.enable") {
+        let saved: PathBuf = folder.path().join("checkpoint/step-3");
+        assert!(saved.is_dir(), "no checkpoint in {}", saved.display());
+    }
+    Ok(())
+}
