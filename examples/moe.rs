@@ -143,10 +143,9 @@ fn skewed_text(step: u64, vocab_size: i64, world_group: &Group) -> Batch {
         }
     }
     let tokens = Tensor::from_slice(&tokens).view([rows, SEQ_LEN + 1]);
-    Batch {
-        inputs: tokens.narrow(1, 0, SEQ_LEN).contiguous(),
-        targets: tokens.narrow(1, 1, SEQ_LEN).contiguous(),
-        num_targets: rows * SEQ_LEN,
-        samples: Vec::new(),
-    }
+    Batch::new(
+        tokens.narrow(1, 0, SEQ_LEN).contiguous(),
+        tokens.narrow(1, 1, SEQ_LEN).contiguous(),
+        rows * SEQ_LEN,
+    )
 }

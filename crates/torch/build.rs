@@ -1,9 +1,13 @@
-//! Compiles the C++ side of the bridge against the libtorch that `./setup` installed.
+//! Compiles the C++ side of the bridge against the libtorch that `./setup` installed, and the GPU library if the CUDA
+//! headers are installed too (`./setup --cuda`).
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 10] = [
+    "attention.cc",
     "autograd.cc",
+    "device.cc",
+    "gpu_library.cc",
     "group.cc",
     "kernel.cc",
     "malloc.cc",
@@ -19,15 +23,28 @@ fn main() {
         eprintln!("LIBTORCH is not set: run ./setup first, which writes .cargo/config.toml");
         std::process::exit(1);
     };
-    let cuda = std::env::var_os("CARGO_FEATURE_CUDA").is_some();
 
-    let mut build = cxx_build::bridge("src/bridge.rs");
+    let mut bridge = cxx_build::bridge("src/bridge.rs");
+    configure(&mut bridge, &libtorch);
+    bridge.files(SOURCES.map(|name| Path::new("cpp").join(name)));
+    bridge.compile("trainyard_torch");
+    build_gpu_library(&libtorch);
+
+    let lib = libtorch.join("lib");
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    // Not `torch`: it only pulls in the CUDA libraries, which take a third of a program's startup time.
+    for name in ["torch_cpu", "c10"] {
+        println!("cargo:rustc-link-lib={name}");
+    }
+}
+
+fn configure(build: &mut cc::Build, libtorch: &Path) {
     build
+        .cpp(true)
         .std("c++20")
         .include("cpp")
         .include(libtorch.join("include"))
         .include(libtorch.join("include/torch/csrc/api/include"))
-        .files(SOURCES.map(|name| Path::new("cpp").join(name)))
         .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
@@ -40,37 +57,43 @@ fn main() {
         // Debug information of libtorch's headers would be larger than the code.
         .debug(false)
         .opt_level(2);
-    if cuda {
-        cuda_sources(&mut build, &libtorch);
-    } else {
-        build.file("cpp/no_nccl.cc");
-    }
-    build.compile("trainyard_torch");
+}
 
+/// Builds the GPU library and puts it beside the programs. The headers are those of the packages next to torch.
+fn build_gpu_library(libtorch: &Path) {
+    let site = libtorch.parent().unwrap_or(libtorch);
+    let includes = ["cu13/include", "nccl/include", "cu13/include/cccl"];
+    let includes = includes.map(|path| site.join("nvidia").join(path));
+    // The last package that `./setup --cuda` installs brings this one.
+    let header = includes[0].join("crt/host_defines.h");
+    println!("cargo:rerun-if-changed={}", header.display());
+    if !header.exists() {
+        return;
+    }
+    let mut build = cc::Build::new();
+    configure(&mut build, libtorch);
+    build
+        .includes(&includes)
+        .define("USE_C10D_NCCL", None)
+        .flag("-Wno-interference-size")
+        .file("cpp/nccl/nccl.cc");
     let lib = libtorch.join("lib");
-    println!("cargo:rustc-link-search=native={}", lib.display());
-    // Not `torch`: it only pulls in the CUDA libraries, which take a third of a program's startup time.
-    for name in ["torch_cpu", "c10"] {
-        println!("cargo:rustc-link-lib={name}");
+    let mut link = build.get_compiler().to_command();
+    link.args(["-shared", "-o"])
+        .arg(beside_programs("libtrainyard_nccl.so"))
+        .args(build.compile_intermediates())
+        .arg(format!("-L{}", lib.display()))
+        .arg(format!("-Wl,-rpath,{}", lib.display()))
+        .args(["torch_cuda", "c10_cuda", "torch_cpu", "c10"].map(|name| format!("-l{name}")));
+    match link.status() {
+        Ok(status) if status.success() => {}
+        failed => panic!("cannot link the GPU library: {failed:?}"),
     }
 }
 
-/// NCCL sources; the headers come from the packages next to torch. Using `ProcessGroupNCCL` keeps the linker from
-/// dropping the CUDA libraries, which register their kernels when they are loaded.
-fn cuda_sources(build: &mut cc::Build, libtorch: &Path) {
-    let site = libtorch.parent().unwrap_or(libtorch);
-    build
-        .file("cpp/nccl.cc")
-        .define("USE_C10D_NCCL", None)
-        .flag("-Wno-interference-size");
-    for dir in [
-        "nvidia/cu13/include",
-        "nvidia/nccl/include",
-        "nvidia/cu13/include/cccl",
-    ] {
-        build.include(site.join(dir));
-    }
-    for name in ["torch_cuda", "c10_cuda"] {
-        println!("cargo:rustc-link-lib={name}");
-    }
+/// The path of a file in the directory of the programs. Cargo names only a directory three levels below it.
+fn beside_programs(name: &str) -> PathBuf {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
+    let directory = out.ancestors().nth(3).unwrap_or(&out);
+    directory.join(name)
 }

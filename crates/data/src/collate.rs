@@ -1,6 +1,7 @@
 //! Collating samples into batch tensors.
 
 use tch::{Device, Tensor};
+use trainyard_torch::device;
 
 use crate::DataError;
 use crate::source::{IMAGE_SIDE, Sample};
@@ -12,6 +13,8 @@ pub struct Batch {
     pub inputs: Tensor,
     /// Tokens as int64 `[batch, seq]`, or labels as int64 `[batch]`.
     pub targets: Tensor,
+    /// The inputs on the host, which can be read without waiting for the device.
+    pub host_inputs: Tensor,
     /// Number of targets, by which the summed loss is divided.
     pub num_targets: i64,
     /// Indices of the samples in the dataset, if known.
@@ -47,12 +50,10 @@ fn collate_tokens(samples: &[Sample], length: usize, device: Device) -> Result<B
         all_targets.extend_from_slice(targets);
     }
     let shape = [samples.len() as i64, length as i64];
-    Ok(Batch {
-        inputs: tensor(&all_inputs, &shape, device)?,
-        targets: tensor(&all_targets, &shape, device)?,
-        num_targets: all_targets.len() as i64,
-        samples: Vec::new(),
-    })
+    let num_targets = all_targets.len() as i64;
+    let inputs = host_tensor(&all_inputs, &shape, device)?;
+    let targets = host_tensor(&all_targets, &shape, device)?;
+    Batch::copied(inputs, targets, num_targets, device)
 }
 
 fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
@@ -75,21 +76,55 @@ fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError
         labels.push(*label);
     }
     let (batch, side) = (samples.len() as i64, IMAGE_SIDE as i64);
-    Ok(Batch {
-        inputs: tensor(&all_pixels, &[batch, 1, side, side], device)?,
-        targets: tensor(&labels, &[batch], device)?,
-        num_targets: batch,
-        samples: Vec::new(),
-    })
+    let inputs = host_tensor(&all_pixels, &[batch, 1, side, side], device)?;
+    let targets = host_tensor(&labels, &[batch], device)?;
+    Batch::copied(inputs, targets, batch, device)
 }
 
-fn tensor<T: tch::kind::Element>(
+impl Batch {
+    /// A batch that stays where it is, on the host or on the meta device.
+    pub fn new(inputs: Tensor, targets: Tensor, num_targets: i64) -> Batch {
+        Batch {
+            host_inputs: inputs.shallow_clone(),
+            inputs,
+            targets,
+            num_targets,
+            samples: Vec::new(),
+        }
+    }
+
+    /// Copies a batch from the host to `device` on the current stream.
+    fn copied(
+        inputs: Tensor,
+        targets: Tensor,
+        num_targets: i64,
+        device: Device,
+    ) -> Result<Batch, DataError> {
+        if !device.is_cuda() {
+            return Ok(Batch::new(inputs, targets, num_targets));
+        }
+        let to_device = |host: &Tensor| -> Result<Tensor, DataError> {
+            let tensor = Tensor::f_empty(host.size(), (host.kind(), device))?;
+            device::copy_non_blocking(&tensor, host)?;
+            Ok(tensor)
+        };
+        Ok(Batch {
+            inputs: to_device(&inputs)?,
+            host_inputs: inputs,
+            targets: to_device(&targets)?,
+            num_targets,
+            samples: Vec::new(),
+        })
+    }
+}
+
+/// A tensor on the host with these values, from which `device` copies.
+fn host_tensor<T: tch::kind::Element>(
     values: &[T],
     shape: &[i64],
     device: Device,
 ) -> Result<Tensor, DataError> {
-    let flat = Tensor::f_from_slice(values)?;
-    Ok(flat.f_view(shape)?.f_to_device(device)?)
+    Ok(device::staged(values, device)?.f_view(shape)?)
 }
 
 #[cfg(test)]

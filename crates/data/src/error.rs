@@ -38,6 +38,9 @@ pub enum DataError {
     /// libtorch could not create a tensor.
     #[error("cannot create a batch tensor: {0}")]
     Tensor(#[from] tch::TchError),
+    /// A batch cannot be copied to the device.
+    #[error("cannot copy a batch to the device: {0}")]
+    Device(#[from] trainyard_torch::TorchError),
     /// A data loader thread panicked.
     #[error("a data loader thread panicked: see the panic message above")]
     WorkerLost,

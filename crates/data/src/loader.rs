@@ -4,12 +4,16 @@
 //! and sends them into a bounded channel of its own; the reader receives from the channels in turn. The
 //! order is deterministic and the threads share no state. When the loader is dropped, the channels close
 //! and the threads exit.
+//!
+//! A thread collates a batch in pinned memory and copies it to the device on a stream of its own, so that copies run
+//! beside the computation. The reader makes its stream wait for the copy; the host does not wait.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use tch::Device;
+use trainyard_torch::device::{self, Event, Stream};
 
 use crate::{Batch, DataError, Order, Sampler, Source, collate};
 
@@ -40,9 +44,28 @@ impl Default for LoaderOptions {
     }
 }
 
+/// A batch that is being copied to the device.
+struct Copied {
+    batch: Batch,
+    done: Event,
+}
+
+impl Copied {
+    /// The batch, for the current stream of this thread.
+    fn wait(self, device: Device) -> Result<Batch, DataError> {
+        let stream = Stream::current(device)?;
+        stream.wait(&self.done)?;
+        for tensor in [&self.batch.inputs, &self.batch.targets] {
+            stream.keep(tensor)?;
+        }
+        Ok(self.batch)
+    }
+}
+
 /// An endless iterator over the micro-batches of one rank. It ends after the first error.
 pub struct Loader {
-    channels: Vec<Receiver<Result<Batch, DataError>>>,
+    channels: Vec<Receiver<Result<Copied, DataError>>>,
+    device: Device,
     threads: Vec<JoinHandle<()>>,
     next: usize,
 }
@@ -70,6 +93,7 @@ impl Loader {
         let num_threads = options.num_threads.max(1);
         let mut loader = Loader {
             channels: Vec::with_capacity(num_threads),
+            device: options.device,
             threads: Vec::with_capacity(num_threads),
             next: 0,
         };
@@ -95,7 +119,8 @@ impl Iterator for Loader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let channel = self.channels.get(self.next)?;
-        let batch = channel.recv().unwrap_or(Err(DataError::WorkerLost));
+        let copied = channel.recv().unwrap_or(Err(DataError::WorkerLost));
+        let batch = copied.and_then(|copied| copied.wait(self.device));
         self.next = (self.next + 1) % self.channels.len();
         if batch.is_err() {
             self.channels.clear();
@@ -128,16 +153,28 @@ struct Plan {
 
 impl Plan {
     /// Makes every `stride`th batch from number `start` on, until the channel closes or a batch fails.
-    fn feed(&self, sender: &SyncSender<Result<Batch, DataError>>, start: u64, stride: u64) {
+    fn feed(&self, sender: &SyncSender<Result<Copied, DataError>>, start: u64, stride: u64) {
+        let stream = device::set_current(self.device).and_then(|()| Stream::from_pool(self.device));
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => return drop(sender.send(Err(error.into()))),
+        };
         let mut number = start;
         loop {
-            let batch = self.batch(number);
-            let failed = batch.is_err();
-            if sender.send(batch).is_err() || failed {
+            let copied = self.copied(number, &stream);
+            let failed = copied.is_err();
+            if sender.send(copied).is_err() || failed {
                 return;
             }
             number += stride;
         }
+    }
+
+    /// Makes a batch and starts to copy it on `stream`.
+    fn copied(&self, number: u64, stream: &Stream) -> Result<Copied, DataError> {
+        let batch = stream.scope(|| self.batch(number))??;
+        let done = stream.record()?;
+        Ok(Copied { batch, done })
     }
 
     fn batch(&self, number: u64) -> Result<Batch, DataError> {

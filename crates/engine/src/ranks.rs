@@ -60,6 +60,7 @@ pub fn join_mesh(
 
 fn backend(config: &Config) -> Backend {
     match config.comm.backend {
+        Named::Auto => Backend::auto(),
         Named::Nccl => Backend::Nccl,
         Named::Gloo | Named::Fake => Backend::Gloo,
     }

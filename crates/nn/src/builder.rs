@@ -33,6 +33,15 @@ pub enum Device {
     Meta,
 }
 
+impl From<tch::Device> for Device {
+    fn from(device: tch::Device) -> Device {
+        match device {
+            tch::Device::Cuda(index) => Device::Cuda(index),
+            _ => Device::Cpu,
+        }
+    }
+}
+
 impl Device {
     /// An uninitialized tensor of this shape and dtype.
     pub fn empty(self, shape: &[usize], kind: Kind) -> Result<Tensor> {

@@ -1,7 +1,8 @@
 //! A value that stays on its thread, behind a handle that can be sent to other threads.
 //!
-//! libtorch requires hooks that could run on any thread, while models and strategies use `Rc`. Backward runs on the
-//! thread that ran forward, so a hook can reach its value there; on another thread it gets an error.
+//! libtorch requires hooks that could run on any thread, while models and strategies use `Rc`. A thread that has such a
+//! value runs its backward itself, also that of a GPU, for which libtorch would use a thread of its own; so a hook
+//! finds its value. A backward that another thread starts gets an error.
 
 use std::{
     any::Any,
@@ -11,6 +12,8 @@ use std::{
     rc::Rc,
     thread::{self, ThreadId},
 };
+
+use trainyard_torch::autograd;
 
 use crate::{NnError, Result};
 
@@ -31,6 +34,7 @@ pub struct ThreadBound<T: 'static> {
 impl<T: 'static> ThreadBound<T> {
     /// Stores `value` on this thread.
     pub fn new(value: T) -> ThreadBound<T> {
+        autograd::run_backward_on_calling_thread();
         let key = NEXT.replace(NEXT.get() + 1);
         VALUES.with_borrow_mut(|values| values.insert(key, Rc::new(value)));
         ThreadBound {

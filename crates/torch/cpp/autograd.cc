@@ -1,6 +1,7 @@
 // Autograd hooks and functions whose bodies are Rust closures.
 #include <atomic>
 
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -210,6 +211,10 @@ void clear_grad(const AtTensor& leaf) {
 
 void backward(Addresses tensors, Addresses gradients) {
   torch::autograd::backward(tensors_at(tensors), tensors_at(gradients));
+}
+
+void run_backward_on_calling_thread() {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
 int64_t version(const AtTensor& tensor) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -75,7 +76,10 @@ bool store_check(const StoreHandle& store, rust::Str key);
 
 std::shared_ptr<GroupHandle> gloo_group(
     const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms);
-std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, int32_t size, uint64_t timeout_ms);
+void load_gpu_library(rust::Str path);
+std::shared_ptr<GroupHandle> gpu_group(
+    const StoreHandle& store, int32_t rank, int32_t size, int32_t device, rust::Str name, uint64_t timeout_ms);
+void abort_group(const GroupHandle& group);
 void set_timeout(const GroupHandle& group, uint64_t timeout_ms);
 
 std::unique_ptr<WorkHandle> all_reduce(const GroupHandle& group, const AtTensor& tensor, uint8_t op);
@@ -90,8 +94,31 @@ std::unique_ptr<WorkHandle> gather(const GroupHandle& group, Addresses outs, con
 std::unique_ptr<WorkHandle> scatter(const GroupHandle& group, const AtTensor& out, Addresses ins, int32_t root);
 std::unique_ptr<WorkHandle> send(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag);
 std::unique_ptr<WorkHandle> recv(const GroupHandle& group, const AtTensor& tensor, int32_t peer, int32_t tag);
+void start_coalescing(const GroupHandle& group);
+std::unique_ptr<WorkHandle> end_coalescing(const GroupHandle& group);
 std::unique_ptr<WorkHandle> barrier(const GroupHandle& group);
 void work_wait(const WorkHandle& work);
+bool work_is_done(const WorkHandle& work);
+
+// --- devices and streams (device.cc) -------------------------------------------------------------
+struct StreamId;
+struct EventHandle {
+  c10::Event event;
+};
+void set_current_device(int32_t index);
+StreamId current_stream(int32_t index);
+StreamId pool_stream(int32_t index);
+StreamId exchange_stream(StreamId stream);
+std::unique_ptr<EventHandle> record_event(StreamId stream);
+void stream_wait_event(StreamId stream, const EventHandle& event);
+bool event_is_done(const EventHandle& event);
+void synchronize_event(const EventHandle& event);
+void record_stream(const AtTensor& tensor, StreamId stream);
+void copy_non_blocking(const AtTensor& target, const AtTensor& source);
+void device_memory(int32_t index, rust::Slice<uint64_t> out);
+void reset_peak_device_memory(int32_t index);
+bool computes_values();
+std::unique_ptr<AtTensor> empty_pinned(rust::Slice<const int64_t> shape, int32_t scalar_type);
 
 // --- autograd (autograd.cc) ----------------------------------------------------------------------
 struct LeafHook;
@@ -112,6 +139,7 @@ void pop_saved_hooks();
 void set_grad(const AtTensor& leaf, const AtTensor& grad);
 void clear_grad(const AtTensor& leaf);
 void backward(Addresses tensors, Addresses gradients);
+void run_backward_on_calling_thread();
 int64_t version(const AtTensor& tensor);
 void set_version(const AtTensor& tensor, int64_t version);
 
@@ -126,6 +154,13 @@ bool is_meta(const AtTensor& tensor);
 std::unique_ptr<AtTensor> new_empty(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> empty_meta(rust::Slice<const int64_t> shape, int32_t scalar_type);
+
+// --- attention (attention.cc) --------------------------------------------------------------------
+std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal);
+std::unique_ptr<TensorList> attention_block(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal);
+std::unique_ptr<TensorList> attention_block_backward(
+    const AtTensor& gradient, const AtTensor& q, const AtTensor& k, const AtTensor& v, const AtTensor& out,
+    const AtTensor& lse, bool causal);
 
 // --- operators tch does not bind (kernel.cc) and meta kernels (meta.cc) ---------------------------
 void fused_adamw(
@@ -147,7 +182,7 @@ void foreach_copy(Addresses tensors, Addresses sources);
 std::unique_ptr<TensorList> foreach_sqrt(Addresses tensors);
 void foreach_zero(Addresses tensors);
 std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps);
-std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal);
+
 void register_meta_kernels();
 void use_deterministic_algorithms(bool on);
 

@@ -163,12 +163,28 @@ std::unique_ptr<WorkHandle> recv(const GroupHandle& group, const AtTensor& tenso
   return make_work(group.backend->recv(tensors, peer, tag), group.message_timeout_ms);
 }
 
+void abort_group(const GroupHandle& group) {
+  group.backend->abort();
+}
+
+void start_coalescing(const GroupHandle& group) {
+  group.backend->startCoalescing();
+}
+
+std::unique_ptr<WorkHandle> end_coalescing(const GroupHandle& group) {
+  return make_work(group.backend->endCoalescing());
+}
+
 std::unique_ptr<WorkHandle> barrier(const GroupHandle& group) {
   return make_work(group.backend->barrier());
 }
 
 void work_wait(const WorkHandle& work) {
   work.work->wait(ms(work.timeout_ms));
+}
+
+bool work_is_done(const WorkHandle& work) {
+  return work.work->isCompleted();
 }
 
 } // namespace trainyard

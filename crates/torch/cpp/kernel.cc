@@ -6,14 +6,6 @@
 namespace trainyard {
 namespace {
 
-// [batch, heads, ...] to [batch, heads * groups, ...], each head repeated in place.
-at::Tensor repeat_heads(const at::Tensor& x, int64_t groups) {
-  if (groups == 1) {
-    return x;
-  }
-  return x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)}).flatten(1, 2);
-}
-
 // An optional tensor, passed as a list of zero or one.
 std::optional<at::Tensor> optional_at(Addresses addresses) {
   auto tensors = tensors_at(addresses);
@@ -103,21 +95,6 @@ void foreach_zero(Addresses tensors) {
 
 std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps) {
   return std::make_unique<at::Tensor>(at::rms_norm(x, weight.sizes(), weight, eps));
-}
-
-std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal) {
-  int64_t heads = q.size(1), groups = k.size(1) == 0 ? 0 : heads / k.size(1);
-  TORCH_CHECK(k.size(1) * groups == heads,
-              "attention: ", heads, " query heads cannot be grouped over ", k.size(1), " KV heads");
-  if (!q.is_cpu() && !q.is_meta()) {
-    return std::make_unique<at::Tensor>(at::scaled_dot_product_attention(
-        q, k, v, /*attn_mask=*/{}, /*dropout=*/0.0, causal, /*scale=*/{}, /*enable_gqa=*/groups > 1));
-  }
-  // Call the flash kernel directly: on meta, the dispatcher would choose the math kernel, which allocates s*s scores.
-  auto keys = repeat_heads(k, groups), values = repeat_heads(v, groups);
-  auto [out, logsumexp] =
-      at::_scaled_dot_product_flash_attention_for_cpu(q, keys, values, /*dropout=*/0.0, causal);
-  return std::make_unique<at::Tensor>(out);
 }
 
 void use_deterministic_algorithms(bool on) {

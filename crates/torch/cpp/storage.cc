@@ -1,5 +1,6 @@
 // Releases, restores and swaps the memory behind a tensor. The tensor's shape, type and autograd state stay.
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "bridge.h"
 
@@ -36,6 +37,8 @@ void release_storage(const AtTensor& tensor) {
 
 void restore_storage(const AtTensor& tensor) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
+  // The allocator uses the current device, which may be another one on this thread.
+  c10::OptionalDeviceGuard guard(storage->device());
   storage->set_data_ptr_noswap(c10::GetAllocator(storage->device_type())->allocate(storage->nbytes()));
 }
 

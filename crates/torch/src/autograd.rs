@@ -95,6 +95,13 @@ pub fn backward(tensors: &[&Tensor], gradients: &[&Tensor]) -> Result<()> {
     Ok(ffi::backward(&addresses(tensors), &addresses(gradients))?)
 }
 
+/// Makes every backward that this thread starts from now on run on this thread, like PyTorch's
+/// `torch.autograd.set_multithreading_enabled(False)`. Otherwise libtorch runs the backward of a device on a thread of
+/// its own, which hooks with thread-bound state cannot use.
+pub fn run_backward_on_calling_thread() {
+    ffi::run_backward_on_calling_thread();
+}
+
 /// Sets the gradient of `leaf` to `grad`.
 pub fn set_grad(leaf: &Tensor, grad: &Tensor) -> Result<()> {
     Ok(ffi::set_grad(borrow(leaf), borrow(grad))?)

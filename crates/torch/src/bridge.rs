@@ -30,6 +30,13 @@ pub(crate) mod ffi {
         thread: u64,
     }
 
+    /// A stream of a device, as libtorch identifies it.
+    #[derive(Clone, Copy)]
+    struct StreamId {
+        id: i64,
+        device: i32,
+    }
+
     extern "Rust" {
         type LeafHook;
         fn run_leaf_hook(hook: &LeafHook, leaf: &AtTensor) -> Result<()>;
@@ -83,12 +90,16 @@ pub(crate) mod ffi {
             address: &str,
             timeout_ms: u64,
         ) -> Result<SharedPtr<GroupHandle>>;
-        fn nccl_group(
+        fn load_gpu_library(path: &str) -> Result<()>;
+        fn gpu_group(
             store: &StoreHandle,
             rank: i32,
             size: i32,
+            device: i32,
+            name: &str,
             timeout_ms: u64,
         ) -> Result<SharedPtr<GroupHandle>>;
+        fn abort_group(group: &GroupHandle) -> Result<()>;
         fn set_timeout(group: &GroupHandle, timeout_ms: u64) -> Result<()>;
         fn all_reduce(
             group: &GroupHandle,
@@ -148,8 +159,27 @@ pub(crate) mod ffi {
             peer: i32,
             tag: i32,
         ) -> Result<UniquePtr<WorkHandle>>;
+        fn start_coalescing(group: &GroupHandle) -> Result<()>;
+        fn end_coalescing(group: &GroupHandle) -> Result<UniquePtr<WorkHandle>>;
         fn barrier(group: &GroupHandle) -> Result<UniquePtr<WorkHandle>>;
         fn work_wait(work: &WorkHandle) -> Result<()>;
+        fn work_is_done(work: &WorkHandle) -> Result<bool>;
+
+        type EventHandle;
+        fn set_current_device(index: i32) -> Result<()>;
+        fn current_stream(index: i32) -> Result<StreamId>;
+        fn pool_stream(index: i32) -> Result<StreamId>;
+        fn exchange_stream(stream: StreamId) -> Result<StreamId>;
+        fn record_event(stream: StreamId) -> Result<UniquePtr<EventHandle>>;
+        fn stream_wait_event(stream: StreamId, event: &EventHandle) -> Result<()>;
+        fn event_is_done(event: &EventHandle) -> Result<bool>;
+        fn synchronize_event(event: &EventHandle) -> Result<()>;
+        fn record_stream(tensor: &AtTensor, stream: StreamId) -> Result<()>;
+        fn copy_non_blocking(target: &AtTensor, source: &AtTensor) -> Result<()>;
+        fn device_memory(index: i32, out: &mut [u64]) -> Result<()>;
+        fn reset_peak_device_memory(index: i32) -> Result<()>;
+        fn computes_values() -> bool;
+        fn empty_pinned(shape: &[i64], scalar_type: i32) -> Result<UniquePtr<AtTensor>>;
 
         type HookHandle;
         fn add_leaf_hook(leaf: &AtTensor, hook: Box<LeafHook>) -> Result<UniquePtr<HookHandle>>;
@@ -169,6 +199,7 @@ pub(crate) mod ffi {
         fn set_grad(leaf: &AtTensor, grad: &AtTensor) -> Result<()>;
         fn clear_grad(leaf: &AtTensor) -> Result<()>;
         fn backward(tensors: &[usize], gradients: &[usize]) -> Result<()>;
+        fn run_backward_on_calling_thread();
         fn version(tensor: &AtTensor) -> Result<i64>;
         fn set_version(tensor: &AtTensor, version: i64) -> Result<()>;
 
@@ -227,6 +258,21 @@ pub(crate) mod ffi {
             v: &AtTensor,
             causal: bool,
         ) -> Result<UniquePtr<AtTensor>>;
+        fn attention_block(
+            q: &AtTensor,
+            k: &AtTensor,
+            v: &AtTensor,
+            causal: bool,
+        ) -> Result<UniquePtr<TensorList>>;
+        fn attention_block_backward(
+            gradient: &AtTensor,
+            q: &AtTensor,
+            k: &AtTensor,
+            v: &AtTensor,
+            out: &AtTensor,
+            lse: &AtTensor,
+            causal: bool,
+        ) -> Result<UniquePtr<TensorList>>;
         fn register_meta_kernels() -> Result<()>;
         fn use_deterministic_algorithms(on: bool) -> Result<()>;
 

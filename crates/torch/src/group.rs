@@ -2,6 +2,9 @@
 //!
 //! Every collective is asynchronous, returns a [`Work`], and is recorded in the ledger with its purpose and its
 //! bytes. There is no other way to communicate, so the ledger is complete.
+//!
+//! A group on GPUs has NCCL for tensors on the device and Gloo for tensors on the host, like PyTorch's
+//! `cpu:gloo,cuda:nccl`: control messages stay on the host and cost no synchronization with the device.
 
 mod dispatch;
 
@@ -10,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cxx::SharedPtr;
-use tch::{Kind, Tensor};
+use cxx::{SharedPtr, UniquePtr};
+use tch::{Device, Kind, Tensor};
 use trainyard_trace::{CollectiveKind, Ledger, Purpose, all_to_all_sent_bytes, sent_bytes};
 
 use crate::bridge::ffi;
@@ -22,6 +25,7 @@ use crate::ffi_tensor::{addresses, borrow};
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::millis;
 use crate::work::{State, Work};
+use dispatch::Route;
 
 /// The reduction of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +87,18 @@ pub(crate) enum BackendGroup {
     /// buffers that a real group would allocate, one per type.
     Fake(Mutex<HashMap<i32, Tensor>>),
     Gloo(Gloo),
-    Nccl(SharedPtr<ffi::GroupHandle>),
+    Nccl(Nccl),
+}
+
+/// The NCCL process groups of one group, and its Gloo process group for tensors on the host.
+pub(crate) struct Nccl {
+    /// Collectives, batches of messages, and single messages to higher ranks.
+    pub handle: SharedPtr<ffi::GroupHandle>,
+    /// Single messages to lower ranks. The messages between two ranks share a stream, so that in one group a receive
+    /// that was posted early would block a send in the other direction.
+    pub downward: SharedPtr<ffi::GroupHandle>,
+    pub host: Gloo,
+    pub device: Device,
 }
 
 /// A Gloo process group and its communication thread.
@@ -127,7 +142,15 @@ impl Group {
         let handles = match &self.0.backend_group {
             BackendGroup::SingleRank | BackendGroup::Fake(_) => vec![],
             BackendGroup::Gloo(gloo) => vec![&gloo.handle, &gloo.downward],
-            BackendGroup::Nccl(handle) => vec![handle],
+            BackendGroup::Nccl(nccl) => {
+                let Nccl {
+                    handle,
+                    downward,
+                    host,
+                    device: _,
+                } = nccl;
+                vec![handle, downward, &host.handle, &host.downward]
+            }
         };
         for handle in handles {
             ffi::set_timeout(handle, millis(timeout))?;
@@ -175,8 +198,17 @@ impl Group {
     /// [`Cause::Aborted`](crate::Cause::Aborted); the other ranks see a lost peer. The group is unusable afterwards.
     pub fn abort(&self) {
         self.0.aborted.store(true, Ordering::Release);
-        if let BackendGroup::Gloo(gloo) = &self.0.backend_group {
-            gloo.sockets.shutdown();
+        match &self.0.backend_group {
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => {}
+            BackendGroup::Gloo(gloo) => gloo.sockets.shutdown(),
+            BackendGroup::Nccl(nccl) => {
+                nccl.host.sockets.shutdown();
+                for handle in [&nccl.handle, &nccl.downward] {
+                    if let Err(error) = ffi::abort_group(handle) {
+                        tracing::warn!("cannot abort the group {}: {error}", self.name());
+                    }
+                }
+            }
         }
     }
 
@@ -184,14 +216,15 @@ impl Group {
     pub fn wire_bytes(&self) -> WireBytes {
         match &self.0.backend_group {
             BackendGroup::Gloo(gloo) => gloo.sockets.wire_bytes(),
-            _ => WireBytes::default(),
+            BackendGroup::Nccl(nccl) => nccl.host.sockets.wire_bytes(),
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => WireBytes::default(),
         }
     }
 
     /// All-reduce: every rank's `tensor` becomes the reduction over all ranks.
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp, purpose: Purpose) -> Result<Work> {
         let elements = tensor.numel() as i64;
-        let is_direct = self.uses_direct(op) && elements >= self.size() as i64;
+        let is_direct = self.uses_direct(op, tensor) && elements >= self.size() as i64;
         let sent = if is_direct {
             direct_collectives::all_reduce_sends(elements, self.index(), self.size())
                 * width(tensor)
@@ -240,7 +273,7 @@ impl Group {
             copy(out, input)?;
         }
         let (out, input) = (out.shallow_clone(), input.shallow_clone());
-        if self.uses_direct(ReduceOp::Sum) {
+        if self.uses_direct(ReduceOp::Sum, &input) {
             self.run_direct(call, move |peers| peers.all_gather(&out, &input))
         } else {
             self.run_native(call, move |group| {
@@ -276,11 +309,11 @@ impl Group {
         if self.size() == 1 {
             copy(out, input)?;
         }
-        if self.uses_direct(op) {
+        if self.uses_direct(op, out) {
             self.reserve(out, out.numel() as i64)?;
         }
         let (out, input, scale) = (out.shallow_clone(), input.shallow_clone(), self.scale(op));
-        if self.uses_direct(op) {
+        if self.uses_direct(op, &out) {
             self.run_direct(call, move |peers| peers.reduce_scatter(&out, &input, scale))
         } else {
             self.run_native(call, move |group| {
@@ -413,63 +446,116 @@ impl Group {
         self.run_native(call, ffi::barrier)
     }
 
-    /// Sends `tensor` to the peer with this index.
+    /// Sends `tensor` to the peer with this index. Messages from one rank to another arrive in the order in which they
+    /// are sent; with Gloo, that holds for messages with the same tag.
     pub fn send(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
-        self.batch_send_recv(&[P2pOp::Send(tensor, peer)], tag, purpose)
+        self.send_or_recv(&P2pOp::Send(tensor, peer), tag, purpose)
     }
 
     /// Receives into `tensor` from the peer with this index.
     pub fn recv(&self, tensor: &Tensor, peer: usize, tag: u16, purpose: Purpose) -> Result<Work> {
-        self.batch_send_recv(&[P2pOp::Recv(tensor, peer)], tag, purpose)
+        self.send_or_recv(&P2pOp::Recv(tensor, peer), tag, purpose)
     }
 
-    /// Posts several sends and receives at once, so that two ranks that send to each other do not deadlock. Sends
-    /// between two ranks with the same tag arrive in order.
+    fn send_or_recv(&self, op: &P2pOp<'_>, tag: u16, purpose: Purpose) -> Result<Work> {
+        let call = self.messages(std::slice::from_ref(op), purpose)?;
+        let handle = match self.route(Some(op.tensor())) {
+            Route::Nowhere => return Ok(self.work(State::Done, call)),
+            Route::Gloo(gloo) => &gloo.handle,
+            Route::Nccl(nccl) => nccl.for_message(op, self.index()),
+        };
+        let work = op
+            .post(handle, tag)
+            .map_err(|e| self.failure(&call, e.what()))?;
+        Ok(self.work(State::Posted(vec![work], clones(&call.operands)), call))
+    }
+
+    /// Connects pairs of ranks, each from sender to receiver, for single messages. NCCL would otherwise connect two
+    /// ranks at their first message and block both hosts until then, which deadlocks if a receive is posted before
+    /// this rank has sent what the peer waits for. This is a collective call with the same pairs on every rank.
+    pub fn connect_pairs(&self, pairs: &[(usize, usize)]) -> Result<()> {
+        let BackendGroup::Nccl(nccl) = &self.0.backend_group else {
+            return Ok(());
+        };
+        let probe = Tensor::f_zeros([1], (Kind::Float, nccl.device))?;
+        for &(from, to) in pairs {
+            let op = match self.index() {
+                index if index == from => P2pOp::Send(&probe, to),
+                index if index == to => P2pOp::Recv(&probe, from),
+                _ => continue,
+            };
+            let call = self.messages(std::slice::from_ref(&op), Purpose::Control)?;
+            let work = op.post(nccl.for_message(&op, self.index()), 0);
+            let work = work.map_err(|e| self.failure(&call, e.what()))?;
+            direct_collectives::wait_all(vec![work], || {})
+                .map_err(|message| self.failure(&call, &message))?;
+        }
+        Ok(())
+    }
+
+    /// Posts several sends and receives at once, like PyTorch's `batch_isend_irecv`, so that ranks that send to each
+    /// other do not deadlock. The peer must match each of them with one of a batch too.
     pub fn batch_send_recv(&self, ops: &[P2pOp<'_>], tag: u16, purpose: Purpose) -> Result<Work> {
+        let call = self.messages(ops, purpose)?;
+        let posted = match self.route(call.operands.first()) {
+            Route::Nowhere => return Ok(self.work(State::Done, call)),
+            Route::Gloo(gloo) => ops.iter().map(|op| op.post(&gloo.handle, tag)).collect(),
+            Route::Nccl(nccl) => post_coalesced(&nccl.handle, ops),
+        };
+        let posted: Vec<_> = posted.map_err(|e: cxx::Exception| self.failure(&call, e.what()))?;
+        Ok(self.work(State::Posted(posted, clones(&call.operands)), call))
+    }
+
+    /// The call of sends and receives, which are recorded together.
+    fn messages(&self, ops: &[P2pOp<'_>], purpose: Purpose) -> Result<Call> {
+        let is_send = |op: &&P2pOp<'_>| matches!(op, P2pOp::Send(..));
         let sent: u64 = ops
             .iter()
-            .map(|m| {
-                if let P2pOp::Send(t, _) = m {
-                    bytes(t)
-                } else {
-                    0
-                }
-            })
+            .filter(is_send)
+            .map(|op| bytes(op.tensor()))
             .sum();
-        let payload: u64 = ops.iter().map(|m| bytes(m.tensor())).sum();
-        let kind = if ops.iter().any(|m| matches!(m, P2pOp::Send(..))) {
+        let payload: u64 = ops.iter().map(|op| bytes(op.tensor())).sum();
+        let kind = if ops.iter().any(|op| is_send(&op)) {
             CollectiveKind::Send
         } else {
             CollectiveKind::Recv
         };
         let tensors: Vec<&Tensor> = ops.iter().map(P2pOp::tensor).collect();
         let call = self.call(kind, purpose, &tensors, payload, sent);
-        let reachable = ops
-            .iter()
-            .all(|m| m.peer() < self.size() && m.peer() != self.index());
+        let is_reachable = |op: &P2pOp<'_>| op.peer() < self.size() && op.peer() != self.index();
         self.check(
             &call,
-            reachable,
+            ops.iter().all(is_reachable),
             "the peer must be the index of another rank of the group",
         )?;
-        let handle = match &self.0.backend_group {
-            BackendGroup::SingleRank | BackendGroup::Fake(_) => {
-                return Ok(self.work(State::Done, call));
-            }
-            BackendGroup::Gloo(gloo) => &gloo.handle,
-            BackendGroup::Nccl(handle) => handle,
+        Ok(call)
+    }
+}
+
+/// Posts messages as one operation. Only then does NCCL progress all of them, whatever their order.
+fn post_coalesced(
+    handle: &ffi::GroupHandle,
+    ops: &[P2pOp<'_>],
+) -> Result<Vec<UniquePtr<ffi::WorkHandle>>, cxx::Exception> {
+    ffi::start_coalescing(handle)?;
+    let posted: Result<Vec<_>, _> = ops.iter().map(|op| op.post(handle, 0)).collect();
+    let work = ffi::end_coalescing(handle)?;
+    posted?;
+    Ok(vec![work])
+}
+
+impl Nccl {
+    /// The process group of a single message.
+    fn for_message(&self, op: &P2pOp<'_>, index: usize) -> &SharedPtr<ffi::GroupHandle> {
+        let (from, to) = match *op {
+            P2pOp::Send(_, peer) => (index, peer),
+            P2pOp::Recv(_, peer) => (peer, index),
         };
-        let mut posted = Vec::with_capacity(ops.len());
-        for op in ops {
-            let (tensor, peer) = (borrow(op.tensor()), op.peer() as i32);
-            let result = match op {
-                P2pOp::Send(..) => ffi::send(handle, tensor, peer, i32::from(tag)),
-                P2pOp::Recv(..) => ffi::recv(handle, tensor, peer, i32::from(tag)),
-            };
-            posted.push(result.map_err(|e| self.failure(&call, e.what()))?);
+        if to > from {
+            &self.handle
+        } else {
+            &self.downward
         }
-        let operands = clones(&call.operands);
-        Ok(self.work(State::Posted(posted, operands), call))
     }
 }
 
@@ -483,6 +569,18 @@ impl P2pOp<'_> {
     fn peer(&self) -> usize {
         match self {
             P2pOp::Send(_, peer) | P2pOp::Recv(_, peer) => *peer,
+        }
+    }
+
+    fn post(
+        &self,
+        handle: &ffi::GroupHandle,
+        tag: u16,
+    ) -> Result<UniquePtr<ffi::WorkHandle>, cxx::Exception> {
+        let (tensor, peer) = (borrow(self.tensor()), self.peer() as i32);
+        match self {
+            P2pOp::Send(..) => ffi::send(handle, tensor, peer, i32::from(tag)),
+            P2pOp::Recv(..) => ffi::recv(handle, tensor, peer, i32::from(tag)),
         }
     }
 }

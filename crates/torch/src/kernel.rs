@@ -4,7 +4,7 @@
 use tch::Tensor;
 
 use crate::bridge::ffi;
-use crate::error::Result;
+use crate::error::{Result, TorchError};
 use crate::ffi_tensor::{addresses, borrow, owned, unpacked};
 
 /// Turns deterministic algorithms on or off in this process, like PyTorch's `use_deterministic_algorithms`: operators
@@ -203,4 +203,41 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Ten
         borrow(v),
         causal,
     )?))
+}
+
+/// The attention of queries to a block of their keys, on `[batch, heads, sequence, dim]`: the output, normalized over
+/// these keys only, and the log-sum-exp of the scores, `[batch, heads, sequence]`.
+pub fn attention_block(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    causal: bool,
+) -> Result<(Tensor, Tensor)> {
+    let found = ffi::attention_block(borrow(q), borrow(k), borrow(v), causal)?;
+    match <[Tensor; 2]>::try_from(unpacked(found)?) {
+        Ok([out, lse]) => Ok((out, lse)),
+        Err(_) => Err(TorchError::Invalid(
+            "attention_block: two results".to_owned(),
+        )),
+    }
+}
+
+/// The gradients of queries, keys and values of one block, given the output and the log-sum-exp over all keys.
+pub fn attention_block_backward(
+    gradient: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    causal: bool,
+) -> Result<[Tensor; 3]> {
+    let found = ffi::attention_block_backward(
+        borrow(gradient),
+        borrow(q),
+        borrow(k),
+        borrow(v),
+        borrow(out),
+        borrow(lse),
+        causal,
+    )?;
+    <[Tensor; 3]>::try_from(unpacked(found)?)
+        .map_err(|_| TorchError::Invalid("attention_block_backward: three results".to_owned()))
 }

@@ -9,6 +9,7 @@
 //! - [`autograd`] and [`saved`]: gradient hooks, custom autograd functions in Rust, and saved-tensor hooks.
 //! - [`interleave()`]: runs two passes so that one computes while the other waits for communication.
 //! - [`storage`] and [`meta`]: releasing and restoring a tensor's memory, and tensors without memory.
+//! - [`device`]: the current device, streams, events and pinned memory.
 //! - [`bytes`]: reads and writes the raw bytes of a tensor.
 //! - [`kernel`]: operators that `tch` does not bind.
 //! - [`memory`] and [`operators`]: records of allocations and of executed operators.
@@ -18,9 +19,11 @@ pub mod autograd;
 mod bridge;
 pub mod bytes;
 mod comm_thread;
+pub mod device;
 mod direct_collectives;
 mod error;
 mod ffi_tensor;
+mod gpu_library;
 mod group;
 mod interleave;
 pub mod kernel;

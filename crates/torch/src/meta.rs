@@ -31,7 +31,7 @@ pub fn is_meta(tensor: &Tensor) -> bool {
 }
 
 /// The `c10::ScalarType` of a kind.
-fn scalar_type(kind: Kind) -> Result<i32> {
+pub(crate) fn scalar_type(kind: Kind) -> Result<i32> {
     Ok(match kind {
         Kind::Uint8 => 0,
         Kind::Int8 => 1,

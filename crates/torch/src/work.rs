@@ -67,14 +67,18 @@ impl Work {
         pending.finish()
     }
 
-    /// Whether `wait` would return at once. Always false for sends and receives that were not waited for.
+    /// Whether the result is available, so that `wait` would return at once. With NCCL: whether the device is done.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             None => true,
             Some(pending) => match &pending.state {
                 State::Done => true,
                 State::Queued(completion) => completion.is_done(),
-                State::Posted(..) => false,
+                State::Posted(works, _) => works.iter().all(|work| {
+                    let work = work.as_ref();
+                    // An error counts as done: `wait` reports it.
+                    work.is_none_or(|work| ffi::work_is_done(work).unwrap_or(true))
+                }),
             },
         }
     }

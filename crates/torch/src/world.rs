@@ -5,13 +5,16 @@ use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tch::Device;
 use trainyard_mesh::{AxisSet, Mesh, MeshError};
 use trainyard_trace::Ledger;
 
 use crate::bridge::ffi;
 use crate::comm_thread::CommThread;
+use crate::device;
 use crate::error::{Result, TorchError};
-use crate::group::{BackendGroup, Gloo, Group, GroupInfo};
+use crate::gpu_library;
+use crate::group::{BackendGroup, Gloo, Group, GroupInfo, Nccl};
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::{Store, millis};
 
@@ -20,7 +23,7 @@ use crate::store::{Store, millis};
 pub enum Backend {
     /// Gloo over TCP, for tensors on CPU.
     Gloo,
-    /// NCCL, for tensors on GPUs. Needs the feature `cuda` and a GPU.
+    /// NCCL for tensors on GPUs, and Gloo for tensors on CPU. Needs a GPU and the GPU library.
     Nccl,
 }
 
@@ -79,6 +82,7 @@ pub struct World {
     rank: usize,
     ledger: Ledger,
     transport: Transport,
+    device: Device,
     /// Groups by name.
     groups: Mutex<HashMap<String, Group>>,
 }
@@ -91,7 +95,6 @@ enum Transport {
         store: Store,
         /// The prefix of all keys in the store.
         attempt: String,
-        backend: Backend,
         address: String,
         /// The timeout of existing and of future groups.
         timeout: Mutex<Duration>,
@@ -111,17 +114,19 @@ impl World {
         if backend == Backend::Nccl {
             require_gpu(at.rank)?;
         }
+        let device = backend.local_device();
+        device::set_current(device)?;
         let transport = match at.world_size {
             1 => Transport::SingleRank,
             _ => Transport::Connected {
                 store: at.store()?,
                 attempt: at.agent_store.clone().unwrap_or_default(),
-                backend,
                 address: own_address(&at.master_addr, at.master_port),
                 timeout: Mutex::new(at.timeout),
             },
         };
-        Ok(Self::with(mesh, at.rank, ledger, transport))
+        let world = Self::with(mesh, at.rank, ledger, transport);
+        Ok(World { device, ..world })
     }
 
     /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs.
@@ -146,8 +151,14 @@ impl World {
             rank,
             ledger,
             transport,
+            device: Device::Cpu,
             groups: Mutex::default(),
         }
+    }
+
+    /// The device on which this rank trains.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// A store of all ranks for purposes other than training, over a separate connection, so that waiting in it does
@@ -276,7 +287,6 @@ impl World {
             Transport::Connected {
                 store,
                 attempt,
-                backend,
                 address,
                 timeout,
             } => {
@@ -285,49 +295,79 @@ impl World {
                 let name = format!("{attempt}group/{}/{first}", info.name);
                 let store = store.prefixed(&name)?;
                 let timeout = *timeout.lock().unwrap_or_else(|p| p.into_inner());
-                self.connect(&info, &store, *backend, address, timeout)?
+                let connecting = Connecting {
+                    info: &info,
+                    address,
+                    timeout,
+                    ledger: &self.ledger,
+                };
+                match self.device {
+                    Device::Cuda(index) => {
+                        BackendGroup::Nccl(connecting.nccl(&store, &name, index)?)
+                    }
+                    _ => BackendGroup::Gloo(connecting.gloo(&store)?),
+                }
             }
         };
         Ok(Group::new(info, self.ledger.clone(), backend_group))
     }
+}
 
-    fn connect(
-        &self,
-        info: &GroupInfo,
-        store: &Store,
-        backend: Backend,
-        address: &str,
-        timeout: Duration,
-    ) -> Result<BackendGroup> {
-        let failed = |message: String| TorchError::GroupInit {
-            rank: self.rank,
-            group: info.name.clone(),
+/// A group whose ranks connect to each other.
+struct Connecting<'a> {
+    info: &'a GroupInfo,
+    address: &'a str,
+    timeout: Duration,
+    ledger: &'a Ledger,
+}
+
+impl Connecting<'_> {
+    fn gloo(&self, store: &Store) -> Result<Gloo> {
+        let (index, size) = (self.info.index as i32, self.info.size as i32);
+        let second = store.prefixed("downward")?;
+        let form = |store: &Store| {
+            let timeout = millis(self.timeout);
+            ffi::gloo_group(store.raw(), index, size, self.address, timeout)
+        };
+        let ((handle, downward), sockets) = Sockets::created_during(store.port(), || {
+            Ok::<_, cxx::Exception>((form(store)?, form(&second)?))
+        })
+        .map_err(|e| self.failed(Backend::Gloo, e.what().to_owned()))?;
+        let comm_thread =
+            CommThread::new(&self.info.name, self.ledger.clone()).map_err(|error| {
+                let message = format!("cannot start the communication thread: {error}");
+                self.failed(Backend::Gloo, message)
+            })?;
+        Ok(Gloo {
+            handle,
+            downward,
+            comm_thread,
+            sockets: Arc::new(sockets),
+        })
+    }
+
+    fn nccl(&self, store: &Store, name: &str, device: usize) -> Result<Nccl> {
+        let (index, size) = (self.info.index as i32, self.info.size as i32);
+        let form = |direction: &str| {
+            let (store, name) = (store.prefixed(direction)?, format!("{name} {direction}"));
+            let timeout = millis(self.timeout);
+            ffi::gpu_group(store.raw(), index, size, device as i32, &name, timeout)
+                .map_err(|e| self.failed(Backend::Nccl, e.what().to_owned()))
+        };
+        Ok(Nccl {
+            host: self.gloo(&store.prefixed("host")?)?,
+            handle: form("upward")?,
+            downward: form("downward")?,
+            device: Device::Cuda(device),
+        })
+    }
+
+    fn failed(&self, backend: Backend, message: String) -> TorchError {
+        TorchError::GroupInit {
+            rank: self.info.rank,
+            group: self.info.name.clone(),
             backend: backend.name(),
             message,
-        };
-        let (index, size) = (info.index as i32, info.size as i32);
-        match backend {
-            Backend::Gloo => {
-                let second = store.prefixed("downward")?;
-                let form = |store: &Store| {
-                    ffi::gloo_group(store.raw(), index, size, address, millis(timeout))
-                };
-                let ((handle, downward), sockets) = Sockets::created_during(store.port(), || {
-                    Ok::<_, cxx::Exception>((form(store)?, form(&second)?))
-                })
-                .map_err(|e| failed(e.what().to_owned()))?;
-                let comm_thread = CommThread::new(&info.name, self.ledger.clone())
-                    .map_err(|e| failed(format!("cannot start the communication thread: {e}")))?;
-                Ok(BackendGroup::Gloo(Gloo {
-                    handle,
-                    downward,
-                    comm_thread,
-                    sockets: Arc::new(sockets),
-                }))
-            }
-            Backend::Nccl => ffi::nccl_group(store.raw(), index, size, millis(timeout))
-                .map(BackendGroup::Nccl)
-                .map_err(|e| failed(e.what().to_owned())),
         }
     }
 }
@@ -340,6 +380,29 @@ impl Backend {
             Backend::Nccl => "nccl",
         }
     }
+
+    /// NCCL if this node has a GPU, Gloo otherwise.
+    pub fn auto() -> Backend {
+        if gpu_library::has_gpu() {
+            Backend::Nccl
+        } else {
+            Backend::Gloo
+        }
+    }
+
+    /// The device of this process: with NCCL, the GPU with the number of the local rank.
+    pub fn local_device(self) -> Device {
+        match self {
+            Backend::Gloo => Device::Cpu,
+            Backend::Nccl => Device::Cuda(local_rank()),
+        }
+    }
+}
+
+/// The rank of this process on its node, as the launcher numbers them; 0 without a launcher.
+fn local_rank() -> usize {
+    let rank = std::env::var("LOCAL_RANK").ok();
+    rank.and_then(|rank| rank.parse().ok()).unwrap_or(0)
 }
 
 /// The number of ranks that the launcher started on this node; `None` without a launcher.
@@ -347,20 +410,23 @@ pub fn local_world_size() -> Option<usize> {
     std::env::var("LOCAL_WORLD_SIZE").ok()?.parse().ok()
 }
 
-/// Returns an error if NCCL cannot be used in this process.
+/// Prepares this process for GPUs; returns an error if it cannot use them.
 pub fn require_gpu(rank: usize) -> Result<()> {
-    let message = if cfg!(not(feature = "cuda")) {
-        "this program was built without NCCL; build it with `--features cuda`, or use the backend gloo on CPU"
-    } else if tch::Cuda::device_count() == 0 {
-        "this node has no GPU; use the backend gloo, which runs on CPU"
+    let no_gpu = || "this node has no GPU; use the backend gloo, which runs on CPU".to_owned();
+    let usable = if gpu_library::has_gpu() {
+        gpu_library::load()
     } else {
-        return Ok(());
+        Err(no_gpu())
     };
-    Err(TorchError::GroupInit {
+    let usable = usable.and_then(|()| match tch::Cuda::device_count() {
+        0 => Err(no_gpu()),
+        _ => Ok(()),
+    });
+    usable.map_err(|message| TorchError::GroupInit {
         rank,
         group: "world".to_owned(),
         backend: "nccl",
-        message: message.to_owned(),
+        message,
     })
 }
 

@@ -295,7 +295,7 @@ pub fn strategy(
     }
     let options = ShardOptions {
         unit_hooks,
-        offload: offload_options(config, world.rank()),
+        offload: offload_options(config, world),
         ..shard_options(config)
     };
     Ok(Box::new(FullyShard::new(model, world, options)?))
@@ -315,7 +315,7 @@ pub(crate) fn replicated<M: Model>(model: M, world: &World, options: DdpOptions)
 }
 
 /// Where states are offloaded to. `cpu` uses `/dev/shm`: host memory outside of the libtorch allocator.
-fn offload_options(config: &Config, rank: usize) -> Option<OffloadOptions> {
+fn offload_options(config: &Config, world: &World) -> Option<OffloadOptions> {
     let folder = match config.parallelism.offload {
         Offload::None => return None,
         Offload::Cpu => PathBuf::from("/dev/shm").join(format!("trainyard-{}", std::process::id())),
@@ -327,7 +327,8 @@ fn offload_options(config: &Config, rank: usize) -> Option<OffloadOptions> {
     };
     Some(OffloadOptions {
         folder,
-        rank,
+        rank: world.rank(),
+        device: world.device(),
         num_buffers: 3,
     })
 }

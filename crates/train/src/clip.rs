@@ -13,7 +13,7 @@ use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, World, kernel};
 use trainyard_trace::Purpose;
 
-use crate::scalar_zero::scalar_zero_like;
+use crate::scalar::scalar_zero_like;
 use crate::{Result, TrainError};
 
 /// Avoids division by zero, as in PyTorch.

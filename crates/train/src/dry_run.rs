@@ -179,21 +179,13 @@ fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
     Ok(match config.model.resolve()?.decoder() {
         Some(_) => {
             let shape = [rows, config.training.seq_len];
-            Batch {
-                inputs: empty(&shape, Kind::Int64)?,
-                targets: empty(&shape, Kind::Int64)?,
-                num_targets: (rows * config.training.seq_len) as i64,
-                samples: Vec::new(),
-            }
+            let (inputs, targets) = (empty(&shape, Kind::Int64)?, empty(&shape, Kind::Int64)?);
+            Batch::new(inputs, targets, (rows * config.training.seq_len) as i64)
         }
-        None => Batch {
-            inputs: empty(
-                &[rows, 1, IMAGE_SIDE, IMAGE_SIDE],
-                build::kind(config.training.dtype),
-            )?,
-            targets: empty(&[rows], Kind::Int64)?,
-            num_targets: rows as i64,
-            samples: Vec::new(),
-        },
+        None => {
+            let shape = [rows, 1, IMAGE_SIDE, IMAGE_SIDE];
+            let images = empty(&shape, build::kind(config.training.dtype))?;
+            Batch::new(images, empty(&[rows], Kind::Int64)?, rows as i64)
+        }
     })
 }

@@ -7,9 +7,8 @@ use trainyard_checkpoint::{Store, TrainState, store};
 use trainyard_config::{AsyncMode, Config, ModelSpec};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
 use trainyard_heartbeat::Stage;
-use trainyard_nn::Device;
 use trainyard_parallel::offload::Counters;
-use trainyard_torch::{World, kernel, memory};
+use trainyard_torch::{World, device, kernel, memory};
 use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
 use crate::build;
@@ -25,7 +24,7 @@ use crate::sample_log::SampleLog;
 use crate::trainer::{StepOutcome, Trainer};
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
-pub fn run(config: &Config, world: &World, device: Device) -> Result<()> {
+pub fn run(config: &Config, world: &World) -> Result<()> {
     memory::observe();
     memory_check::check(config, world)?;
     kernel::use_deterministic_algorithms(config.debug.deterministic)?;
@@ -44,7 +43,7 @@ pub fn run(config: &Config, world: &World, device: Device) -> Result<()> {
     if has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
     }
-    let mut job = Job::new(config, world, device, heartbeat)?;
+    let mut job = Job::new(config, world, heartbeat)?;
     job.replicate_resumed_state()?;
     if !has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
@@ -109,16 +108,11 @@ impl Window {
 }
 
 impl<'a> Job<'a> {
-    fn new(
-        config: &'a Config,
-        world: &'a World,
-        device: Device,
-        heartbeat: HeartbeatWriter,
-    ) -> Result<Job<'a>> {
-        let mut trainer = Trainer::new(config, world, device)?;
+    fn new(config: &'a Config, world: &'a World, heartbeat: HeartbeatWriter) -> Result<Job<'a>> {
+        let mut trainer = Trainer::new(config, world, world.device().into())?;
         let (storage, memory) = (storage(config)?, memory(config, world)?);
         resume(config, &mut trainer, world, memory.as_ref())?;
-        let loader = loader(config, &trainer, false, trainer.samples_seen())?;
+        let loader = loader(config, world, &trainer, false, trainer.samples_seen())?;
         let spec = config.model.resolve()?;
         if world.rank() == 0 {
             let batching = trainer.batching();
@@ -136,7 +130,7 @@ impl<'a> Job<'a> {
         Ok(Job {
             sinks: Sinks::open(config, world.rank(), trainer.steps_taken())?,
             flops_per_target: flops_per_target(&spec, config.training.seq_len),
-            memory_capacity: memory_capacity()?,
+            memory_capacity: memory_capacity(world.device())?,
             memory_profiler: MemoryProfiler::from_config(
                 config,
                 world.rank(),
@@ -255,7 +249,7 @@ impl<'a> Job<'a> {
         // same batch, so its targets are divided among them.
         let sharers = self.world.size() / self.trainer.data_group().size();
         let tps = window.num_targets as f64 / sharers as f64 / elapsed;
-        let memory_bytes = memory::report()?.peak;
+        let memory_bytes = peak_memory(self.world)?;
         let step = self.trainer.steps_taken();
         let expert_loads = self.trainer.expert_loads()?;
         self.heartbeat.report(loss, tps, memory_bytes);
@@ -281,7 +275,7 @@ impl<'a> Job<'a> {
         self.heartbeat
             .enter(Stage::Between, self.trainer.steps_taken());
         let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
-        let batches = loader(self.config, &self.trainer, true, 0)?
+        let batches = loader(self.config, self.world, &self.trainer, true, 0)?
             .take(num)
             .collect::<Result<Vec<_>, _>>()?;
         let loss = self.trainer.evaluate(&batches)?;
@@ -366,6 +360,14 @@ impl<'a> Job<'a> {
     }
 }
 
+/// The peak memory of this rank: what a GPU's allocator reserved, or the tensors on CPU.
+fn peak_memory(world: &World) -> Result<u64> {
+    match device::memory(world.device())? {
+        Some(memory) => Ok(memory.peak_reserved),
+        None => Ok(memory::report()?.peak),
+    }
+}
+
 /// Logs the bytes that were offloaded and how much of the transfer time overlapped with computation.
 fn report_offload(files: &[Counters]) {
     let sum = |of: fn(&Counters) -> f64| files.iter().map(of).sum::<f64>();
@@ -385,7 +387,13 @@ fn report_offload(files: &[Counters]) {
 
 /// Loads the micro-batches of this rank, starting at sample `first` of the stream. The batch size may differ
 /// from that of the run before.
-fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> Result<Loader> {
+fn loader(
+    config: &Config,
+    world: &World,
+    trainer: &Trainer,
+    validation: bool,
+    first: u64,
+) -> Result<Loader> {
     let batching = trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let sampler = sampler.starting_at(first);
@@ -398,6 +406,7 @@ fn loader(config: &Config, trainer: &Trainer, validation: bool, first: u64) -> R
     };
     let options = LoaderOptions {
         order,
+        device: world.device(),
         ..LoaderOptions::default()
     };
     Ok(Loader::new(

@@ -20,7 +20,7 @@ mod pipeline;
 mod preemption;
 mod recompute;
 mod sample_log;
-mod scalar_zero;
+mod scalar;
 mod schedule;
 mod trainer;
 

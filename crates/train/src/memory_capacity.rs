@@ -1,12 +1,21 @@
-//! The host memory of this node, for metrics that report memory as a percentage.
+//! The memory of the device, for metrics that report memory as a percentage.
 
 use std::fs;
 use std::path::Path;
 
+use trainyard_torch::{Device, device};
+
 use crate::{Result, TrainError};
 
-/// Total host memory of this node, in bytes.
-pub fn memory_capacity() -> Result<u64> {
+/// All memory of a GPU, or the host memory of this node, in bytes.
+pub fn memory_capacity(device: Device) -> Result<u64> {
+    match device::memory(device)? {
+        Some(memory) => Ok(memory.capacity),
+        None => host_memory(),
+    }
+}
+
+fn host_memory() -> Result<u64> {
     let path = Path::new("/proc/meminfo");
     let text = fs::read_to_string(path).map_err(TrainError::io(path))?;
     mem_total(&text).ok_or_else(|| {
@@ -37,6 +46,6 @@ mod tests {
 
     #[test]
     fn this_host_has_memory() {
-        assert!(memory_capacity().unwrap() > 1 << 20);
+        assert!(memory_capacity(Device::Cpu).unwrap() > 1 << 20);
     }
 }

@@ -1,5 +1,5 @@
-//! A scalar zero on the device of another tensor. `tch` has no name for the meta device, so the zero is
-//! computed from the tensor itself.
+//! A scalar on the device of another tensor. `tch` has no name for the meta device, so the scalar is
+//! computed from the tensor itself; the host copies nothing.
 
 use tch::{Kind, Tensor};
 
@@ -9,4 +9,9 @@ use crate::Result;
 pub(crate) fn scalar_zero_like(tensor: &Tensor) -> Result<Tensor> {
     let none = tensor.f_reshape([-1i64])?.f_narrow(0, 0, 0)?;
     Ok(none.f_sum(Kind::Float)?)
+}
+
+/// A float32 scalar on the device of `tensor`.
+pub(crate) fn scalar_like(tensor: &Tensor, value: f64) -> Result<Tensor> {
+    Ok(scalar_zero_like(tensor)?.f_add_scalar(value)?)
 }

@@ -20,7 +20,7 @@ use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
 use crate::optimizer::{self, Optimizer};
 use crate::pipeline;
 use crate::recompute;
-use crate::scalar_zero::scalar_zero_like;
+use crate::scalar::{scalar_like, scalar_zero_like};
 use crate::schedule::Schedule;
 
 /// The mesh axes that divide the batch.
@@ -215,11 +215,11 @@ impl Trainer {
                 if self.max_norm > 0.0 {
                     clip(&self.parameters, &grad_norm, self.max_norm)?;
                 }
-                let scale = (factor != 1.0).then(|| Tensor::from(1.0 / factor));
+                let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
                 self.model.optimizer_step(&mut OptimizerStep {
                     optimizer: &mut *self.optimizer,
                     learning_rate,
-                    scale,
+                    scale: scale.transpose()?,
                 })?;
                 self.expert_load.rebalance(&*self.model)?;
             }
@@ -258,7 +258,7 @@ impl Trainer {
     /// values and assumes one document per sequence, which needs the most memory.
     fn documents(&self, batch: &Batch) -> Result<Option<Documents>> {
         let end = self.end_of_document.filter(|_| !self.is_dry_run);
-        let documents = end.map(|end| Documents::from_tokens(&batch.inputs, end));
+        let documents = end.map(|end| Documents::from_tokens(&batch.host_inputs, end));
         Ok(documents.transpose()?)
     }
 

@@ -49,5 +49,10 @@ fn join(mesh: Mesh, at: &Rendezvous) -> Result<World> {
     if at.world_size > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
         tch::set_num_threads(1);
     }
-    Ok(World::join(mesh, Backend::Gloo, at, Ledger::new(at.rank))?)
+    Ok(World::join(
+        mesh,
+        Backend::auto(),
+        at,
+        Ledger::new(at.rank),
+    )?)
 }

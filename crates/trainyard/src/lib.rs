@@ -38,7 +38,7 @@
 //!
 //! Custom models derive [`Module`] with [`macro@Module`].
 //!
-//! The feature `cuda` adds the NCCL backend for GPUs.
+//! On a node with a GPU, ranks train on it, with NCCL; see the chapter on GPUs of the book.
 
 mod init;
 

@@ -8,8 +8,11 @@ use crate::ConfigError;
 /// The backend of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
-    /// Gloo: CPU, over TCP.
+    /// NCCL where the process finds a GPU, Gloo elsewhere.
     #[default]
+    #[serde(rename = "auto")]
+    Auto,
+    /// Gloo: CPU, over TCP.
     #[serde(rename = "gloo")]
     Gloo,
     /// NCCL: NVIDIA GPUs.
@@ -37,7 +40,7 @@ pub struct CommSection {
 impl Default for CommSection {
     fn default() -> Self {
         CommSection {
-            backend: Backend::Gloo,
+            backend: Backend::Auto,
             init_timeout_seconds: 300,
             train_timeout_seconds: 300,
             trace_buf_size: 20_000,

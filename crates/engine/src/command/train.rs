@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use trainyard_config::{Backend, Config};
+use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
-use trainyard_nn::Device;
 use trainyard_trace::Ledger;
 
 use crate::error::Result;
@@ -35,11 +34,7 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
         Ledger::new
     };
     let world = join(&config, ledger)?;
-    let device = match config.comm.backend {
-        Backend::Nccl => Device::Cuda(local_rank()),
-        Backend::Gloo | Backend::Fake => Device::Cpu,
-    };
-    trainyard_train::job::run(&config, &world, device)?;
+    trainyard_train::job::run(&config, &world)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -65,10 +60,6 @@ fn possible_sizes(num_ranks: usize, full: usize) -> Vec<usize> {
     let min = number(MIN_WORLD_SIZE).unwrap_or(num_ranks);
     let ranks_per_node = number("LOCAL_WORLD_SIZE").unwrap_or(1).max(1);
     (min..=full).step_by(ranks_per_node).collect()
-}
-
-fn local_rank() -> usize {
-    number("LOCAL_RANK").unwrap_or(0)
 }
 
 fn number(variable: &str) -> Option<usize> {

@@ -1,7 +1,7 @@
 //! Attention of some queries to a block of keys, and merging of the results for several blocks.
 
 use tch::{Kind, Tensor};
-use trainyard_torch::TorchError;
+use trainyard_torch::{TorchError, kernel};
 
 use crate::loss::wide;
 
@@ -28,15 +28,7 @@ pub(super) fn attend(
     causal: bool,
 ) -> Result<PartialAttention, TorchError> {
     let (k, v) = (repeated(k, q)?, repeated(v, q)?);
-    let (out, lse) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
-        q,
-        &k,
-        &v,
-        0.0,
-        causal,
-        None::<&Tensor>,
-        None,
-    )?;
+    let (out, lse) = kernel::attention_block(q, &k, &v, causal)?;
     Ok(PartialAttention { out, lse })
 }
 
@@ -49,17 +41,11 @@ pub(super) fn attend_backward(
     causal: bool,
 ) -> Result<Gradients, TorchError> {
     let (all_k, all_v) = (repeated(k, q)?, repeated(v, q)?);
-    let (d_q, d_k, d_v) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
+    let [d_q, d_k, d_v] = kernel::attention_block_backward(
         gradient,
-        q,
-        &all_k,
-        &all_v,
-        &full.out,
-        &full.lse,
-        0.0,
+        (q, &all_k, &all_v),
+        (&full.out, &full.lse),
         causal,
-        None::<&Tensor>,
-        None,
     )?;
     Ok(Gradients {
         q: d_q,

@@ -19,6 +19,7 @@ use tch::{Kind, Tensor};
 use trainyard_torch::{ReduceOp, autograd, meta};
 use trainyard_trace::Purpose;
 
+use super::count::count;
 use super::router::Sequences;
 use super::{ExpertParallel, MoeConfig, Scoring};
 use crate::{Context, NnError, Result};
@@ -111,7 +112,7 @@ pub(super) fn chosen(
         return Ok(meta::empty(&[sequences.count, number], Kind::Int64)?);
     }
     let pair_ids = pair_ids(experts, sequences, number)?;
-    let counts = pair_ids.f_bincount(None::<&Tensor>, sequences.count * number)?;
+    let counts = count(&pair_ids, sequences.count * number)?;
     Ok(counts.f_view([sequences.count, number])?)
 }
 
@@ -125,7 +126,7 @@ pub(super) fn position_in_expert(
     let (sorted, order) = pair_ids.f_sort_stable(true, 0, false)?;
     let number = sorted.size()[0];
     let positions = Tensor::f_arange(number, (Kind::Int64, sorted.device()))?;
-    let counts = pair_ids.f_bincount(None::<&Tensor>, 0)?;
+    let counts = count(&pair_ids, sequences.count * num_experts as i64)?;
     let starts = counts.f_cumsum(0, Kind::Int64)?.f_sub(&counts)?;
     let position_in_expert = positions.f_sub(&starts.f_index_select(0, &sorted)?)?;
     let unsorted =

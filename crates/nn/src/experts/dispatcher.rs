@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
-use trainyard_torch::{Group, TorchError, Work, autograd, meta};
+use trainyard_torch::{Group, TorchError, Work, autograd, device, meta};
 use trainyard_trace::Purpose;
 
 use crate::Result;
@@ -22,12 +22,8 @@ pub(super) struct TokenDispatcher {
 }
 
 impl TokenDispatcher {
-    /// Exchanges the number of rows for each expert with all ranks. Uses the device of `like`.
-    pub(super) fn new(
-        group: Option<&Group>,
-        counts: &[i64],
-        like: &Tensor,
-    ) -> Result<TokenDispatcher> {
+    /// Exchanges the number of rows for each expert with all ranks, from host to host.
+    pub(super) fn new(group: Option<&Group>, counts: &[i64]) -> Result<TokenDispatcher> {
         let Some(group) = group else {
             return Ok(TokenDispatcher {
                 group: None,
@@ -36,10 +32,7 @@ impl TokenDispatcher {
             });
         };
         let each = counts.len() / group.size();
-        let mut own = Tensor::f_from_slice(counts)?;
-        if !meta::is_meta(like) {
-            own = own.f_to_device(like.device())?;
-        }
+        let own = Tensor::f_from_slice(counts)?;
         let found = own.f_zeros_like()?;
         let splits = vec![each as i64; group.size()];
         group
@@ -47,7 +40,6 @@ impl TokenDispatcher {
             .wait()?;
         let found = if group.is_fake() {
             // A dry run assumes that every rank is like this one.
-
             let own = &counts[group.index() * each..][..each];
             own.repeat(group.size())
         } else {
@@ -135,7 +127,7 @@ impl TokenDispatcher {
             Ok(if meta::is_meta(like) {
                 meta::empty(&[order.len() as i64], Kind::Int64)?
             } else {
-                Tensor::f_from_slice(order)?.f_to_device(like.device())?
+                device::from_slice(order, like.device())?
             })
         };
         Ok((tensor(&by_expert)?, tensor(&by_rank)?))

@@ -1,7 +1,7 @@
 //! Grouped GEMM: the products of every expert with its rows.
 
 use tch::{Kind, Tensor};
-use trainyard_torch::{TorchError, autograd, meta};
+use trainyard_torch::{TorchError, autograd, device, meta};
 
 use crate::Result;
 
@@ -92,7 +92,7 @@ fn grouped_kernel(a: &Tensor, b: &Tensor, num_rows: &[i64]) -> Result<Tensor, To
         end += number;
         end as i32
     });
-    let ends = Tensor::f_from_slice(&ends.collect::<Vec<i32>>())?.f_to_device(a.device())?;
+    let ends = device::from_slice(&ends.collect::<Vec<i32>>(), a.device())?;
     Ok(a.f_internal_grouped_mm(b, Some(&ends), None::<&Tensor>, None::<Kind>)?)
 }
 

@@ -49,7 +49,7 @@ impl HierarchicalDispatcher {
     pub(super) fn dispatch(&self, rows: &Tensor, routing: &Routing) -> Result<ArrivedTokens> {
         let nodes = self.destinations(&routing.to)?;
         let permutation = TokenPermutation::new(&nodes)?;
-        let dispatcher = TokenDispatcher::new(Some(&self.across), &permutation.counts, rows)?;
+        let dispatcher = TokenDispatcher::new(Some(&self.across), &permutation.counts)?;
         let weights = dispatcher.dispatch(&permutation.permute(&routing.weights)?)?;
         let ids = tch::no_grad(|| {
             dispatcher.dispatch_metadata(&permutation.permute_metadata(&routing.to.ids)?)

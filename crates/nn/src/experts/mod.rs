@@ -17,6 +17,7 @@
 //! without rows still takes part in every collective.
 
 mod balance;
+mod count;
 mod dispatcher;
 mod grouped;
 mod hierarchical;
@@ -191,7 +192,7 @@ impl MixtureOfExperts {
         meanwhile: impl FnOnce(),
     ) -> Result<Tensor> {
         let permutation = TokenPermutation::new(to)?;
-        let dispatcher = TokenDispatcher::new(group, &permutation.counts, rows)?;
+        let dispatcher = TokenDispatcher::new(group, &permutation.counts)?;
         let dispatched = dispatcher.dispatch(&permutation.permute(rows)?)?;
         let computed = self
             .experts

@@ -3,11 +3,27 @@
 //! Every token has one row per chosen expert. Rows are sorted by expert, and by token within each. Forward and
 //! backward both gather rows by index in both directions, because scatter-add by index is slow and not deterministic.
 
-use tch::{Kind, Tensor};
-use trainyard_torch::{TorchError, autograd, meta};
+use tch::{Device, Kind, Tensor};
+use trainyard_torch::{TorchError, autograd, device, meta};
 
+use super::count::count;
 use super::router::Destinations;
 use crate::Result;
+
+impl Destinations {
+    /// The number of rows of each expert. The host must know them to size the tensors that follow: this is the only
+    /// place where a layer with experts waits for the device.
+    fn counts(&self, ids: &Tensor) -> Result<Vec<i64>> {
+        if !device::computes_values() {
+            return Ok(self.expected.clone());
+        }
+        // Dropped rows have the id after the last expert, and sort last.
+        let counts = count(ids, self.count as i64 + 1)?;
+        let mut counts = Vec::<i64>::try_from(&counts.f_to_device(Device::Cpu)?)?;
+        counts.truncate(self.count);
+        Ok(counts)
+    }
+}
 
 /// The permutation from rows by token to rows by expert.
 pub(super) struct TokenPermutation {
@@ -41,10 +57,7 @@ impl TokenPermutation {
         }
         tch::no_grad(|| {
             let ids = to.ids.f_reshape(-1i64)?;
-            let counts = ids.f_bincount(None::<&Tensor>, to.count as i64)?;
-            let mut counts = Vec::<i64>::try_from(&counts)?;
-            // Dropped rows sort last.
-            counts.truncate(to.count);
+            let counts = to.counts(&ids)?;
             let num_sent: i64 = counts.iter().sum();
             let (_, order) = ids.f_sort_stable(true, 0, false)?;
             let positions = Tensor::f_arange(num_rows, (Kind::Int64, order.device()))?;

@@ -4,7 +4,7 @@
 //! chosen but not their weights: it balances load without an auxiliary loss.
 
 use tch::{Kind, Tensor};
-use trainyard_torch::meta;
+use trainyard_torch::{device, meta};
 
 use super::balance::{self, Losses};
 use super::load::Counts;
@@ -45,7 +45,7 @@ pub(super) struct Destinations {
     pub count: usize,
     /// Whether rows may be dropped.
     pub drops: bool,
-    /// The expected number of rows per destination, for dry runs, where ids are not known.
+    /// The expected number of rows per destination, where ids are not known: in dry runs and on simulated GPUs.
     pub expected: Vec<i64>,
 }
 
@@ -157,7 +157,7 @@ impl Router {
             losses: losses.summed(&chosen, &sequences, ep, cx)?,
             weights: weights.f_to_kind(rows.kind())?,
             to: Destinations {
-                expected: if meta::is_meta(&placed) {
+                expected: if meta::is_meta(&placed) || !device::computes_values() {
                     ep.synthetic_skew()
                         .counts(placed.numel() as i64, self.num_experts())
                 } else {
@@ -248,14 +248,13 @@ impl Sequences {
         let num_sharers = ep.sequence_group().map_or(1, |group| group.size() as i64);
         let tokens_per_sequence = num_rows * num_shards / count.max(1);
         let first_row = tp.index() as i64 * num_rows * i64::from(num_shards > 1);
-        let indices: Vec<i64> = (first_row..first_row + num_rows)
-            .map(|row| row / tokens_per_sequence.max(1))
-            .collect();
         Ok(Sequences {
             of_token: if meta::is_meta(rows) {
                 meta::empty(&[num_rows], Kind::Int64)?
             } else {
-                Tensor::f_from_slice(&indices)?.f_to_device(rows.device())?
+                let options = (Kind::Int64, rows.device());
+                Tensor::f_arange_start(first_row, first_row + num_rows, options)?
+                    .f_floor_divide_scalar(tokens_per_sequence.max(1))?
             },
             count,
             length: num_rows * num_sharers.max(num_shards) / count.max(1),

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tch::Tensor;
-use trainyard_torch::{TorchError, autograd, meta};
+use trainyard_torch::{TorchError, autograd, device, meta};
 
 use crate::init::{GOLDEN, fnv1a64, splitmix64_mix};
 use crate::{Builder, Context, Result, SequenceParallel};
@@ -118,8 +118,8 @@ impl Mask {
             return Ok(scaled);
         }
         let width = x.size().last().copied().unwrap_or(1).max(1) as u64;
-        let keep = Tensor::f_from_slice(&self.keep_mask(x.numel() as u64 / width, width))?;
-        let keep = keep.f_view_as(x)?.f_to_device(x.device())?;
+        let keep = self.keep_mask(x.numel() as u64 / width, width);
+        let keep = device::from_slice(&keep, x.device())?.f_view_as(x)?;
         Ok(scaled.f_mul(&keep)?)
     }
 

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use tch::Device;
+
 use super::counters::Counters;
 use super::error::{OffloadError, Result};
 use super::file::SpillFile;
@@ -29,11 +31,22 @@ impl Spill {
         records: Vec<Record>,
         num_buffers: usize,
     ) -> Result<Spill> {
+        Spill::create_for(Device::Cpu, folder, rank, records, num_buffers)
+    }
+
+    /// The same with staging buffers from which `device` copies.
+    pub fn create_for(
+        device: Device,
+        folder: &Path,
+        rank: usize,
+        records: Vec<Record>,
+        num_buffers: usize,
+    ) -> Result<Spill> {
         if num_buffers == 0 {
             return Err(OffloadError::NoBuffer { num_buffers });
         }
         let file = SpillFile::create(folder, rank, Layout::new(records))?;
-        let buffers = allocate(num_buffers, file.layout.largest())?;
+        let buffers = allocate(num_buffers, file.layout.largest(), device)?;
         let mut spill = Spill {
             pipeline: Arc::new(Pipeline::new(file, buffers)),
             threads: Vec::new(),

@@ -4,16 +4,20 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
-use trainyard_torch::memory;
+use trainyard_torch::{device, memory};
 use trainyard_trace::MemoryKind;
 
 use super::error::Result;
 use super::pipeline::Pipeline;
 use super::record::Record;
 
-/// Allocates all staging buffers.
-pub(super) fn allocate(num_buffers: usize, num_bytes: usize) -> Result<Vec<Tensor>> {
-    let empty = |_| Tensor::f_empty([num_bytes as i64], (Kind::Uint8, Device::Cpu));
+/// Allocates all staging buffers, from which `device` copies.
+pub(super) fn allocate(
+    num_buffers: usize,
+    num_bytes: usize,
+    device: Device,
+) -> Result<Vec<Tensor>> {
+    let empty = |_| device::staging(&[num_bytes as i64], Kind::Uint8, device);
     let buffers = memory::scope(MemoryKind::Communication, || {
         (0..num_buffers).map(empty).collect::<Result<_, _>>()
     });

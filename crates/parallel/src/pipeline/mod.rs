@@ -14,6 +14,7 @@ mod stage_model;
 mod tied_embedding;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use tch::Tensor;
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
@@ -48,6 +49,17 @@ pub struct Pipeline {
     has_logged: Cell<bool>,
 }
 
+/// The pairs of ranks, sender first, between which the schedule sends messages.
+fn message_pairs(schedule: &Schedule) -> Vec<(usize, usize)> {
+    let neighbors = schedule
+        .stage_to_rank
+        .windows(2)
+        .map(|pair| (pair[0], pair[1]));
+    let both_ways = neighbors.flat_map(|(a, b)| [(a, b), (b, a)]);
+    let pairs: BTreeSet<(usize, usize)> = both_ways.filter(|(a, b)| a != b).collect();
+    pairs.into_iter().collect()
+}
+
 impl Pipeline {
     /// Builds a pipeline from this rank's `stages`, in the order of the schedule, and the `activations` between
     /// all stages.
@@ -71,6 +83,7 @@ impl Pipeline {
                 given: stages.len(),
             });
         }
+        group.connect_pairs(&message_pairs(&schedule))?;
         let mut program = schedule.program(policy);
         let instructions = program.ranks.swap_remove(group.index());
         Ok(Pipeline {

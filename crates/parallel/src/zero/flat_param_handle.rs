@@ -8,9 +8,9 @@ use trainyard_trace::{MemoryKind, Purpose};
 
 use super::deferred_grads::DeferredGrads;
 use super::flat_tensor::{without_storage, zeros_flat};
+use super::offload_file::Loaded;
 use super::pool::Pool;
 use super::{FlatParam, Stage};
-use crate::offload::Staged;
 
 /// The types of a unit's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct Member {
 enum Status {
     Released,
     /// The all-gather in flight, and the staging buffer of its input if the shard is offloaded.
-    Gathering(Box<(Work, Option<Staged>)>),
+    Gathering(Box<(Work, Option<Loaded>)>),
     Gathered,
 }
 
@@ -239,7 +239,7 @@ impl FlatParamHandle {
     }
 
     /// Starts the all-gather. `staged` is the parameter shard if it is offloaded.
-    pub(super) fn start_gather(&mut self, group: &Group, staged: Option<Staged>) -> Result<()> {
+    pub(super) fn start_gather(&mut self, group: &Group, staged: Option<Loaded>) -> Result<()> {
         let shard = staged
             .as_ref()
             .map_or(&self.param_shard, |staged| &staged[0]);

@@ -8,11 +8,11 @@ use trainyard_trace::Purpose;
 
 use super::Stage;
 use super::flat_param_handle::FlatParamHandle;
-use super::offload_file::{OffloadFile, OffloadOptions};
+use super::offload_file::{Loaded, OffloadFile, OffloadOptions};
 use super::offloaded_states::OffloadedStates;
 use super::pool::Pool;
 use super::prefetch::PrefetchPolicy;
-use crate::offload::{Counters, Staged};
+use crate::offload::Counters;
 use crate::strategy::GradSync;
 
 /// How a sharded model communicates.
@@ -370,7 +370,7 @@ impl FsdpState {
     }
 
     /// Takes a unit's parameter shard from the offload file for an update.
-    pub(super) fn take_shard(&mut self, index: usize) -> crate::Result<Staged> {
+    pub(super) fn take_shard(&mut self, index: usize) -> crate::Result<Loaded> {
         match &mut self.offload_file {
             Some(file) => file.take(index),
             None => Err(crate::ParallelError::OffloadNeedsStage3),
@@ -378,7 +378,7 @@ impl FsdpState {
     }
 
     /// Writes a unit's parameter shard back in the background.
-    pub(super) fn put_shard(&mut self, staged: Staged) -> crate::Result<()> {
+    pub(super) fn put_shard(&mut self, staged: Loaded) -> crate::Result<()> {
         self.offload_file
             .as_mut()
             .map_or(Ok(()), |file| file.write_behind(staged))

@@ -1,11 +1,14 @@
 //! Offload of parameters and optimizer states to files while no unit computes with them.
 //!
 //! An offloaded tensor keeps its shape and its identity in the optimizer, but has no storage. To be used, it is
-//! swapped in: bound to a staging buffer, updated there, and written back in the background.
+//! swapped in: bound to a staging buffer, updated there, and written back in the background. On a GPU it is bound to
+//! device memory, to and from which a stream of the file copies the staging buffer.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use tch::Tensor;
+use tch::{Device, Tensor};
+use trainyard_torch::device::{self, Event, Stream};
 use trainyard_torch::storage;
 
 use crate::error::Result;
@@ -18,12 +21,21 @@ pub struct OffloadOptions {
     pub folder: PathBuf,
     /// This rank, which names its files.
     pub rank: usize,
+    /// The device of the states while they are in use.
+    pub device: Device,
     /// Staging buffers per file: three allow one to be read and one to be written while one is in use.
     pub num_buffers: usize,
 }
 
 /// A file with one kind of state of all units, one record per unit.
-pub(super) struct OffloadFile(Spill);
+pub(super) struct OffloadFile {
+    spill: Spill,
+    device: Device,
+    /// Copies between host and device.
+    stream: Stream,
+    /// A record that is being copied from the device, to be written when it has arrived.
+    arriving: Option<(Staged, Event)>,
+}
 
 impl OffloadFile {
     /// Creates a file with the given records.
@@ -33,12 +45,13 @@ impl OffloadFile {
         records: Vec<Record>,
     ) -> Result<OffloadFile> {
         let folder: &Path = &options.folder.join(name);
-        Ok(OffloadFile(Spill::create(
-            folder,
-            options.rank,
-            records,
-            options.num_buffers,
-        )?))
+        let (device, num_buffers) = (options.device, options.num_buffers);
+        Ok(OffloadFile {
+            spill: Spill::create_for(device, folder, options.rank, records, num_buffers)?,
+            device,
+            stream: Stream::from_pool(device)?,
+            arriving: None,
+        })
     }
 
     /// Creates a file with one tensor per unit and releases the tensors' storage; `None` if a unit has no tensor.
@@ -62,29 +75,123 @@ impl OffloadFile {
 
     /// Writes `tensors` to a record and releases their storage.
     pub(super) fn put(&mut self, record: usize, tensors: &[Tensor]) -> Result<()> {
-        let staged = self.0.take(record)?;
+        self.write_arriving()?;
+        let staged = self.spill.take(record)?;
         for (buffer, tensor) in staged.iter().zip(tensors) {
             tch::no_grad(|| buffer.shallow_clone().f_copy_(&tensor.f_view(-1i64)?))?;
             storage::release(tensor)?;
         }
-        Ok(self.0.write_behind(staged)?)
+        Ok(self.spill.write_behind(staged)?)
     }
 
     pub(super) fn read_ahead(&mut self, record: usize) -> Result<()> {
-        self.0.read_ahead(record)?;
+        self.spill.read_ahead(record)?;
         Ok(())
     }
 
-    pub(super) fn take(&mut self, record: usize) -> Result<Staged> {
-        Ok(self.0.take(record)?)
+    /// Waits for a record and starts to copy it to the device.
+    pub(super) fn take(&mut self, record: usize) -> Result<Loaded> {
+        self.write_arriving()?;
+        let staged = self.spill.take(record)?;
+        let compute = Stream::current(self.device)?;
+        let tensors = staged.iter().map(|host| self.device_tensor(host));
+        let tensors: Vec<Tensor> = tensors.collect::<Result<_>>()?;
+        self.copy(&compute, &tensors, &staged)?;
+        let copied = self.stream.record()?;
+        compute.wait(&copied)?;
+        Ok(Loaded {
+            staged: Some(staged),
+            tensors,
+            copied,
+        })
     }
 
-    pub(super) fn write_behind(&mut self, staged: Staged) -> Result<()> {
-        Ok(self.0.write_behind(staged)?)
+    /// Copies a record back from the device, and writes it in the background.
+    pub(super) fn write_behind(&mut self, mut loaded: Loaded) -> Result<()> {
+        let Some(staged) = loaded.staged.take() else {
+            return Ok(());
+        };
+        if !self.device.is_cuda() {
+            return Ok(self.spill.write_behind(staged)?);
+        }
+        self.write_arriving()?;
+        self.copy(&Stream::current(self.device)?, &staged, &loaded.tensors)?;
+        self.arriving = Some((staged, self.stream.record()?));
+        Ok(())
+    }
+
+    /// Waits for the record that is being copied from the device, and writes it.
+    fn write_arriving(&mut self) -> Result<()> {
+        match self.arriving.take() {
+            Some((staged, arrived)) => {
+                arrived.wait_host()?;
+                Ok(self.spill.write_behind(staged)?)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A tensor on the device for a tensor in a staging buffer; on CPU it is that tensor.
+    fn device_tensor(&self, host: &Tensor) -> Result<Tensor> {
+        if !self.device.is_cuda() {
+            return Ok(host.shallow_clone());
+        }
+        Ok(Tensor::f_empty(host.size(), (host.kind(), self.device))?)
+    }
+
+    /// Copies tensors on the stream of this file, after what `compute` has queued so far.
+    fn copy(&self, compute: &Stream, targets: &[Tensor], sources: &[Tensor]) -> Result<()> {
+        if !self.device.is_cuda() {
+            return Ok(());
+        }
+        self.stream.wait(&compute.record()?)?;
+        for (target, source) in targets.iter().zip(sources) {
+            self.stream
+                .scope(|| device::copy_non_blocking(target, source))??;
+            for tensor in [target, source] {
+                self.stream.keep(tensor)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.0.counters()
+        self.spill.counters()
+    }
+}
+
+impl Drop for OffloadFile {
+    fn drop(&mut self) {
+        if let Err(error) = self.write_arriving() {
+            tracing::error!("cannot write an offloaded record: {error}");
+        }
+    }
+}
+
+/// A record on the device: its flat tensors, which can be read and updated in place.
+pub(super) struct Loaded {
+    /// `None` after it was queued for writing.
+    staged: Option<Staged>,
+    tensors: Vec<Tensor>,
+    copied: Event,
+}
+
+impl Deref for Loaded {
+    type Target = [Tensor];
+
+    fn deref(&self) -> &[Tensor] {
+        &self.tensors
+    }
+}
+
+impl Drop for Loaded {
+    /// The staging buffer is reused, so the copy from it must be over.
+    fn drop(&mut self) {
+        if self.staged.is_some()
+            && let Err(error) = self.copied.wait_host()
+        {
+            tracing::error!("cannot wait for an offloaded record: {error}");
+        }
     }
 }
 

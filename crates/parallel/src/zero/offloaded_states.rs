@@ -10,9 +10,9 @@ use trainyard_nn::Parameter;
 use super::fsdp_state::FsdpState;
 use super::fully_shard::{Shard, step_alone};
 use super::lock;
-use super::offload_file::{OffloadFile, OffloadOptions, SwappedIn};
+use super::offload_file::{Loaded, OffloadFile, OffloadOptions, SwappedIn};
 use crate::error::Result;
-use crate::offload::{Counters, Record, Staged};
+use crate::offload::{Counters, Record};
 use crate::strategy::Optimizer;
 
 /// A sharded model's offloaded states.
@@ -111,8 +111,8 @@ pub(super) struct OffloadedStates {
 /// One unit's states in staging buffers.
 pub(super) struct StagedUnit {
     swapped_in: Vec<SwappedIn>,
-    masters: Option<Staged>,
-    moments: Option<Staged>,
+    masters: Option<Loaded>,
+    moments: Option<Loaded>,
 }
 
 impl StagedUnit {

@@ -1,15 +1,19 @@
-// NCCL process groups, compiled with the feature `cuda` only. Without a GPU the constructor throws.
+// The GPU library: process groups of NCCL.
+//
+// It is a library of its own, which a program loads if its node has a GPU. So one build of a program serves nodes with
+// and without GPUs, and only those with one load libtorch's CUDA libraries.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "bridge.h"
+#include "../gpu_library.h"
 
-namespace trainyard {
-
-std::shared_ptr<GroupHandle> nccl_group(const StoreHandle& store, int32_t rank, int32_t size, uint64_t timeout_ms) {
+extern "C" c10d::Backend* trainyard_gpu_backend(const trainyard::GpuGroup& group) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = std::chrono::milliseconds(timeout_ms);
-  return std::make_shared<GroupHandle>(
-      c10::make_intrusive<c10d::ProcessGroupNCCL>(store.store, rank, size, options));
+  options->timeout = group.timeout;
+  options->group_name = group.name;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(group.store, group.rank, group.size, options);
+  // Connects now, while all ranks of the group are here: connecting at the first collective would block the host in
+  // the middle of a step, and coalesced messages between some of the ranks would wait for the others.
+  backend->setBoundDeviceId(group.device);
+  backend->eagerConnectSingleDevice(group.device);
+  return backend.release();
 }
-
-} // namespace trainyard

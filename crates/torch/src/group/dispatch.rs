@@ -7,7 +7,7 @@ use cxx::{SharedPtr, UniquePtr};
 use tch::Tensor;
 use trainyard_trace::{Collective, CollectiveKind, MemoryKind, Purpose, sent_bytes};
 
-use super::{BackendGroup, Call, Group, ReduceOp, bytes, clones, dtype_name};
+use super::{BackendGroup, Call, Gloo, Group, Nccl, ReduceOp, bytes, clones, dtype_name};
 use crate::bridge::ffi;
 use crate::comm_thread::Task;
 use crate::direct_collectives::{self, DirectGroup};
@@ -33,6 +33,19 @@ impl Group {
         Ok(())
     }
 
+    /// Where a collective goes: tensors on the host never go through NCCL. A barrier, which has no tensor, blocks the
+    /// host, and so belongs there too.
+    pub(super) fn route(&self, operand: Option<&Tensor>) -> Route<'_> {
+        match &self.0.backend_group {
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => Route::Nowhere,
+            BackendGroup::Gloo(gloo) => Route::Gloo(gloo),
+            BackendGroup::Nccl(nccl) => match operand {
+                Some(tensor) if tensor.device().is_cuda() => Route::Nccl(nccl),
+                _ => Route::Gloo(&nccl.host),
+            },
+        }
+    }
+
     /// Runs a collective of the backend.
     pub(super) fn run_native(
         &self,
@@ -42,10 +55,11 @@ impl Group {
         + 'static,
     ) -> Result<Work> {
         self.check_contiguous(&call)?;
-        match &self.0.backend_group {
-            BackendGroup::SingleRank => Ok(Work::completed()),
-            BackendGroup::Fake(_) => Ok(self.work(State::Done, call)),
-            BackendGroup::Gloo(gloo) => {
+        self.check_devices(&call)?;
+        match self.route(call.operands.first()) {
+            Route::Nowhere if self.size() == 1 => Ok(Work::completed()),
+            Route::Nowhere => Ok(self.work(State::Done, call)),
+            Route::Gloo(gloo) => {
                 let handle = Shared(gloo.handle.clone());
                 let sockets = Arc::clone(&gloo.sockets);
                 let task: Task = Box::new(move || {
@@ -56,8 +70,8 @@ impl Group {
                 Ok(self.work(State::Queued(gloo.comm_thread.run(task)), call))
             }
             // On the caller's thread, because NCCL queues on the caller's current stream.
-            BackendGroup::Nccl(handle) => {
-                let work = start(handle).map_err(|e| self.failure(&call, e.what()))?;
+            Route::Nccl(nccl) => {
+                let work = start(&nccl.handle).map_err(|e| self.failure(&call, e.what()))?;
                 let operands = clones(&call.operands);
                 Ok(self.work(State::Posted(vec![work], operands), call))
             }
@@ -71,11 +85,11 @@ impl Group {
         run: impl FnOnce(&DirectGroup) -> Result<(), String> + Send + 'static,
     ) -> Result<Work> {
         self.check_contiguous(&call)?;
-        let BackendGroup::Gloo(gloo) = &self.0.backend_group else {
-            let state = State::Done;
+        self.check_devices(&call)?;
+        let Route::Gloo(gloo) = self.route(call.operands.first()) else {
             return Ok(match self.size() {
                 1 => Work::completed(),
-                _ => self.work(state, call),
+                _ => self.work(State::Done, call),
             });
         };
         let peers = DirectGroup {
@@ -98,12 +112,10 @@ impl Group {
 
     /// Whether a collective with this reduction is direct: with Gloo (or a dry run, which must count the same), for
     /// sums, and in groups small enough for all-to-all connections.
-    pub(super) fn uses_direct(&self, op: ReduceOp) -> bool {
+    pub(super) fn uses_direct(&self, op: ReduceOp, operand: &Tensor) -> bool {
         const MAX_DIRECT_PEERS: usize = 16;
-        matches!(
-            self.0.backend_group,
-            BackendGroup::Gloo(_) | BackendGroup::Fake(_)
-        ) && matches!(op, ReduceOp::Sum | ReduceOp::Mean)
+        !matches!(self.route(Some(operand)), Route::Nccl(_))
+            && matches!(op, ReduceOp::Sum | ReduceOp::Mean)
             && (2..=MAX_DIRECT_PEERS).contains(&self.size())
     }
 
@@ -208,6 +220,21 @@ impl Group {
         )
     }
 
+    /// Checks that the tensors of a group on GPUs are all on the device or all on the host.
+    pub(super) fn check_devices(&self, call: &Call) -> Result<()> {
+        if !matches!(self.0.backend_group, BackendGroup::Nccl(_)) {
+            return Ok(());
+        }
+        let mut devices = call.operands.iter().map(Tensor::device);
+        let first = devices.next();
+        let good = devices.all(|device| Some(device) == first);
+        self.check(
+            call,
+            good,
+            "all tensors must be on the same device: move them first",
+        )
+    }
+
     pub(super) fn check_contiguous(&self, call: &Call) -> Result<()> {
         let good = call.operands.iter().all(|t| t.is_contiguous());
         self.check(
@@ -268,6 +295,14 @@ impl Group {
         };
         Work::new(state, &self.0.ledger, record, about, &self.0.aborted)
     }
+}
+
+/// Where a collective goes.
+pub(super) enum Route<'a> {
+    /// The group has one rank, or this is a dry run.
+    Nowhere,
+    Gloo(&'a Gloo),
+    Nccl(&'a Nccl),
 }
 
 /// A handle that moves to the communication thread.

@@ -8,6 +8,7 @@ mod peers;
 mod resume;
 mod save;
 mod save_plan;
+mod staging;
 
 pub use load::{latest, load, load_opened};
 pub use peers::peers;

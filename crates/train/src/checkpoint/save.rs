@@ -6,8 +6,6 @@
 //! commits the checkpoint. A save that fails is logged, training continues, and the next save is not
 //! affected.
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::{
-    CheckpointError, ElementSource, Shard, Store, TrainState, WriteItem, commit, retain, step_dir,
-    write_shard,
+    CheckpointError, Shard, Store, TrainState, commit, retain, step_dir, write_shard,
 };
-use trainyard_torch::{Store as KvStore, TorchError, World, bytes};
+use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
 
 use super::save_plan::{assign_writes, local_state};
+use super::staging::{Buffer, Staged};
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
@@ -64,7 +62,7 @@ pub struct Saver {
     /// The step of the last save.
     last_step: Option<u64>,
     /// The staging buffer, while no save is in flight.
-    staging: Vec<u8>,
+    staging: Option<Buffer>,
     in_flight: Option<JoinHandle<Outcome>>,
     /// The latest step that could not be saved in durable storage.
     failed_step: Option<u64>,
@@ -75,7 +73,7 @@ pub struct Saver {
 }
 
 /// What the thread returns: the staging buffer, and the result at every destination.
-type Outcome = (Vec<u8>, Vec<(Destination, Result<(), CheckpointError>)>);
+type Outcome = (Buffer, Vec<(Destination, Result<(), CheckpointError>)>);
 
 impl Saver {
     /// A saver for the ranks of `world`. This is a collective call.
@@ -97,7 +95,7 @@ impl Saver {
             num_ranks: world.size(),
             num_saves: 0,
             last_step: None,
-            staging: Vec::new(),
+            staging: None,
             in_flight: None,
             failed_step: None,
             first_done: None,
@@ -121,14 +119,12 @@ impl Saver {
         }
         trainer.wait_pending()?;
         let own = assign_writes(local_state(trainer, world)?, world.mesh(), world.rank())?;
-        let mut staged = Staged::new(std::mem::take(&mut self.staging));
-        for shard in &own {
-            let tensor = shard.tensor.f_contiguous()?;
-            let target = staged.append(&shard.item);
-            bytes::copy_out(&tensor, 0, target)
-                .map_err(TrainError::io(Path::new(&shard.item.name)))?;
-        }
-        let staging_bytes = staged.bytes.len() as u64;
+        let buffer = match self.staging.take() {
+            Some(buffer) => buffer,
+            None => Buffer::new(world.device())?,
+        };
+        let staged = Staged::new(buffer, &own, world.device())?;
+        let staging_bytes = staged.num_bytes();
         let task = |(destination, number): (&Destination, u64)| Task {
             destination: destination.clone(),
             side_store: self.side_store.clone(),
@@ -154,7 +150,7 @@ impl Saver {
                 (task.destination.clone(), outcome)
             };
             let outcomes = tasks.iter().map(run).collect();
-            (staged.bytes, outcomes)
+            (staged.buffer, outcomes)
         });
         self.first_done = Some(first_done);
         self.in_flight = Some(spawned.map_err(TrainError::io(Path::new("checkpoint thread")))?);
@@ -199,7 +195,7 @@ impl Saver {
             self.failed_step = self.last_step;
             return;
         };
-        self.staging = staging;
+        self.staging = Some(staging);
         for (destination, outcome) in outcomes {
             let Err(error) = outcome else { continue };
             tracing::error!("cannot save the checkpoint: {error}");
@@ -235,42 +231,6 @@ fn wait_for_key(
             Err(_) if began.elapsed() < REPORT_TIMEOUT && !is_shutdown.load(Ordering::Relaxed) => {}
             value => return value,
         }
-    }
-}
-
-/// The staging buffer: a copy of all shards that this rank writes.
-struct Staged {
-    items: Vec<WriteItem>,
-    ranges: Vec<Range<usize>>,
-    bytes: Vec<u8>,
-}
-
-impl Staged {
-    fn new(mut memory: Vec<u8>) -> Staged {
-        memory.clear();
-        Staged {
-            items: Vec::new(),
-            ranges: Vec::new(),
-            bytes: memory,
-        }
-    }
-
-    /// Appends an item and returns the buffer for its bytes.
-    fn append(&mut self, item: &WriteItem) -> &mut [u8] {
-        let start = self.bytes.len();
-        let end = start + item.num_bytes().unwrap_or(0) as usize;
-        self.bytes.resize(end, 0);
-        self.items.push(item.clone());
-        self.ranges.push(start..end);
-        &mut self.bytes[start..]
-    }
-}
-
-impl ElementSource for Staged {
-    fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
-        let source = &self.bytes[self.ranges[index].clone()];
-        into.copy_from_slice(&source[start..start + into.len()]);
-        Ok(())
     }
 }
 
@@ -325,6 +285,7 @@ impl Task {
     }
 
     fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {
+        staged.wait().map_err(|e| self.failed(self.rank, e))?;
         // Every attempt has a file name of its own, so that files of an earlier attempt stay intact until
         // this one is committed.
         let attempt = std::time::SystemTime::now()

@@ -11,7 +11,7 @@ use trainyard_torch::memory;
 use trainyard_trace::MemoryKind;
 
 use super::batch::Batch;
-use crate::scalar_zero::scalar_zero_like;
+use crate::scalar::scalar_zero_like;
 use crate::{Result, TrainError};
 
 /// One kind of state tensor, such as a moment.

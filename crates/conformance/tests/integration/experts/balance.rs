@@ -103,10 +103,9 @@ fn skewed(config: &Config, rank: &Rank, step: u64) -> Batch {
     let words: Vec<i64> = (0..rows * (length + 1)).map(|_| word()).collect();
     let words = Tensor::from_slice(&words).view([rows as i64, length as i64 + 1]);
     let length = length as i64;
-    Batch {
-        inputs: words.narrow(1, 0, length).contiguous(),
-        targets: words.narrow(1, 1, length).contiguous(),
-        num_targets: rows as i64 * length,
-        samples: Vec::new(),
-    }
+    Batch::new(
+        words.narrow(1, 0, length).contiguous(),
+        words.narrow(1, 1, length).contiguous(),
+        rows as i64 * length,
+    )
 }
