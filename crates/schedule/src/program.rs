@@ -3,7 +3,7 @@
 //! A [`Schedule`] orders the computations. A [`Program`] adds the send/recv between stages and, for sharded
 //! stages, when parameters are unsharded and resharded and when gradients are reduced.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
 use crate::{Action, ComputeType, Schedule, Task};
@@ -95,6 +95,7 @@ impl Schedule {
         let mut program = Program {
             ranks: ranks.map(|rank| self.instructions(rank, policy)).collect(),
         };
+        program.order_receives(self);
         program.insert_wait_sends(self);
         program
     }
@@ -176,6 +177,35 @@ impl Schedule {
 }
 
 impl Program {
+    /// Posts the receives of each rank in the order in which their sender sends them, since NCCL matches the messages
+    /// between two ranks by their order alone. A receive is posted earlier where the order demands it, never later.
+    fn order_receives(&mut self, schedule: &Schedule) {
+        let rank_of = |stage: usize| schedule.stage_to_rank[stage];
+        let mut unposted: HashMap<(usize, usize), VecDeque<Message>> = HashMap::new();
+        for instruction in self.ranks.iter().flatten() {
+            if let Instruction::Send(message) = *instruction {
+                let pair = (rank_of(message.from), rank_of(message.to));
+                unposted.entry(pair).or_default().push_back(message);
+            }
+        }
+        for list in &mut self.ranks {
+            let mut ordered = Vec::with_capacity(list.len());
+            for instruction in list.drain(..) {
+                let Instruction::Receive(needed) = instruction else {
+                    ordered.push(instruction);
+                    continue;
+                };
+                let pair = (rank_of(needed.from), rank_of(needed.to));
+                let queue = unposted.entry(pair).or_default();
+                // If it is not in the queue, another receive has brought it along.
+                let num_due = queue.iter().position(|message| *message == needed);
+                let due = queue.drain(..num_due.map_or(0, |position| position + 1));
+                ordered.extend(due.map(Instruction::Receive));
+            }
+            *list = ordered;
+        }
+    }
+
     /// Adds a wait for every send that is known to be complete: a rank that has received a message knows that its
     /// sender had already used what it received before.
     fn insert_wait_sends(&mut self, schedule: &Schedule) {

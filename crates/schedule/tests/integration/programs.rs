@@ -67,6 +67,24 @@ proptest! {
         prop_assert_eq!(sent, posted);
     }
 
+    /// NCCL has no tags.
+    #[test]
+    fn messages_between_two_ranks_are_received_in_the_order_in_which_they_are_sent(
+        schedule in schedules(), policy in policies()
+    ) {
+        type Order = HashMap<(usize, usize), Vec<Message>>;
+        let (mut sent, mut received) = (Order::new(), Order::new());
+        let pair = |m: Message| (schedule.stage_to_rank[m.from], schedule.stage_to_rank[m.to]);
+        for instruction in schedule.program(policy).ranks.into_iter().flatten() {
+            match instruction {
+                Instruction::Send(m) => sent.entry(pair(m)).or_default().push(m),
+                Instruction::Receive(m) => received.entry(pair(m)).or_default().push(m),
+                _ => {}
+            }
+        }
+        prop_assert_eq!(sent, received);
+    }
+
     /// Whatever the costs, the receiver has used a message when its sender waits for the send, so the wait does
     /// not block.
     #[test]
