@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     let sampler = Sampler::new(4, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let batch = step_batches(&source, &sampler, step, 0)?.swap_remove(0);
+        let batch = step_batches(&source, &sampler, step, 0, world.device())?.swap_remove(0);
         // with context_parallel(mesh, buffers=[inputs, targets], buffer_seq_dims=[1, 1]):
         let (inputs, targets) = (cp.shard(&batch.inputs)?, cp.shard(&batch.targets)?);
         let run = model.forward(&inputs, &Context::training(step))?;

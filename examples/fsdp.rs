@@ -44,7 +44,8 @@ fn main() -> Result<()> {
     let sampler = Sampler::new(12, world.size(), 1)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
+        let batch =
+            step_batches(&source, &sampler, step, world.rank(), world.device())?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?; // gradients are reduce-scattered

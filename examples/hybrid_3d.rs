@@ -36,7 +36,13 @@ fn main() -> Result<()> {
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let batches = step_batches(&*source, &sampler, step, trainer.data_group().index())?;
+        let batches = step_batches(
+            &*source,
+            &sampler,
+            step,
+            trainer.data_group().index(),
+            world.device(),
+        )?;
         let outcome = trainer.step(&batches)?;
         losses.push(trainer.global_loss(&outcome.local_loss)?);
         if world.rank() == 0 {

@@ -73,7 +73,7 @@ fn main() -> Result<()> {
     let sampler = Sampler::new(SAMPLES * MICROBATCHES, 1, MICROBATCHES)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let batches = step_batches(&source, &sampler, step, 0)?;
+        let batches = step_batches(&source, &sampler, step, 0, world.device())?;
         let microbatches = batches.iter().map(|batch| Microbatch {
             inputs: &batch.inputs,
             targets: &batch.targets,

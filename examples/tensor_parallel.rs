@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let batch = step_batches(&source, &sampler, step, 0)?.swap_remove(0);
+        let batch = step_batches(&source, &sampler, step, 0, world.device())?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         // loss_parallel(): logits stay sharded.
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;

@@ -34,7 +34,8 @@ fn train(stage: Stage, world: &World) -> Result<()> {
     let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     for step in 0..3 {
-        let batch = step_batches(&source, &sampler, step, world.rank())?.swap_remove(0);
+        let batch =
+            step_batches(&source, &sampler, step, world.rank(), world.device())?.swap_remove(0);
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?;

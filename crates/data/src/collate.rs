@@ -103,15 +103,10 @@ impl Batch {
         if !device.is_cuda() {
             return Ok(Batch::new(inputs, targets, num_targets));
         }
-        let to_device = |host: &Tensor| -> Result<Tensor, DataError> {
-            let tensor = Tensor::f_empty(host.size(), (host.kind(), device))?;
-            device::copy_non_blocking(&tensor, host)?;
-            Ok(tensor)
-        };
         Ok(Batch {
-            inputs: to_device(&inputs)?,
+            inputs: device::upload(inputs.shallow_clone(), device)?,
             host_inputs: inputs,
-            targets: to_device(&targets)?,
+            targets: device::upload(targets, device)?,
             num_targets,
             samples: Vec::new(),
         })

@@ -10,6 +10,7 @@ pub fn step_batches(
     sampler: &Sampler,
     step: u64,
     rank: usize,
+    device: Device,
 ) -> Result<Vec<Batch>, DataError> {
     (0..sampler.num_microbatches())
         .map(|microbatch| {
@@ -17,7 +18,7 @@ pub fn step_batches(
                 .positions(step, microbatch, rank as u64)?
                 .map(|index| source.sample(index))
                 .collect::<Result<Vec<_>, _>>()?;
-            collate(&samples, Device::Cpu)
+            collate(&samples, device)
         })
         .collect()
 }

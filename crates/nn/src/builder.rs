@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
-use trainyard_torch::{Group, memory, meta, storage};
+use trainyard_torch::{Group, device, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
 use crate::parameter::{ParameterSpec, shape_of};
@@ -43,6 +43,15 @@ impl From<tch::Device> for Device {
 }
 
 impl Device {
+    /// Whether tensors have values that are worth computing: not on meta, and not on a GPU whose kernels compute nothing.
+    fn holds_values(self) -> bool {
+        match self {
+            Device::Cpu => true,
+            Device::Cuda(_) => device::computes_values(),
+            Device::Meta => false,
+        }
+    }
+
     /// An uninitialized tensor of this shape and dtype.
     pub fn empty(self, shape: &[usize], kind: Kind) -> Result<Tensor> {
         let shape: Vec<i64> = shape.iter().map(|&length| length as i64).collect();
@@ -270,7 +279,7 @@ impl Builder {
             // Another rank owns this parameter, so a dry run must not count it here.
             storage::release(&tensor)?;
         }
-        if device != Device::Meta {
+        if device.holds_values() {
             self.fill(&name, &tensor, shape, &local.region, init)?;
         }
         let spec = ParameterSpec {

@@ -77,6 +77,8 @@ bool store_check(const StoreHandle& store, rust::Str key);
 std::shared_ptr<GroupHandle> gloo_group(
     const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms);
 void load_gpu_library(rust::Str path);
+void begin_step(bool profile);
+void end_step();
 std::shared_ptr<GroupHandle> gpu_group(
     const StoreHandle& store, int32_t rank, int32_t size, int32_t device, rust::Str name, uint64_t timeout_ms);
 void abort_group(const GroupHandle& group);
@@ -117,6 +119,7 @@ void record_stream(const AtTensor& tensor, StreamId stream);
 void copy_non_blocking(const AtTensor& target, const AtTensor& source);
 void device_memory(int32_t index, rust::Slice<uint64_t> out);
 void reset_peak_device_memory(int32_t index);
+void empty_cache();
 bool computes_values();
 std::unique_ptr<AtTensor> empty_pinned(rust::Slice<const int64_t> shape, int32_t scalar_type);
 

@@ -90,6 +90,10 @@ void reset_peak_device_memory(int32_t index) {
   at::accelerator::resetPeakStats(static_cast<c10::DeviceIndex>(index));
 }
 
+void empty_cache() {
+  at::accelerator::emptyCache();
+}
+
 bool computes_values() {
   return dlsym(RTLD_DEFAULT, "trainyard_simulated_cuda") == nullptr;
 }

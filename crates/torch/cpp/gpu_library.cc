@@ -9,6 +9,15 @@ namespace trainyard {
 namespace {
 
 decltype(&trainyard_gpu_backend) create_backend = nullptr;
+decltype(&trainyard_gpu_begin_step) begin_gpu_step = nullptr;
+decltype(&trainyard_gpu_end_step) end_gpu_step = nullptr;
+
+template <typename Function>
+void find(void* library, const std::string& file, const char* name, Function& function) {
+  auto* symbol = dlsym(library, name);
+  TORCH_CHECK(symbol != nullptr, file, " is not a GPU library: ", dlerror());
+  function = reinterpret_cast<Function>(symbol);
+}
 
 } // namespace
 
@@ -17,9 +26,21 @@ void load_gpu_library(rust::Str path) {
   // Global, because libtorch's CUDA libraries register their kernels with the libtorch that is loaded already.
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   TORCH_CHECK(library != nullptr, dlerror());
-  auto* symbol = dlsym(library, "trainyard_gpu_backend");
-  TORCH_CHECK(symbol != nullptr, file, " is not a GPU library: ", dlerror());
-  create_backend = reinterpret_cast<decltype(create_backend)>(symbol);
+  find(library, file, "trainyard_gpu_backend", create_backend);
+  find(library, file, "trainyard_gpu_begin_step", begin_gpu_step);
+  find(library, file, "trainyard_gpu_end_step", end_gpu_step);
+}
+
+void begin_step(bool profile) {
+  if (begin_gpu_step != nullptr) {
+    begin_gpu_step(profile);
+  }
+}
+
+void end_step() {
+  if (end_gpu_step != nullptr) {
+    end_gpu_step();
+  }
 }
 
 std::shared_ptr<GroupHandle> gpu_group(

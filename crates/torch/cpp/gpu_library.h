@@ -25,3 +25,9 @@ struct GpuGroup {
 // Creates the process group and connects its ranks. The caller owns the result, one reference of an intrusive pointer.
 // Throws if that fails.
 extern "C" c10d::Backend* trainyard_gpu_backend(const trainyard::GpuGroup& group);
+
+// A training step begins; with `profile`, CUDA's profilers see it. Does not wait for the device.
+extern "C" void trainyard_gpu_begin_step(bool profile);
+
+// The host has queued everything of the step.
+extern "C" void trainyard_gpu_end_step();

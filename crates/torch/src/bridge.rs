@@ -91,6 +91,8 @@ pub(crate) mod ffi {
             timeout_ms: u64,
         ) -> Result<SharedPtr<GroupHandle>>;
         fn load_gpu_library(path: &str) -> Result<()>;
+        fn begin_step(profile: bool);
+        fn end_step();
         fn gpu_group(
             store: &StoreHandle,
             rank: i32,
@@ -178,6 +180,7 @@ pub(crate) mod ffi {
         fn copy_non_blocking(target: &AtTensor, source: &AtTensor) -> Result<()>;
         fn device_memory(index: i32, out: &mut [u64]) -> Result<()>;
         fn reset_peak_device_memory(index: i32) -> Result<()>;
+        fn empty_cache() -> Result<()>;
         fn computes_values() -> bool;
         fn empty_pinned(shape: &[i64], scalar_type: i32) -> Result<UniquePtr<AtTensor>>;
 

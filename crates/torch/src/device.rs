@@ -107,6 +107,24 @@ impl Event {
 // SAFETY: an event may be waited for on any thread; its owner is the only one that uses it.
 unsafe impl Send for Event {}
 
+/// A training step, from its construction until it is dropped, as GPU libraries see it: profilers of CUDA find its
+/// beginning, and the simulated accelerator counts the host synchronizations within.
+pub struct StepScope(());
+
+impl StepScope {
+    /// Begins a step. With `profile`, calls `cudaProfilerStart`.
+    pub fn begin(profile: bool) -> StepScope {
+        ffi::begin_step(profile);
+        StepScope(())
+    }
+}
+
+impl Drop for StepScope {
+    fn drop(&mut self) {
+        ffi::end_step();
+    }
+}
+
 /// Copies `source` into `target` on the current stream. The host continues if the host's side is pinned; it must
 /// neither change nor free what it copies from before an event after the copy is complete.
 pub fn copy_non_blocking(target: &Tensor, source: &Tensor) -> Result<()> {
@@ -135,11 +153,16 @@ pub fn staged<T: Element>(values: &[T], device: Device) -> Result<Tensor> {
 
 /// A tensor on `device` with these values. The host does not wait for the copy.
 pub fn from_slice<T: Element>(values: &[T], device: Device) -> Result<Tensor> {
-    let host = staged(values, device)?;
+    upload(staged(values, device)?, device)
+}
+
+/// A copy on `device` of a tensor from [`staging`], made on the current stream; on CPU, the tensor itself. The host
+/// does not wait: the allocator of pinned memory keeps the source until the copy is done.
+pub fn upload(host: Tensor, device: Device) -> Result<Tensor> {
     if !device.is_cuda() {
         return Ok(host);
     }
-    let tensor = Tensor::f_empty(host.size(), (T::KIND, device))?;
+    let tensor = Tensor::f_empty(host.size(), (host.kind(), device))?;
     copy_non_blocking(&tensor, &host)?;
     Ok(tensor)
 }
@@ -187,6 +210,14 @@ pub fn memory(device: Device) -> Result<Option<DeviceMemory>> {
 pub fn reset_peak_memory(device: Device) -> Result<()> {
     match index(device) {
         Some(index) => Ok(ffi::reset_peak_device_memory(index)?),
+        None => Ok(()),
+    }
+}
+
+/// Returns memory that the allocator of a GPU holds for reuse to the device. It waits for the device.
+pub fn empty_cache(device: Device) -> Result<()> {
+    match index(device) {
+        Some(_) => Ok(ffi::empty_cache()?),
         None => Ok(()),
     }
 }

@@ -51,7 +51,7 @@ fn gather_stages(own: Vec<Parameter>, world: &World) -> Result<Vec<Parameter>> {
             let tensor = if is_own {
                 own[index].tensor().f_detach()?.f_contiguous()?
             } else {
-                Device::Cpu.empty(&shape, kind)?
+                Device::from(world.device()).empty(&shape, kind)?
             };
             broadcast(&tensor, stage)?;
             all.push(Parameter::from_tensor(name, tensor)?);

@@ -9,6 +9,7 @@ use trainyard_parallel::{
     DdpOptions, LossScale, Microbatch, ParallelError, RecomputePlan, StepDecision, StepInputs,
     Strategy, scaled,
 };
+use trainyard_torch::device::StepScope;
 use trainyard_torch::{Group, ReduceOp, Work, World, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 
@@ -61,6 +62,8 @@ pub struct Trainer {
     /// divide by the same number, whatever their batches contain.
     nominal_targets: f64,
     is_dry_run: bool,
+    /// Whether steps are marked for CUDA's profilers.
+    cuda_profiler: bool,
     step: u64,
     samples_seen: u64,
 }
@@ -177,6 +180,7 @@ impl Trainer {
                 None => batching.global,
             } as f64,
             is_dry_run: world.is_fake(),
+            cuda_profiler: config.profiling.cuda_profiler,
             expert_load: ExpertLoadTracker::new(&*model, world, config)?,
             traffic: TrafficMeter::new(world)?,
             ledger: world.ledger().clone(),
@@ -198,6 +202,7 @@ impl Trainer {
         let microbatches = &self.local_microbatches(microbatches)?;
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
+        let _device_step = StepScope::begin(self.cuda_profiler);
         let target_count = self.start_target_count(microbatches)?;
         let nominal_targets = self.nominal_targets;
         let local_loss = memory::scope(MemoryKind::Activation, || {

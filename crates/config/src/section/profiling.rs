@@ -26,6 +26,9 @@ pub struct ProfilingSection {
     /// An HTML file for the memory report of the second step. Rank 0 writes it; rank N inserts `.rankN` before the
     /// extension.
     pub memory: Option<PathBuf>,
+    /// Whether each step calls `cudaProfilerStart`, for `nsys profile --capture-range=cudaProfilerApi` and for the
+    /// counts per step of `trainyard simulate --report`.
+    pub cuda_profiler: bool,
 }
 
 impl Default for ProfilingSection {
@@ -38,6 +41,7 @@ impl Default for ProfilingSection {
             enable_memory_snapshot: false,
             save_memory_snapshot_folder: "memory_snapshot".into(),
             memory: None,
+            cuda_profiler: false,
         }
     }
 }

@@ -9,7 +9,6 @@ use serde::Serialize;
 use trainyard_checkpoint::{TrainState, step_dir, store};
 use trainyard_config::Config;
 use trainyard_data::{Sampler, step_batches};
-use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous};
 use trainyard_trace::Ledger;
 use trainyard_train::checkpoint::{self, Destination, Saver};
@@ -46,13 +45,19 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let config = config(&arguments.preset, at.world_size)?;
     let mesh = config.mesh(at.world_size)?;
-    let world = join_mesh(mesh, Backend::Gloo, &at, |_| Ledger::new(at.rank))?;
+    let world = join_mesh(mesh, Backend::auto(), &at, |_| Ledger::new(at.rank))?;
     let world_group = world.world_group()?;
-    let mut trainer = Trainer::new(&config, &world, Device::Cpu)?;
+    let mut trainer = Trainer::new(&config, &world, world.device().into())?;
     let sampler = Sampler::new(at.world_size, at.world_size, 1)?;
     let source = build::source(&config, false)?;
     // One step allocates the optimizer state.
-    trainer.step(&step_batches(&*source, &sampler, 0, at.rank)?)?;
+    trainer.step(&step_batches(
+        &*source,
+        &sampler,
+        0,
+        at.rank,
+        world.device(),
+    )?)?;
     let store = store::open(&arguments.folder)?;
     let mut line = Line::default();
     for repeat in 0..arguments.repeats {

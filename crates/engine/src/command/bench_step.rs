@@ -10,7 +10,6 @@ use tch::{Kind, Tensor};
 use trainyard_config::Config;
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
-use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous, World, memory};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::{Trainer, build, data_axes};
@@ -140,7 +139,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         Some(_) => Ledger::recording(at.rank),
         None => Ledger::new(at.rank),
     };
-    let world = join_mesh(mesh, Backend::Gloo, &at, |_| ledger)?;
+    let world = join_mesh(mesh, Backend::auto(), &at, |_| ledger)?;
     let world_group = world.world_group()?;
     let rss_before = resident_bytes();
 
@@ -153,14 +152,15 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let data_rank = world.group(data_axes())?.index();
     let num_steps = arguments.warmup + arguments.steps;
     let batches = (0..num_steps)
-        .map(|step| step_batches(&*source, &sampler, step as u64, data_rank))
+        .map(|step| step_batches(&*source, &sampler, step as u64, data_rank, world.device()))
         .collect::<Result<Vec<_>, _>>()?;
     let alone = World::single_rank(Ledger::new(at.rank))?;
     if is_bare {
         config.training.global_batch_size =
             config.training.global_batch_size.map(|b| b / at.world_size);
     }
-    let mut trainer = Trainer::new(&config, if is_bare { &alone } else { &world }, Device::Cpu)?;
+    let trained_in = if is_bare { &alone } else { &world };
+    let mut trainer = Trainer::new(&config, trained_in, world.device().into())?;
 
     let mut measured = Measured::default();
     for (step, microbatches) in batches.iter().enumerate() {

@@ -8,7 +8,7 @@ use tch::Tensor;
 use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Device, weights};
+use trainyard_nn::weights;
 use trainyard_parallel::{CommCounts, GradientHook, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
 use trainyard_trace::{Ledger, Purpose};
@@ -81,11 +81,11 @@ pub fn run(
 ) -> Result<()> {
     let world = join(config, Ledger::new)?;
     let mut trainer = match inject_fault {
-        None => Trainer::new(config, &world, Device::Cpu)?,
+        None => Trainer::new(config, &world, world.device().into())?,
         Some(InjectedFault::UnreducedGradient) => {
             let mut options = build::ddp_options(config);
             options.hook = Box::new(Unreduced);
-            Trainer::with_options(config, &world, Device::Cpu, options)?
+            Trainer::with_options(config, &world, world.device().into(), options)?
         }
     };
     let batching = *trainer.batching();
@@ -99,7 +99,7 @@ pub fn run(
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
-        let mut batches = step_batches(&*source, &sampler, step, group.index())?;
+        let mut batches = step_batches(&*source, &sampler, step, group.index(), world.device())?;
         for batch in &mut batches {
             if batch.inputs.is_floating_point() {
                 batch.inputs = batch.inputs.f_to_kind(build::kind(config.training.dtype))?;

@@ -21,6 +21,9 @@ impl Group {
         let BackendGroup::Fake(buffers) = &self.0.backend_group else {
             return Ok(());
         };
+        if is_for_nccl(like) {
+            return Ok(());
+        }
         let needed = direct_collectives::scratch_elements(length, self.size());
         let mut buffers = buffers.lock().unwrap_or_else(|p| p.into_inner());
         let buffer = buffers.get(&(like.kind() as i32));
@@ -40,7 +43,7 @@ impl Group {
             BackendGroup::SingleRank | BackendGroup::Fake(_) => Route::Nowhere,
             BackendGroup::Gloo(gloo) => Route::Gloo(gloo),
             BackendGroup::Nccl(nccl) => match operand {
-                Some(tensor) if tensor.device().is_cuda() => Route::Nccl(nccl),
+                Some(tensor) if is_for_nccl(tensor) => Route::Nccl(nccl),
                 _ => Route::Gloo(&nccl.host),
             },
         }
@@ -57,8 +60,7 @@ impl Group {
         self.check_contiguous(&call)?;
         self.check_devices(&call)?;
         match self.route(call.operands.first()) {
-            Route::Nowhere if self.size() == 1 => Ok(Work::completed()),
-            Route::Nowhere => Ok(self.work(State::Done, call)),
+            Route::Nowhere => Ok(self.work_without_peers(call)),
             Route::Gloo(gloo) => {
                 let handle = Shared(gloo.handle.clone());
                 let sockets = Arc::clone(&gloo.sockets);
@@ -87,10 +89,7 @@ impl Group {
         self.check_contiguous(&call)?;
         self.check_devices(&call)?;
         let Route::Gloo(gloo) = self.route(call.operands.first()) else {
-            return Ok(match self.size() {
-                1 => Work::completed(),
-                _ => self.work(State::Done, call),
-            });
+            return Ok(self.work_without_peers(call));
         };
         let peers = DirectGroup {
             upward: gloo.handle.clone(),
@@ -110,11 +109,20 @@ impl Group {
         Ok(self.work(State::Queued(gloo.comm_thread.run(task)), call))
     }
 
-    /// Whether a collective with this reduction is direct: with Gloo (or a dry run, which must count the same), for
-    /// sums, and in groups small enough for all-to-all connections.
+    /// The work of a collective that goes nowhere. In a dry run it counts as communication; in a group of one rank
+    /// there is none.
+    fn work_without_peers(&self, call: Call) -> Work {
+        match self.size() {
+            1 => Work::completed(),
+            _ => self.work(State::Done, call),
+        }
+    }
+
+    /// Whether a collective with this reduction is direct: with Gloo (or a dry run of it, which must count the same),
+    /// for sums, and in groups small enough for all-to-all connections.
     pub(super) fn uses_direct(&self, op: ReduceOp, operand: &Tensor) -> bool {
         const MAX_DIRECT_PEERS: usize = 16;
-        !matches!(self.route(Some(operand)), Route::Nccl(_))
+        !is_for_nccl(operand)
             && matches!(op, ReduceOp::Sum | ReduceOp::Mean)
             && (2..=MAX_DIRECT_PEERS).contains(&self.size())
     }
@@ -295,6 +303,11 @@ impl Group {
         };
         Work::new(state, &self.0.ledger, record, about, &self.0.aborted)
     }
+}
+
+/// Whether NCCL would carry a tensor: it is on a GPU.
+fn is_for_nccl(tensor: &Tensor) -> bool {
+    !meta::is_meta(tensor) && tensor.device().is_cuda()
 }
 
 /// Where a collective goes.
