@@ -21,12 +21,21 @@ pub fn hand_over() -> Failure {
 
 /// The same with further arguments.
 pub fn hand_over_with(more: &[String]) -> Failure {
+    hand_over_in(Vec::new(), more)
+}
+
+/// The same with further variables of the environment.
+pub fn hand_over_in(environment: Vec<(&str, OsString)>, more: &[String]) -> Failure {
     let engine = match program() {
         Ok(engine) => engine,
         Err(failure) => return failure,
     };
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let error = Command::new(&engine).args(args).args(more).exec();
+    let error = Command::new(&engine)
+        .args(args)
+        .args(more)
+        .envs(environment)
+        .exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(
         "build it with `cargo build --release`, or set {VARIABLE} to the path of another one"
     ))

@@ -5,15 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tch::Kind;
 use trainyard_config::Config;
 use trainyard_data::{Batch, IMAGE_SIDE};
 use trainyard_mesh::Mesh;
 use trainyard_nn::Device;
 use trainyard_parallel::{RecomputePlan, StateBytes};
+use trainyard_torch::device::{self, DeviceMemory};
 use trainyard_torch::memory::{self, MemoryReport};
-use trainyard_torch::{World, operators};
+use trainyard_torch::{TorchError, World, operators, require_gpu};
 use trainyard_trace::{Calls, CollectiveKind, Ledger, MemoryKind, Purpose, calls};
 
 use crate::build;
@@ -72,7 +73,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
     let ledger = Ledger::new(rank);
     let world = World::fake(mesh, rank, ledger.clone())?;
     let mut trainer = Trainer::new(config, &world, Device::Meta)?;
-    let batches = meta_batches(config, &trainer)?;
+    let batches = empty_batches(config, &trainer, Device::Meta)?;
     // The first step allocates the optimizer state; the second is like all later ones.
     trainer.step(&batches)?;
     memory::reset_peak();
@@ -111,6 +112,56 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
         num_operators: operators.len(),
         operators: calls(&operators),
     })
+}
+
+/// Peak memory of one rank as the caching allocator of a GPU counts it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct AllocatorPeak {
+    /// While the model is built, before a step: all that the allocator has taken from the device.
+    pub startup_bytes: u64,
+    /// Memory of tensors, in a step.
+    pub allocated_bytes: u64,
+    /// All that the allocator has taken from the device, in a step. It decides whether the job runs out of memory.
+    pub reserved_bytes: u64,
+    /// The memory of the device.
+    pub capacity_bytes: u64,
+}
+
+impl AllocatorPeak {
+    /// The share of the reserved memory that no tensor uses at the peak: fragmentation.
+    pub fn unused(&self) -> f64 {
+        1.0 - self.allocated_bytes as f64 / self.reserved_bytes.max(1) as f64
+    }
+}
+
+/// Takes steps of `rank` in a world of `world_size` ranks on the first GPU of this node, without communication.
+pub fn allocator_peak(config: &Config, world_size: usize, rank: usize) -> Result<AllocatorPeak> {
+    require_gpu(rank)?;
+    let gpu = tch::Device::Cuda(0);
+    device::set_current(gpu)?;
+    let world = World::fake(config.mesh(world_size)?, rank, Ledger::new(rank))?;
+    let mut trainer = Trainer::new(config, &world, gpu.into())?;
+    let batches = empty_batches(config, &trainer, gpu.into())?;
+    let at_startup = on_gpu(gpu)?;
+    // A sharded model was whole for a moment; its memory is not part of the steps.
+    device::empty_cache(gpu)?;
+    device::reset_peak_memory(gpu)?;
+    // The first step allocates the optimizer state; the later ones show how much the allocator reuses.
+    for _ in 0..3 {
+        trainer.step(&batches)?;
+    }
+    let found = on_gpu(gpu)?;
+    Ok(AllocatorPeak {
+        startup_bytes: at_startup.peak_reserved,
+        allocated_bytes: found.peak_allocated,
+        reserved_bytes: found.peak_reserved,
+        capacity_bytes: found.capacity,
+    })
+}
+
+fn on_gpu(gpu: tch::Device) -> Result<DeviceMemory> {
+    let memory = device::memory(gpu)?;
+    Ok(memory.ok_or_else(|| TorchError::Invalid(format!("{gpu:?} is not a GPU")))?)
 }
 
 /// Takes the step, under the memory profiler if the config enables it.
@@ -156,7 +207,7 @@ pub(crate) fn peak_with_plan(config: &Config, mesh: Mesh, plan: &RecomputePlan) 
     let before = memory::report()?.total;
     let world = World::fake(mesh, 0, Ledger::new(0))?;
     let mut trainer = Trainer::with_plan(config, &world, Device::Meta, plan)?;
-    let batches = meta_batches(config, &trainer)?;
+    let batches = empty_batches(config, &trainer, Device::Meta)?;
     trainer.step(&batches)?;
     memory::reset_peak();
     trainer.step(&batches)?;
@@ -165,17 +216,17 @@ pub(crate) fn peak_with_plan(config: &Config, mesh: Mesh, plan: &RecomputePlan) 
     Ok(peak)
 }
 
-/// The micro-batches of a step, as meta tensors.
-fn meta_batches(config: &Config, trainer: &Trainer) -> Result<Vec<Batch>> {
+/// The micro-batches of a step, uninitialized.
+fn empty_batches(config: &Config, trainer: &Trainer, device: Device) -> Result<Vec<Batch>> {
     let batching = trainer.batching();
     (0..batching.num_microbatches)
-        .map(|_| meta_batch(config, batching.local))
+        .map(|_| empty_batch(config, batching.local, device))
         .collect()
 }
 
-/// A micro-batch of meta tensors with `rows` samples.
-fn meta_batch(config: &Config, rows: usize) -> Result<Batch> {
-    let empty = |shape: &[usize], kind| Device::Meta.empty(shape, kind);
+/// An uninitialized micro-batch with `rows` samples.
+fn empty_batch(config: &Config, rows: usize, device: Device) -> Result<Batch> {
+    let empty = |shape: &[usize], kind| device.empty(shape, kind);
     Ok(match config.model.resolve()?.decoder() {
         Some(_) => {
             let shape = [rows, config.training.seq_len];

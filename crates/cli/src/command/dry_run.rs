@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::ConfigFile;
+use super::simulate::{self, SimulatedGpus};
 use crate::engine;
 use crate::failure::Failure;
 
@@ -12,9 +13,10 @@ use crate::failure::Failure;
 /// their bytes, and FLOPs. A model for 1024 ranks fits on a laptop.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R] [--json] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
     after_help = "Example:\n  \
-    trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json"
+    trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json\n  \
+    trainyard dry-run configs/llama3-8b.toml --world 8 --allocator cuda,expandable"
 )]
 pub struct DryRun {
     #[command(flatten)]
@@ -25,10 +27,21 @@ pub struct DryRun {
     /// The rank to run
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: u64,
+    /// Also measure the memory of CUDA's caching allocator, on a simulated GPU: `cuda` for its default settings,
+    /// `expandable` for expandable_segments:True
+    #[arg(long, value_delimiter = ',', value_name = "SETTINGS", value_parser = ["cuda", "expandable"])]
+    allocator: Vec<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
+
+/// The GPU on which allocators are measured. It has far more memory than any: what matters is how much a job takes.
+const GPU: SimulatedGpus = SimulatedGpus {
+    gpus: 1,
+    arch: "80",
+    memory_gib: 4096,
+};
 
 impl DryRun {
     /// Validates the arguments and replaces this process by the engine.
@@ -39,7 +52,11 @@ impl DryRun {
                 .hint(format!("ranks are numbered from 0 to {}", world - 1));
         }
         match self.config.planned(overrides, world as usize) {
-            Ok(chosen) => engine::hand_over_with(&chosen),
+            Ok(chosen) if self.allocator.is_empty() => engine::hand_over_with(&chosen),
+            Ok(chosen) => match simulate::environment(&GPU) {
+                Ok(environment) => engine::hand_over_in(environment, &chosen),
+                Err(failure) => failure,
+            },
             Err(failure) => failure,
         }
     }

@@ -61,19 +61,43 @@ impl Simulate {
     }
 
     fn command(&self) -> Result<Command, Failure> {
-        let directory = directory()?;
         let mut command = Command::new(&self.program[0]);
         command
             .args(&self.program[1..])
-            .env("LD_PRELOAD", preload(&libraries(&directory)?))
-            .env("TRAINYARD_SIM_GPUS", self.gpus.to_string())
-            .env("TRAINYARD_SIM_ARCH", &self.arch)
-            .env("TRAINYARD_SIM_MEMORY", (self.memory << 30).to_string());
+            .envs(environment(&SimulatedGpus {
+                gpus: self.gpus,
+                arch: &self.arch,
+                memory_gib: self.memory,
+            })?);
         if let Some(report) = &self.report {
             command.env("TRAINYARD_SIM_REPORT", report);
         }
         Ok(command)
     }
+}
+
+/// The GPUs that a process sees.
+pub struct SimulatedGpus<'a> {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Compute capability, such as "80".
+    pub arch: &'a str,
+    /// Memory of each GPU.
+    pub memory_gib: u64,
+}
+
+/// The environment of a process that runs on simulated GPUs.
+pub fn environment(gpus: &SimulatedGpus<'_>) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let libraries = libraries(&directory()?)?;
+    Ok(vec![
+        ("LD_PRELOAD", preload(&libraries)),
+        ("TRAINYARD_SIM_GPUS", gpus.gpus.to_string().into()),
+        ("TRAINYARD_SIM_ARCH", gpus.arch.into()),
+        (
+            "TRAINYARD_SIM_MEMORY",
+            (gpus.memory_gib << 30).to_string().into(),
+        ),
+    ])
 }
 
 /// The directory of the environment variable, or the one that `./setup --cuda` writes.

@@ -1,11 +1,14 @@
 //! `trainyard dry-run`: peak memory, FLOPs and communication of a step, without running it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use serde::Serialize;
 use trainyard_config::Config;
-use trainyard_train::dry_run::{DryRun, dry_run};
+use trainyard_train::dry_run::{AllocatorPeak, DryRun, dry_run};
 
+use super::allocator::{self, Allocator};
 use crate::error::Result;
 
 /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
@@ -19,22 +22,43 @@ pub struct Arguments {
     /// The rank to simulate
     #[arg(long, default_value_t = 0)]
     rank: usize,
+    /// Also measure the memory of CUDA's caching allocator
+    #[arg(long, value_delimiter = ',', value_name = "SETTINGS")]
+    allocator: Vec<Allocator>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The results of a dry run, for machines.
+#[derive(Serialize)]
+struct Results<'a> {
+    #[serde(flatten)]
+    counted: &'a DryRun,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    allocators: BTreeMap<String, AllocatorPeak>,
 }
 
 /// Simulates one step and prints the results.
 pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
     let config = Config::load(&arguments.config, overrides)?;
     let found = dry_run(&config, arguments.world, arguments.rank)?;
+    let job = (arguments.config.as_path(), arguments.world, arguments.rank);
+    let peaks = allocator::measure(&arguments.allocator, job, overrides)?;
     if arguments.json {
+        let results = Results {
+            counted: &found,
+            allocators: peaks
+                .iter()
+                .map(|(a, peak)| (a.to_string(), *peak))
+                .collect(),
+        };
         println!(
             "{}",
-            serde_json::to_string_pretty(&found).unwrap_or_default()
+            serde_json::to_string_pretty(&results).unwrap_or_default()
         )
     } else {
-        print!("{}", table(&found))
+        print!("{}{}", table(&found), allocator_table(&peaks))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -75,6 +99,26 @@ fn table(found: &DryRun) -> String {
             row.count,
             readable(row.payload_bytes),
             readable(row.sent_bytes),
+        );
+    }
+    out
+}
+
+fn allocator_table(peaks: &BTreeMap<Allocator, AllocatorPeak>) -> String {
+    if peaks.is_empty() {
+        return String::new();
+    }
+    let mut out = format!(
+        "\n{:<16} {:>12} {:>12} {:>12} {:>8}\n",
+        "allocator", "startup", "allocated", "reserved", "unused"
+    );
+    for (allocator, peak) in peaks {
+        out += &format!(
+            "{allocator:<16} {:>12} {:>12} {:>12} {:>6.1} %\n",
+            readable(peak.startup_bytes),
+            readable(peak.allocated_bytes),
+            readable(peak.reserved_bytes),
+            100.0 * peak.unused(),
         );
     }
     out

@@ -1,5 +1,6 @@
 //! The commands of the engine, one module each.
 
+pub mod allocator;
 mod bench_checkpoint;
 mod bench_comm;
 mod bench_operators;
@@ -27,6 +28,9 @@ pub enum Command {
     Train(train::Arguments),
     /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
     DryRun(dry_run::Arguments),
+    /// The memory of one rank, as the caching allocator of this process counts it
+    #[command(hide = true)]
+    DryRunAllocator(allocator::Arguments),
     /// Verify that a parallel strategy computes the same as one rank
     Verify(verify::Arguments),
     /// One rank of `verify`
@@ -67,6 +71,7 @@ impl Command {
         match self {
             Command::Train(arguments) => train::execute(arguments, overrides),
             Command::DryRun(arguments) => dry_run::execute(arguments, overrides),
+            Command::DryRunAllocator(arguments) => allocator::execute(arguments, overrides),
             Command::Verify(arguments) => verify::execute(arguments, overrides),
             Command::VerifyRank(arguments) => verify::execute_rank(arguments),
             Command::Bench(Bench::Comm(arguments)) => bench_comm::execute(arguments),
