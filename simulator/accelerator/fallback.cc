@@ -158,7 +158,7 @@ class Call {
     auto& view = views_[tensor.unsafeGetTensorImpl()];
     if (writes && tensor.numel() == 0) {
       // An out argument may be empty because the kernel is to give it its size.
-      view = at::empty({0}, tensor.options().device(c10::kCPU));
+      view = at::empty(tensor.sizes(), tensor.options().device(c10::kCPU));
       sized_by_kernel_.emplace_back(tensor, view);
       return view;
     }

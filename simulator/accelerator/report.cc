@@ -1,6 +1,8 @@
 #include "report.h"
 
+#include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include <c10/util/Exception.h>
 
@@ -15,6 +17,7 @@ struct Report {
   std::vector<std::string> hazards;
   std::string to_raise;
   bool forbid_host_synchronization = false;
+  bool in_step = false;
 };
 
 Report& report() {
@@ -25,6 +28,30 @@ Report& report() {
 Options& mutable_options() {
   static Options options;
   return options;
+}
+
+std::string quoted(const std::string& text) {
+  std::ostringstream out;
+  out << '"';
+  for (char c : text) {
+    if (c == '"' || c == '\\') {
+      out << '\\' << c;
+    } else {
+      out << (static_cast<unsigned char>(c) < ' ' ? ' ' : c);
+    }
+  }
+  out << '"';
+  return out.str();
+}
+
+void write_counts(std::ostream& out, const char* name, const std::map<std::string, uint64_t>& counts) {
+  out << ", \"" << name << "\": {";
+  const char* separator = "";
+  for (const auto& [key, count] : counts) {
+    out << separator << quoted(key) << ": " << count;
+    separator = ", ";
+  }
+  out << "}";
 }
 
 void record(const std::string& text) {
@@ -80,6 +107,20 @@ void count_host_synchronization(const char* cause, const std::string& op) {
   TORCH_CHECK(!report().forbid_host_synchronization, "simulated accelerator: host synchronization is forbidden here: ",
               op, " makes the host wait for the device (", cause, ")");
   ++report().counters.host_synchronizations[cause];
+  if (report().in_step) {
+    ++report().counters.synchronizations_in_steps[std::string(cause) + ": " + op];
+  }
+}
+
+void begin_step() {
+  ClockLock lock(clock_mutex());
+  report().in_step = true;
+  ++report().counters.steps;
+}
+
+void end_step() {
+  ClockLock lock(clock_mutex());
+  report().in_step = false;
 }
 
 Counters counters() {
@@ -104,6 +145,21 @@ void reset_counters() {
 std::vector<std::string> hazards() {
   ClockLock lock(clock_mutex());
   return report().hazards;
+}
+
+void write_report(const std::string& path) {
+  auto counted = counters();
+  std::ofstream out(path);
+  out << "{\"kernels\": " << counted.kernels << ", \"steps\": " << counted.steps;
+  write_counts(out, "host_synchronizations", counted.host_synchronizations);
+  write_counts(out, "synchronizations_in_steps", counted.synchronizations_in_steps);
+  out << ", \"hazards\": [";
+  const char* separator = "";
+  for (const auto& hazard : hazards()) {
+    out << separator << quoted(hazard);
+    separator = ", ";
+  }
+  out << "]}\n";
 }
 
 void forbid_host_synchronization(bool forbid) {

@@ -45,6 +45,8 @@ struct Counters {
   uint64_t hazards = 0;
   std::map<std::string, uint64_t> kernels_by_operator;
   std::map<std::string, uint64_t> host_synchronizations; // by cause, see HostSynchronization in report.h
+  uint64_t steps = 0;                                    // training steps that have begun
+  std::map<std::string, uint64_t> synchronizations_in_steps; // by cause and operator, within training steps
   std::vector<MemoryCounters> memory;                    // by device
 };
 
@@ -55,6 +57,13 @@ void reset_counters();
 
 // Every hazard found since the last reset, also those that were thrown as errors.
 std::vector<std::string> hazards();
+
+// A training step begins or ends: host synchronizations between are counted apart.
+void begin_step();
+void end_step();
+
+// Writes counters and hazards as JSON.
+void write_report(const std::string& path);
 
 // While forbidden, whatever makes the host wait for the device is an error that names the operator. Process wide.
 void forbid_host_synchronization(bool forbid);

@@ -14,7 +14,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = pathlib.Path(
-    os.environ.get("SIMULATED_ACCELERATOR_BUILD", pathlib.Path.home() / ".cache/trainyard/simulated-accelerator")
+    os.environ.get("SIMULATED_ACCELERATOR_BUILD", pathlib.Path.home() / ".cache/trainyard/simulator/accelerator")
 )
 ASYNC = {"TRAINYARD_SIM_ASYNC": "1", "TRAINYARD_SIM_JITTER_US": "300"}
 
