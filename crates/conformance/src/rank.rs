@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tch::Device;
 use trainyard_config::Config;
 use trainyard_mesh::{Axis, Mesh};
-use trainyard_torch::{Backend, Rendezvous, Result, Store, TorchError, World};
+use trainyard_torch::{Backend, Rendezvous, Result, Store, TorchError, World, require_gpu};
 use trainyard_trace::Ledger;
 
 /// Timeout of a case on the slowest rank.
@@ -23,6 +24,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Default timeout of a collective.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The device of this rank: a GPU if this node has one or `TRAINYARD_GPU_LIBRARY` names a library that simulates
+/// them, so the same suites run on every device.
+pub fn device() -> Device {
+    Backend::auto().local_device()
+}
 
 /// One rank of a suite.
 pub struct Rank {
@@ -41,6 +48,10 @@ impl Rank {
     /// Connects to the other ranks as described by the launcher's environment.
     pub(crate) fn from_env() -> Result<Rank> {
         let at = Rendezvous::from_env(CASE_TIMEOUT)?;
+        if device().is_cuda() {
+            // Before a case runs anything on the CPU: libtorch looks for GPUs once.
+            require_gpu(at.rank)?;
+        }
         let store = match at.rank {
             0 => Store::serve(&at.master_addr, at.master_port, CASE_TIMEOUT)?,
             _ => Store::connect(&at.master_addr, at.master_port, CASE_TIMEOUT)?,
@@ -97,7 +108,7 @@ impl Rank {
             agent_store: None,
             timeout,
         };
-        let world = Rc::new(World::join(mesh, Backend::Gloo, &at, ledger)?);
+        let world = Rc::new(World::join(mesh, Backend::auto(), &at, ledger)?);
         self.worlds.borrow_mut().push(Rc::clone(&world));
         Ok(world)
     }
@@ -118,7 +129,7 @@ impl Rank {
         };
         let world = Rc::new(World::join(
             mesh,
-            Backend::Gloo,
+            Backend::auto(),
             &at,
             Ledger::new(self.rank),
         )?);
@@ -129,6 +140,15 @@ impl Rank {
     /// Records a measurement. The test prints the notes of rank 0 below the case.
     pub fn note(&self, note: impl Into<String>) {
         self.notes.borrow_mut().push(note.into());
+    }
+
+    /// Whether the ranks are on GPUs, where a property of Gloo cannot be tested. The reason is noted.
+    pub fn skips_on_gpu(&self, reason: &str) -> bool {
+        let skips = device().is_cuda();
+        if skips {
+            self.note(format!("skipped on GPUs: {reason}"));
+        }
+        skips
     }
 
     /// Takes the notes of the current case.

@@ -2,6 +2,7 @@
 //!
 //! One world runs all cases of a suite, one after the other, because starting a world costs more than most cases.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
@@ -13,7 +14,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use trainyard_launcher::{Console, Job, launch, worker};
 
 use crate::record::{Line, Record, failures, times};
-use crate::{Rank, programs};
+use crate::{Rank, accelerator, programs};
 
 /// The result of a case.
 pub type Outcome = Result<(), Box<dyn Error>>;
@@ -112,12 +113,16 @@ fn run_world(suite: &Suite, size: usize) -> Result<(), Failed> {
         .args([OsString::from(RANK), suite.name.into()])
         .env(FOLDER, folder.path())
         .console(Console::Silent);
+    for (name, value) in accelerator::environment(folder.path(), size) {
+        job = job.env(name, value);
+    }
     // `trainyard` starts faster than this program, which links libtorch.
     if let Ok(trampoline) = programs::find("trainyard") {
         job = job.trampoline(trampoline);
     }
     let outcome = launch(&job)?;
     print!("{}", times(folder.path(), size));
+    print!("{}", accelerator::synchronizations(folder.path()));
     let names: Vec<&str> = suite.cases.iter().map(|case| case.name).collect();
     let exits: Vec<String> = outcome
         .exits
@@ -127,7 +132,10 @@ fn run_world(suite: &Suite, size: usize) -> Result<(), Failed> {
     match failures(folder.path(), &names, &exits) {
         Some(text) => Err(text.into()),
         None if !outcome.is_success() => Err(outcome.report().unwrap_or_default().into()),
-        None => Ok(()),
+        None => match accelerator::hazards(folder.path(), size) {
+            Some(text) => Err(text.into()),
+            None => Ok(()),
+        },
     }
 }
 
@@ -172,7 +180,12 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn remember_panics() {
     panic::set_hook(Box::new(|info| {
-        let text = info.to_string();
+        // With `RUST_BACKTRACE=1` there is one.
+        let backtrace = Backtrace::capture();
+        let text = match backtrace.status() {
+            BacktraceStatus::Captured => format!("{info}\n{backtrace}"),
+            _ => info.to_string(),
+        };
         eprintln!("{text}");
         if let Ok(mut last) = LAST_PANIC.lock() {
             *last = text;

@@ -10,7 +10,7 @@ use trainyard_config::{Config, Dtype, ModelSection};
 use trainyard_conformance::training::debug_llama;
 use trainyard_conformance::{Outcome, Rank, programs};
 use trainyard_mesh::{Axis, chunk};
-use trainyard_nn::{Context, Device};
+use trainyard_nn::Context;
 use trainyard_torch::World;
 use trainyard_train::{Trainer, checkpoint};
 
@@ -81,14 +81,21 @@ fn config(folder: &Path) -> Config {
 
 /// Loads the model and compares the logits of this rank.
 fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer, Box<dyn Error>> {
-    let mut trainer = Trainer::new(config, world, Device::Cpu)?;
+    let mut trainer = Trainer::new(config, world, world.device().into())?;
     checkpoint::load(store::open(folder)?, ".", &mut trainer, world)?;
     let expected = Tensor::read_safetensors(folder.join("expected.st"))?;
     let find = |name: &str| expected.iter().find(|(found, _)| found == name);
     let (_, tokens) = find("tokens").ok_or("no tokens")?;
     let (_, logits) = find("logits").ok_or("no logits")?;
-    let run = tch::no_grad(|| trainer.model().forward(tokens, &Context::training(0)))?;
-    let found = run.into_output().to_kind(Kind::Float);
+    let run = tch::no_grad(|| {
+        trainer
+            .model()
+            .forward(&tokens.to_device(world.device()), &Context::training(0))
+    })?;
+    let found = run
+        .into_output()
+        .to_kind(Kind::Float)
+        .to_device(tch::Device::Cpu);
     let tp = world.group(Axis::Tp)?;
     let own = chunk(logits.size()[2] as usize, tp.size(), tp.index());
     let logits = logits.narrow(2, own.start as i64, own.len() as i64);

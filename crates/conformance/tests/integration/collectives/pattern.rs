@@ -1,8 +1,8 @@
 //! Inputs of collectives that every rank can compute, so that it also knows the expected result.
 
-use tch::{Device, Kind, Tensor};
-use trainyard_conformance::Rank;
+use tch::{Kind, Tensor};
 use trainyard_conformance::training::fingerprint;
+use trainyard_conformance::{Rank, device};
 
 /// The element types under test.
 pub const KINDS: [Kind; 4] = [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Int64];
@@ -15,19 +15,19 @@ pub const LENGTHS: [i64; 8] = [0, 1, 2, 3, 5, 64, 1001, LARGE];
 
 /// Small integers, different on every rank, whose sums are exact in every type.
 pub fn whole(rank: usize, length: i64, kind: Kind) -> Tensor {
-    let cycle = Tensor::arange(length, (Kind::Int64, Device::Cpu)).remainder(7) + 1;
+    let cycle = Tensor::arange(length, (Kind::Int64, device())).remainder(7) + 1;
     (cycle * (rank as i64 + 1)).to_kind(kind)
 }
 
 /// Numbers, different on every rank, whose sum depends on the order of summation.
 pub fn irregular(rank: usize, length: i64, kind: Kind) -> Tensor {
-    let positions = Tensor::arange(length, (Kind::Double, Device::Cpu));
+    let positions = Tensor::arange(length, (Kind::Double, device()));
     (positions * (0.7 + rank as f64) + 0.3).sin().to_kind(kind)
 }
 
 /// An output tensor with values that no result has.
 pub fn room(length: i64, kind: Kind) -> Tensor {
-    Tensor::full(length, -77, (kind, Device::Cpu))
+    Tensor::full(length, -77, (kind, device()))
 }
 
 /// Panics unless the tensors have the same shape, type and elements.

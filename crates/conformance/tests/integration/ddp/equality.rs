@@ -4,7 +4,7 @@ use trainyard_config::{Dtype, GradientCompression};
 use trainyard_conformance::training::{
     Tolerance, Trained, agreed_fingerprint, debug_llama, divided, on_rank_0, reference, train,
 };
-use trainyard_conformance::{Outcome, Rank};
+use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_trace::{CollectiveKind, Purpose};
 
 pub fn fp64(rank: &Rank) -> Outcome {
@@ -98,8 +98,9 @@ pub fn bytes(rank: &Rank) -> Outcome {
         let sum = |index: usize| facts.iter().map(|f| f[index]).sum::<u64>();
         assert_eq!(sum(0), 2 * (rank.size() as u64 - 1) * payload);
         let ratio = sum(2) as f64 / sum(1) as f64;
+        // NCCL's bytes do not pass through sockets of this process.
         assert!(
-            (0.98..1.02).contains(&ratio),
+            device().is_cuda() || (0.98..1.02).contains(&ratio),
             "the kernel counted {ratio:.4} of the ledger: {facts:?}"
         );
     }

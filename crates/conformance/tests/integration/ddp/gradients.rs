@@ -5,9 +5,9 @@ use std::error::Error;
 use tch::Tensor;
 use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{debug_llama, divided, fingerprint};
-use trainyard_conformance::{Outcome, Rank};
+use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_data::collate;
-use trainyard_nn::{Context, Device, Model, Module};
+use trainyard_nn::{Context, Model, Module};
 use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, GradSync, Strategy};
 use trainyard_torch::{ReduceOp, storage};
 use trainyard_train::build;
@@ -23,7 +23,7 @@ fn wrap(rank: &Rank, config: &Config, buckets: BucketLimits) -> Result<Wrapped, 
     let world = rank.world()?;
     let group = world.world_group()?;
     Ok(Ddp::new(
-        build::model(config, &world, Device::Cpu)?,
+        build::model(config, &world, world.device().into())?,
         &group,
         options,
     )?)
@@ -34,7 +34,7 @@ fn backward(model: &Wrapped, config: &Config, sync: GradSync) -> Outcome {
     let samples = (0..2)
         .map(|i| source.sample(i))
         .collect::<Result<Vec<_>, _>>()?;
-    let batch = collate(&samples, tch::Device::Cpu)?;
+    let batch = collate(&samples, device())?;
     let run = model.forward(&batch.inputs, &Context::training(0))?;
     let loss = model.loss(run.output(), &batch.targets)?;
     model.backward(run, &loss, sync)?;
@@ -130,7 +130,7 @@ pub fn first_weights(rank: &Rank) -> Outcome {
             .map(|p| fingerprint(p.tensor()))
             .collect()
     };
-    let own = prints(&build::model(&config, &*rank.world()?, Device::Cpu)?);
+    let own = prints(&build::model(&config, &*rank.world()?, device().into())?);
     let before = rank.all_gather(&own)?;
     assert!(before[0] != before[1], "the ranks began alike");
     let wrapped = wrap(

@@ -98,7 +98,7 @@ fn train(
     let mut trainer = Session::new(&config, world)?.trainer;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..NUM_STEPS {
-        let mut batch = samples(&config, step, rows.clone())?;
+        let mut batch = samples(&config, step, rows.clone(), world.device())?;
         (division.prepare)(&mut batch, rows.clone());
         let outcome = trainer.step(&[batch])?;
         losses.push(trainer.global_loss(&outcome.local_loss)?);
@@ -111,10 +111,15 @@ fn train(
     })
 }
 
-fn samples(config: &Config, step: u64, rows: Range<usize>) -> Result<Batch, Box<dyn Error>> {
+fn samples(
+    config: &Config,
+    step: u64,
+    rows: Range<usize>,
+    device: Device,
+) -> Result<Batch, Box<dyn Error>> {
     let source = build::source(config, false)?;
     let samples = rows
         .map(|row| source.sample(100 * step + row as u64))
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(collate(&samples, Device::Cpu)?)
+    Ok(collate(&samples, device)?)
 }

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use tch::{Device, Kind, Tensor};
-use trainyard_conformance::{Outcome, Rank};
+use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_nn::{Builder, Context, Init, Model, Module, NnError, Parameter, Unit, run};
 use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, GradSync, ParallelError, Strategy};
 use trainyard_torch::ReduceOp;
@@ -34,8 +34,8 @@ struct Branching {
 }
 
 impl Branches {
-    fn build() -> trainyard_nn::Result<Branches> {
-        let builder = Builder::new(5).kind(Kind::Double);
+    fn build(device: Device) -> trainyard_nn::Result<Branches> {
+        let builder = Builder::new(5).kind(Kind::Double).device(device.into());
         let parameter =
             |name: &str| builder.parameter(name, &[WIDTH], Init::Uniform { bound: 1.0 });
         Ok(Branches {
@@ -103,7 +103,7 @@ fn wrap(
         ..DdpOptions::default()
     };
     Ok(Ddp::new(
-        Branches::build()?,
+        Branches::build(device())?,
         &rank.world()?.world_group()?,
         options,
     )?)
@@ -114,11 +114,9 @@ fn backward(
     x: &Tensor,
     sync: GradSync,
 ) -> trainyard_parallel::Result<Vec<String>> {
-    let run = model.forward(x, &Context::training(0))?;
-    let loss = model.loss(
-        run.output(),
-        &Tensor::ones([2], (Kind::Double, Device::Cpu)),
-    )?;
+    let run = model.forward(&x.to_device(device()), &Context::training(0))?;
+    let targets = Tensor::ones([2], (Kind::Double, device()));
+    let loss = model.loss(run.output(), &targets)?;
     model.backward(run, &loss, sync)
 }
 
@@ -138,7 +136,7 @@ fn gradients(model: &dyn Module) -> Result<Gradients, Box<dyn Error>> {
 
 /// The gradients of the rows of all ranks, computed on one rank.
 fn expected(batches: &[Tensor]) -> Result<Gradients, Box<dyn Error>> {
-    let model = Branches::build()?;
+    let model = Branches::build(Device::Cpu)?;
     let x = Tensor::cat(batches, 0);
     let pass = run(&model, &x, &Context::training(0), &[])?;
     let targets = Tensor::ones(x.size()[0], (Kind::Double, Device::Cpu));

@@ -3,7 +3,7 @@
 use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{Session, divided};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_nn::{Context, Device, run};
+use trainyard_nn::{Context, run};
 use trainyard_schedule::{Costs, ScheduleKind, simulate};
 use trainyard_torch::memory;
 use trainyard_trace::MemoryKind;
@@ -51,6 +51,9 @@ impl Sizes {
 
 /// The difference between models of three and of two blocks, after forward.
 pub fn activations(rank: &Rank) -> Outcome {
+    if rank.skips_on_gpu("memory by kind is counted on the host only") {
+        return Ok(());
+    }
     memory::observe();
     for (num_heads, num_kv_heads) in [(4, 2), (16, 8)] {
         let sizes = Sizes {
@@ -79,8 +82,8 @@ fn kept(
     let mut config = divided(config, 1, 1);
     config.model.num_hidden_layers = Some(num_layers);
     let world = rank.join_config(&config)?;
-    let model = build::model(&config, &world, Device::Cpu)?;
-    let tokens = tch::Tensor::zeros([24, 32], (tch::Kind::Int64, tch::Device::Cpu));
+    let model = build::model(&config, &world, world.device().into())?;
+    let tokens = tch::Tensor::zeros([24, 32], (tch::Kind::Int64, world.device()));
     let held = || -> Result<u64, Box<dyn std::error::Error>> { Ok(memory::report()?.total) };
     let before = held()?;
     let pass = memory::scope(MemoryKind::Activation, || {
@@ -93,6 +96,9 @@ fn kept(
 
 /// In a pipeline a rank holds the activations of exactly as many micro-batches as the schedule has in flight.
 pub fn in_flight(rank: &Rank) -> Outcome {
+    if rank.skips_on_gpu("memory by kind is counted on the host only") {
+        return Ok(());
+    }
     memory::observe();
     let (one, two) = (peak(rank, "gpipe", 1)?.0, peak(rank, "gpipe", 2)?.0);
     for (name, kind) in [

@@ -3,13 +3,15 @@
 use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{Session, debug_llama, divided};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_nn::Device;
 use trainyard_parallel::{FullyShard, ShardedModel, StateBytes};
 use trainyard_torch::memory;
 use trainyard_train::{Trainer, build};
 
 /// Between steps, to the byte, for every stage and combination of types.
 pub fn states(rank: &Rank) -> Outcome {
+    if rank.skips_on_gpu("memory by kind is counted on the host only") {
+        return Ok(());
+    }
     memory::observe();
     let bf16 = Some(Dtype::Bfloat16);
     for stage in [1, 2, 3] {
@@ -19,13 +21,13 @@ pub fn states(rank: &Rank) -> Outcome {
             config.training.mixed_precision_reduce = reduce;
             let world = rank.join_config(&config)?;
             let before = memory::report()?.allocated;
-            let model = build::model(&config, &world, Device::Cpu)?;
+            let model = build::model(&config, &world, world.device().into())?;
             let model = FullyShard::new(model, &world, build::shard_options(&config))?;
             let formulas = model.formulas().next().ok_or("nothing is sharded")?;
             let expected = formulas.states(2);
             let most = most_buffers(formulas, &config);
             let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
-            let mut session = Session::with_trainer(&config, trainer)?;
+            let mut session = Session::with_trainer(&config, &world, trainer)?;
             for _ in 0..2 {
                 session.step()?;
             }
@@ -60,6 +62,9 @@ fn most_buffers(model: &ShardedModel, config: &Config) -> u64 {
 
 /// Buffers are allocated in the first step only.
 pub fn steady(rank: &Rank) -> Outcome {
+    if rank.skips_on_gpu("memory by kind is counted on the host only") {
+        return Ok(());
+    }
     memory::observe();
     for stage in [1, 2, 3] {
         let config = configured(rank, stage);

@@ -38,6 +38,9 @@ pub fn same_bits(rank: &Rank) -> Outcome {
 /// Budgets between the peak without recomputation and with full recomputation: the policy that a dry run selects stays
 /// within the budget when it runs.
 pub fn budget(rank: &Rank) -> Outcome {
+    if rank.skips_on_gpu("memory by kind is counted on the host only") {
+        return Ok(());
+    }
     memory::observe();
     let config = configured(rank, 3);
     let peak = |config: &Config| -> Result<u64, Box<dyn std::error::Error>> {
