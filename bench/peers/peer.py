@@ -66,6 +66,8 @@ def parse_args():
 class Job:
     """Everything a strategy needs to know: who we are, what to train, how to make a model."""
 
+    device = torch.device("cpu")
+
     def __init__(self, args):
         self.args = args
         self.rank = int(os.environ.get("RANK", 0))
@@ -87,7 +89,7 @@ class Job:
             self.batch, self.samples = self.cfg.batch, self.cfg.batch * self.cfg.seq
             self.loss_fn = lm_loss
         mixed = args.dtype == "bf16"
-        self.autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16) if mixed else nullcontext
+        self.autocast = partial(torch.autocast, self.device.type, dtype=torch.bfloat16) if mixed else nullcontext
         self.param_dtype = torch.bfloat16 if args.dtype == "bf16_pure" else torch.float32
 
     def model(self, cfg=None, **part):
@@ -115,6 +117,10 @@ class Job:
         if self.args.compile:
             for part in [model] if self.is_cnn else model.blocks:
                 part.compile()
+        return model
+
+    def materialize(self, model):
+        """The model with its weights in memory, which it has on CPU from the beginning."""
         return model
 
     def data(self, step):
