@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 
 /// The commands that take a config and its keys.
-const COMMANDS: [&str; 7] = [
+const COMMANDS: [&str; 8] = [
     "train",
     "dry-run",
+    "dry-run-allocator",
     "mesh",
     "verify",
     "plan",

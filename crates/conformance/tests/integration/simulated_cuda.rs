@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use libtest_mimic::{Failed, Trial};
-use trainyard_conformance::full_only;
 use trainyard_conformance::programs::{find, repository, run};
+use trainyard_conformance::{Outcome, as_trials, full_only};
 
 /// A name, the number of ranks, a config, and overrides of its keys.
 type Row = (&'static str, usize, &'static str, &'static str);
@@ -137,7 +137,34 @@ pub fn trials() -> Vec<Trial> {
     let all = || ROWS.iter().chain(&FULL_ROWS);
     let full = FULL_ROWS.iter().map(on("80")).chain(all().map(on("90")));
     let quick = ROWS.iter().map(on("80"));
+    let quick = quick.chain(as_trials("simulated_cuda", &[(DRY_RUN, dry_run)]));
     quick.chain(full.map(full_only)).collect()
+}
+
+const DRY_RUN: &str = "a_dry_run_measures_the_allocator";
+
+/// A sharded rank of eight: what the allocator reserves holds what it allocates, which holds the tensors that a dry run
+/// counts on meta, up to buffers of Gloo.
+fn dry_run() -> Outcome {
+    let mut command = Command::new(find("trainyard")?);
+    command
+        .args(["dry-run", TINY, "--world", "8", "--json"])
+        .args(["--allocator", "cuda,expandable"])
+        .args(SHARDED.split_whitespace())
+        .current_dir(repository("."));
+    let found: serde_json::Value = serde_json::from_slice(&run(&mut command)?.stdout)?;
+    for settings in ["cuda", "expandable"] {
+        let bytes = |name: &str| found["allocators"][settings][name].as_u64();
+        let (allocated, reserved) = (bytes("allocated_bytes"), bytes("reserved_bytes"));
+        assert!(reserved >= allocated, "{found}");
+        let states = &found["states"];
+        let states: u64 = ["parameters", "gradients", "optimizer"]
+            .iter()
+            .filter_map(|kind| states[*kind].as_u64())
+            .sum();
+        assert!(allocated > Some(states), "{found}");
+    }
+    Ok(())
 }
 
 /// Three steps end without an error.
