@@ -9,6 +9,12 @@ use std::process::{Command, ExitCode};
 use libtest_mimic::{Arguments, Failed, Trial};
 use trainyard_launcher::{Console, Job, launch, worker};
 
+/// The slowest ones: `.ci/run --full` runs them, and conformance tests their strategies in every run.
+const FULL_ONLY: [&str; 2] = [
+    "hybrid_3d_on_eight_ranks_equals_one_rank",
+    "moe_on_two_ranks_equals_one_rank",
+];
+
 fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
@@ -47,6 +53,7 @@ fn main() -> ExitCode {
             test();
             Ok::<(), Failed>(())
         })
+        .with_ignored_flag(FULL_ONLY.contains(&name))
     };
     let trials = trials.into_iter().map(as_trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

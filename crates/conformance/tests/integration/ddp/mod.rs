@@ -98,8 +98,8 @@ const IN_ONE_PROCESS: &[Case] = &[
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "ddp::against_one_rank",
-        sizes: &[2, 4],
-        full_sizes: &[3],
+        sizes: &[2],
+        full_sizes: &[3, 4],
         cases: AGAINST_ONE_RANK,
     },
     Suite {
