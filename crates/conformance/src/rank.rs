@@ -233,10 +233,18 @@ impl Rank {
         if num_left == self.size as i64 {
             self.store.set(&all_left, b"")?;
         }
-        // This also keeps rank 0, which serves the store, from exiting before the others.
         let waited = self.store.wait(&all_left, CASE_TIMEOUT);
         self.worlds.take();
         waited
+    }
+
+    /// Leaves the suite. Rank 0 serves the store, so it leaves after the others have got their last answer.
+    pub(crate) fn leave(&self) -> Result<()> {
+        let key = |rank: usize| format!("rank {rank} left");
+        if self.rank > 0 {
+            return self.store.set(&key(self.rank), b"");
+        }
+        (1..self.size).try_for_each(|rank| self.store.wait(&key(rank), CASE_TIMEOUT))
     }
 }
 

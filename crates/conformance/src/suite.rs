@@ -163,7 +163,7 @@ fn run_rank(suites: &[Suite], name: &str) -> Outcome {
         })?;
         rank.end_case(failure.is_some())?;
     }
-    Ok(())
+    Ok(rank.leave()?)
 }
 
 fn run_case(case: &Case, rank: &Rank) -> Result<(), String> {
