@@ -31,7 +31,9 @@ fn main() -> Result<()> {
     let cp = ContextParallel::new(&group, method);
 
     // The model knows the positions of this rank and applies the rotary embedding for them.
-    let builder = Builder::new(1).with_context_parallel(cp.clone());
+    let builder = Builder::new(1)
+        .device(world.device().into())
+        .with_context_parallel(cp.clone());
     let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
 
     // Every rank has a part of the loss, so gradients are summed over ranks.

@@ -25,7 +25,9 @@ fn main() -> Result<()> {
     let model = Llama::build(
         &LlamaConfig::debug(),
         SEQ_LEN,
-        &Builder::new(1).compute_kind(Kind::BFloat16),
+        &Builder::new(1)
+            .device(world.device().into())
+            .compute_kind(Kind::BFloat16),
     )?;
 
     // fully_shard(model, mp_policy=MixedPrecisionPolicy(bfloat16, reduce_dtype=float32))

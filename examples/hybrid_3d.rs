@@ -8,7 +8,6 @@
 //! On fewer ranks the mesh is smaller, and the losses are the same.
 
 use trainyard::data::{Sampler, step_batches};
-use trainyard::nn::Device;
 use trainyard::train::{Trainer, build};
 use trainyard::{Axis, Config, Mesh, Result};
 
@@ -22,7 +21,7 @@ fn main() -> Result<()> {
 
     // init_device_mesh("cpu", (pp, shard, tp), mesh_dim_names=("pp", "dp_shard", "tp"))
     let world = trainyard::init_mesh(&[(Axis::Pp, pp), (Axis::DpShard, shard), (Axis::Tp, tp)])?;
-    let mut trainer = Trainer::new(&config, &world, Device::Cpu)?;
+    let mut trainer = Trainer::new(&config, &world, world.device().into())?;
     if world.rank() == 0 {
         let mesh: &Mesh = world.mesh();
         println!(

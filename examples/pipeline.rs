@@ -17,8 +17,8 @@ use trainyard::parallel::{
 use trainyard::schedule::{ScheduleKind, ShardingPolicy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Ddp, DdpOptions, Device, Kind, Llama, LlamaConfig, Model, Module,
-    Result, Tensor,
+    Axis, Builder, Context, Ddp, DdpOptions, Kind, Llama, LlamaConfig, Model, Module, Result,
+    Tensor,
 };
 
 const STEPS: u64 = 30;
@@ -45,7 +45,11 @@ fn main() -> Result<()> {
     };
 
     // PipelineStage(module, stage_index, num_stages, device): a range of units of the model
-    let model: Rc<dyn Model> = Rc::new(Llama::build(&config, SEQ_LEN, &Builder::new(1))?);
+    let model: Rc<dyn Model> = Rc::new(Llama::build(
+        &config,
+        SEQ_LEN,
+        &Builder::new(1).device(world.device().into()),
+    )?);
     let costs = vec![1.0; model.units().len()];
     let splits = partition_balanced(&costs, schedule.num_stages())?;
     let mut stages: Vec<Box<dyn Strategy>> = Vec::new();
@@ -61,7 +65,7 @@ fn main() -> Result<()> {
     // Activations between stages: [batch, sequence, hidden].
     let shape = |_| ActivationSpec {
         size: vec![SAMPLES as i64, SEQ_LEN as i64, config.hidden_size as i64],
-        like: Tensor::empty([0], (Kind::Float, Device::Cpu)),
+        like: Tensor::empty([0], (Kind::Float, world.device())),
         num_tokens: (SAMPLES * SEQ_LEN) as u64,
         num_shards: 1,
     };

@@ -27,7 +27,9 @@ fn main() -> Result<()> {
     // parallelize_module(model, mesh["tp"], {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel(),
     //     "input_layernorm": SequenceParallel(), ...}): here each layer has its own plan.
     let tp = TensorParallel::new(&world.group(Axis::Tp)?, SequenceParallel::SaveGathered);
-    let builder = Builder::new(1).with_tensor_parallel(tp);
+    let builder = Builder::new(1)
+        .device(world.device().into())
+        .with_tensor_parallel(tp);
     let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
     if world.rank() == 0 {
         show_layouts(&model);
