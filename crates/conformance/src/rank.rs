@@ -100,17 +100,7 @@ impl Rank {
     /// A new world with the given mesh. It lives until all ranks have finished the case, or this rank has failed.
     pub fn join(&self, mesh: Mesh, ledger: Ledger, timeout: Duration) -> Result<Rc<World>> {
         let port = self.agree_on_port()?;
-        let at = Rendezvous {
-            rank: self.rank,
-            world_size: self.size,
-            master_addr: self.address.clone(),
-            master_port: port,
-            agent_store: None,
-            timeout,
-        };
-        let world = Rc::new(World::join(mesh, Backend::auto(), &at, ledger)?);
-        self.worlds.borrow_mut().push(Rc::clone(&world));
-        Ok(world)
+        self.join_at(port, self.size, mesh, ledger, timeout)
     }
 
     /// A new world of the first ranks, as many as the mesh has; `None` on the others. All ranks must call this.
@@ -119,22 +109,30 @@ impl Rank {
         if self.rank >= mesh.world_size() {
             return Ok(None);
         }
+        let (size, ledger) = (mesh.world_size(), Ledger::new(self.rank));
+        let world = self.join_at(port, size, mesh, ledger, COLLECTIVE_TIMEOUT)?;
+        Ok(Some(world))
+    }
+
+    fn join_at(
+        &self,
+        master_port: u16,
+        world_size: usize,
+        mesh: Mesh,
+        ledger: Ledger,
+        timeout: Duration,
+    ) -> Result<Rc<World>> {
         let at = Rendezvous {
             rank: self.rank,
-            world_size: mesh.world_size(),
+            world_size,
             master_addr: self.address.clone(),
-            master_port: port,
+            master_port,
             agent_store: None,
-            timeout: COLLECTIVE_TIMEOUT,
+            timeout,
         };
-        let world = Rc::new(World::join(
-            mesh,
-            Backend::auto(),
-            &at,
-            Ledger::new(self.rank),
-        )?);
+        let world = Rc::new(World::join(mesh, Backend::auto(), &at, ledger)?);
         self.worlds.borrow_mut().push(Rc::clone(&world));
-        Ok(Some(world))
+        Ok(world)
     }
 
     /// Records a measurement. The test prints the notes of rank 0 below the case.
