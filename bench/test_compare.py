@@ -5,6 +5,8 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+from programs import RunFailed, result_line
+
 loader = SourceFileLoader("compare", str(Path(__file__).parent / "compare"))
 compare = module_from_spec(spec_from_loader("compare", loader))
 loader.exec_module(compare)
@@ -31,8 +33,8 @@ def make_report(*rounds):
 class ReportTest(unittest.TestCase):
     def test_result_line_skips_a_rank_prefix_and_later_output(self):
         text = '[rank0]: {"losses": [1]}\n[rank1]: goodbye\n{not json}\n'
-        self.assertEqual(compare.result_line(text), {"losses": [1]})
-        self.assertIsNone(compare.result_line("nothing here\n"))
+        self.assertEqual(result_line(text), {"losses": [1]})
+        self.assertIsNone(result_line("nothing here\n"))
 
     def test_ratios_are_the_median_of_ratios_within_a_round(self):
         slow, fast = result(200.0), result(100.0)
@@ -62,7 +64,7 @@ class ReportTest(unittest.TestCase):
         self.assertFalse(make_report((result(), result(losses=(7.0, float("nan")))))["agrees"])
 
     def test_a_missing_step_is_not_agreement(self):
-        with self.assertRaisesRegex(compare.RunFailed, "losses: ours has 1 steps, theirs 2"):
+        with self.assertRaisesRegex(RunFailed, "losses: ours has 1 steps, theirs 2"):
             make_report((result(), result(losses=(7.0,))))
 
 

@@ -11,14 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-loader = SourceFileLoader("compare", str(ROOT / "bench" / "compare"))
-compare = module_from_spec(spec_from_loader("compare", loader))
-loader.exec_module(compare)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from programs import ROOT, program, trainyard_run
 
 STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([\d.]+)")
 RESUMED = re.compile(r"resumed from step (\d+)")
@@ -57,13 +53,13 @@ def train(steps, *more, global_batch=GLOBAL_BATCH):
         "lr_scheduler.decay_type": "constant",
     }
     args = [arg for key, value in keys.items() for arg in (f"--{key}", str(value))]
-    return [compare.program("trainyard"), "train", config, *args, *more]
+    return [program("trainyard"), "train", config, *args, *more]
 
 
 def agent_command(nodes, rdzv_args, secret, worker, lease=LEASE):
     """The command of an agent with one worker, with unlimited restarts and short timeouts."""
     timeouts = f"lease={lease},last_call_timeout=1,rejoin_timeout=0.5"
-    command = [compare.program("trainyard"), "run", "--nnodes", nodes, "--nproc-per-node", "1", *rdzv_args]
+    command = [program("trainyard"), "run", "--nnodes", nodes, "--nproc-per-node", "1", *rdzv_args]
     command += ["--rdzv-conf", timeouts, "--max-restarts", "1000000", "--run-secret-file", secret]
     return [*command, "--", *worker]
 
@@ -168,7 +164,7 @@ class Cluster:
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.secret = str(Path(self.dir.name) / "secret")
         self.nodes, self.steps, self.global_batch = nodes, steps, global_batch
-        trainyard = compare.program("trainyard")
+        trainyard = program("trainyard")
         record = str(Path(self.dir.name) / "record")
         command = [trainyard, "rendezvous", "--rdzv-id", self.run, "--bind", self.endpoint]
         self.server = Process([*command, "--run-secret-file", self.secret, "--record", record])
@@ -326,10 +322,9 @@ def wait_until_gone(pids, within=30.0):
 
 def reference(steps, global_batch=GLOBAL_BATCH):
     """The losses of the same job without faults, as far as they are compared."""
-    command = [compare.program("trainyard"), "run", "--standalone", "--nproc-per-node", "2", "--"]
     micro_batch = max(size for size in range(1, 9) if global_batch // 2 % size == 0)
     halves = ["--training.local_batch_size", str(micro_batch)]
-    job = Process([*command, *train(min(max(steps, WARMUP), COMPARED), *halves, global_batch=global_batch)])
+    job = Process([*trainyard_run(2), *train(min(max(steps, WARMUP), COMPARED), *halves, global_batch=global_batch)])
     job.process.wait()
     job.reader.join()
     return job.losses()

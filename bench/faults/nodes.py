@@ -154,7 +154,7 @@ class Server:
 
     def __init__(self, network, dir, run, secret):
         endpoint = f"{network.address}:29400"
-        command = [cluster.compare.program("trainyard"), "rendezvous", "--rdzv-id", run, "--bind", endpoint]
+        command = [cluster.program("trainyard"), "rendezvous", "--rdzv-id", run, "--bind", endpoint]
         record = str(Path(dir) / "record")
         self.process = network.start([*command, "--run-secret-file", secret, "--record", record])
         self.process.wait_for("rendezvous of run")
