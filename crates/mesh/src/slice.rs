@@ -59,6 +59,21 @@ impl Region {
             start..start + run
         })
     }
+
+    /// As [`Self::runs`], but of the elements of the region with these row-major numbers.
+    pub fn runs_within(
+        &self,
+        shape: &[usize],
+        elements: Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let mut before = 0;
+        self.runs(shape).filter_map(move |run| {
+            let first = before;
+            before += run.len();
+            let (start, end) = (elements.start.max(first), elements.end.min(before));
+            (start < end).then(|| run.start + start - first..run.start + end - first)
+        })
+    }
 }
 
 /// The part of a tensor that a rank holds: a region and, under a flat placement, an interval of its elements.
@@ -211,6 +226,7 @@ mod tests {
         #[test]
         fn runs_are_the_elements_of_the_region(
             dims in prop::collection::vec((1usize..5, 0usize..5, 0usize..5), 0..4),
+            interval in prop::array::uniform2(0usize..130),
         ) {
             let shape: Vec<usize> = dims.iter().map(|&(length, _, _)| length).collect();
             let cuts = dims.iter().map(|&(length, a, b)| (a.min(b).min(length), a.max(b).min(length)));
@@ -228,7 +244,10 @@ mod tests {
             };
             let expected: Vec<usize> = (0..total).filter(inside).collect();
             let found: Vec<usize> = region.runs(&shape).flatten().collect();
-            prop_assert_eq!(found, expected);
+            prop_assert_eq!(&found, &expected);
+            let [start, end] = interval.map(|number| number.min(expected.len()));
+            let within = region.runs_within(&shape, start..end.max(start)).flatten();
+            prop_assert_eq!(within.collect::<Vec<_>>(), &expected[start..end.max(start)]);
         }
     }
 

@@ -15,11 +15,9 @@ use trainyard_mesh::{Axis, Dim, Layout, Placement, Region};
 use trainyard_torch::{Group, device, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
+use crate::initial_values::{RandomValues, Undefined};
 use crate::parameter::{ParameterSpec, shape_of};
 use crate::{ContextParallel, ExpertParallel, Init, Parameter, Result, TensorParallel};
-
-/// Elements that are initialized at a time, which bounds the temporary memory.
-const CHUNK: u64 = 1 << 20;
 
 /// The device of a tensor. Unlike `tch::Device`, it includes meta.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
@@ -84,6 +82,7 @@ pub struct Builder {
     ep: ExpertParallel,
     /// The parameters to allocate; all if `None`.
     only: Option<Rc<HashSet<String>>>,
+    is_deferred: bool,
     path: String,
 }
 
@@ -99,6 +98,7 @@ impl Builder {
             cp: ContextParallel::disabled(),
             ep: ExpertParallel::disabled(),
             only: None,
+            is_deferred: false,
             path: String::new(),
         }
     }
@@ -121,6 +121,16 @@ impl Builder {
     pub fn only(self, names: HashSet<String>) -> Builder {
         Builder {
             only: Some(Rc::new(names)),
+            ..self
+        }
+    }
+
+    /// Creates parameters without memory. The strategy that wraps the model allocates what this rank keeps, and
+    /// computes the initial values of that alone, so that a model may be larger than the memory of a rank.
+    #[must_use]
+    pub fn deferred(self) -> Builder {
+        Builder {
+            is_deferred: true,
             ..self
         }
     }
@@ -271,28 +281,47 @@ impl Builder {
         init: Init,
     ) -> Result<Parameter> {
         let name = self.name_of(name);
-        let lengths = &local.region.lengths;
         let is_wanted = self.only.as_ref().is_none_or(|names| names.contains(&name));
         let device = if is_wanted { self.device } else { Device::Meta };
-        let tensor = memory::scope(local.memory, || device.empty(lengths, self.kind))?;
-        if !is_wanted {
-            // Another rank owns this parameter, so a dry run must not count it here.
-            storage::release(&tensor)?;
+        // Another rank owns what is not wanted, so a dry run must not count it here.
+        let has_memory = is_wanted && !(self.is_deferred && local.memory == MemoryKind::Parameter);
+        let tensor = self.allocate(device, &local, has_memory)?;
+        let parameter = Parameter::from_spec(
+            ParameterSpec {
+                name: name.clone(),
+                shape: shape.to_vec(),
+                layout: local.layout,
+                compute_kind: self.computes_in(),
+                partial_grad_group: partial_grad_group.cloned(),
+            },
+            tensor.f_set_requires_grad(true)?,
+        );
+        if is_wanted && !has_memory {
+            parameter.defer(Undefined);
         }
         if device.holds_values() {
-            self.fill(&name, &tensor, shape, &local.region, init)?;
+            parameter.initialize(RandomValues {
+                name,
+                init,
+                seed: self.seed,
+                shape: shape.to_vec(),
+                region: local.region,
+                kind: self.kind,
+            })?;
         }
-        let spec = ParameterSpec {
-            name,
-            shape: shape.to_vec(),
-            layout: local.layout,
-            compute_kind: self.computes_in(),
-            partial_grad_group: partial_grad_group.cloned(),
-        };
-        Ok(Parameter::from_spec(
-            spec,
-            tensor.f_set_requires_grad(true)?,
-        ))
+        Ok(parameter)
+    }
+
+    fn allocate(&self, device: Device, local: &LocalShard, has_memory: bool) -> Result<Tensor> {
+        let lengths = &local.region.lengths;
+        if has_memory {
+            return memory::scope(local.memory, || device.empty(lengths, self.kind));
+        }
+        let lengths: Vec<i64> = lengths.iter().map(|&length| length as i64).collect();
+        Ok(storage::new_released(
+            &device.empty(&[0], self.kind)?,
+            &lengths,
+        )?)
     }
 
     /// A constant tensor of the model, in the compute dtype.
@@ -306,36 +335,6 @@ impl Builder {
         } else {
             format!("{}.{name}", self.path)
         }
-    }
-
-    fn fill(
-        &self,
-        name: &str,
-        tensor: &Tensor,
-        shape: &[usize],
-        region: &Region,
-        init: Init,
-    ) -> Result<()> {
-        let flat = tensor.f_view(-1i64)?;
-        let mut filled = 0;
-        let mut copy = |values: &[f32]| -> Result<()> {
-            let length = values.len() as i64;
-            let target = flat.f_narrow(0, filled, length)?;
-            target
-                .shallow_clone()
-                .f_copy_(&Tensor::f_from_slice(values)?)?;
-            filled += length;
-            Ok(())
-        };
-        let mut values = Vec::new();
-        for chunk in region.runs(shape).flat_map(chunks) {
-            values.extend(init.values(name, chunk, self.seed));
-            if values.len() as u64 >= CHUNK {
-                copy(&values)?;
-                values.clear();
-            }
-        }
-        copy(&values)
     }
 }
 
@@ -362,14 +361,6 @@ impl LocalShard {
         local.region.lengths[dim.0] = share.len();
         LocalShard { layout, ..local }
     }
-}
-
-/// Splits a range into chunks of at most [`CHUNK`] elements.
-fn chunks(run: Range<usize>) -> impl Iterator<Item = Range<u64>> {
-    let (start, end) = (run.start as u64, run.end as u64);
-    (start..end)
-        .step_by(CHUNK as usize)
-        .map(move |start| start..(start + CHUNK).min(end))
 }
 
 #[cfg(test)]
@@ -403,16 +394,20 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cover_everything_once() {
-        for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7] {
-            let mut next = 0;
-            for chunk in chunks(0..length as usize) {
-                assert_eq!(chunk.start, next);
-                assert!(chunk.end > chunk.start);
-                next = chunk.end;
-            }
-            assert_eq!(next, length);
-        }
+    fn deferred_parameters_have_no_memory_but_the_same_values() -> Result<()> {
+        let full = Builder::new(3).parameter("w", &[7, 5], Init::with_std(0.02))?;
+        let deferred = Builder::new(3)
+            .deferred()
+            .parameter("w", &[7, 5], Init::with_std(0.02))?;
+        assert_eq!(deferred.tensor().size(), [7, 5]);
+        assert!(deferred.tensor().data_ptr().is_null());
+        let shard = Tensor::zeros([9], (Kind::Float, tch::Device::Cpu));
+        deferred.copy_elements(11..20, &shard)?;
+        let expected = full.tensor().reshape(-1i64).narrow(0, 11, 9);
+        assert!(shard.equal(&expected));
+        deferred.materialize()?;
+        assert!(deferred.tensor().equal(full.tensor()));
+        Ok(())
     }
 
     #[test]

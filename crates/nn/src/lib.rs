@@ -32,6 +32,7 @@ mod error;
 mod experts;
 mod gpt2;
 pub mod init;
+mod initial_values;
 pub mod layers;
 mod llama;
 mod loss;

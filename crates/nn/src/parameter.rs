@@ -6,14 +6,17 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    ops::Range,
     rc::Rc,
 };
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Layout;
-use trainyard_torch::Group;
+use trainyard_torch::{Group, memory, storage};
+use trainyard_trace::MemoryKind;
 
 use crate::Result;
+use crate::initial_values::InitialValues;
 
 /// A named, trainable tensor. Clones share it.
 #[derive(Clone)]
@@ -24,6 +27,8 @@ struct Inner {
     shape: Vec<usize>,
     layout: Cell<Layout>,
     tensor: Tensor,
+    /// The initial values, as long as the tensor has no memory.
+    deferred: RefCell<Option<Rc<dyn InitialValues>>>,
     /// The gradient that a strategy has set, if not the leaf's own.
     gradient: RefCell<Option<Tensor>>,
     compute_kind: Kind,
@@ -70,6 +75,7 @@ impl Parameter {
             shape: spec.shape,
             layout: Cell::new(spec.layout),
             tensor,
+            deferred: RefCell::default(),
             gradient: RefCell::default(),
             compute_kind: spec.compute_kind,
             partial_grad_group: spec.partial_grad_group,
@@ -117,6 +123,51 @@ impl Parameter {
     /// The leaf tensor, in which autograd accumulates gradients and which optimizers update.
     pub fn tensor(&self) -> &Tensor {
         &self.0.tensor
+    }
+
+    /// Remembers the initial values instead of computing them, since the tensor has no memory.
+    pub(crate) fn defer(&self, values: impl InitialValues + 'static) {
+        self.0.deferred.replace(Some(Rc::new(values)));
+    }
+
+    /// Sets the initial values: at once, or if the parameter is deferred, when it gets memory.
+    pub(crate) fn initialize(&self, values: impl InitialValues + 'static) -> Result<()> {
+        if self.0.deferred.borrow().is_some() {
+            self.defer(values);
+            return Ok(());
+        }
+        let flat = self.tensor().f_detach()?.f_view(-1i64)?;
+        values.write(0..flat.numel(), &flat)
+    }
+
+    /// Writes these elements of this rank's shard, counted in row-major order, to a flat tensor. If the parameter is
+    /// deferred, only they are computed.
+    pub fn copy_elements(&self, elements: Range<usize>, target: &Tensor) -> Result<()> {
+        if let Some(values) = self.0.deferred.borrow().as_ref() {
+            return values.write(elements, target);
+        }
+        let (start, length) = (elements.start as i64, elements.len() as i64);
+        tch::no_grad(|| -> Result<()> {
+            let flat = self.tensor().f_view(-1i64)?;
+            let mut target = target.shallow_clone();
+            Ok(target.f_copy_(&flat.f_narrow(0, start, length)?)?)
+        })
+    }
+
+    /// Gives a deferred parameter its memory and its initial values; others stay as they are.
+    pub fn materialize(&self) -> Result<()> {
+        let Some(values) = self.0.deferred.take() else {
+            return Ok(());
+        };
+        memory::scope(MemoryKind::Parameter, || storage::restore(self.tensor()))?;
+        let flat = self.tensor().f_detach()?.f_view(-1i64)?;
+        values.write(0..flat.numel(), &flat)
+    }
+
+    /// Makes the tensor use the memory of `data`, which a strategy has allocated and filled.
+    pub fn rebind(&self, data: &Tensor) -> Result<()> {
+        self.0.deferred.take();
+        Ok(storage::rebind(self.tensor(), data)?)
     }
 
     /// The gradient, if there is one: the one that a strategy has set, or the leaf's own.

@@ -10,8 +10,10 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use safetensors::{
@@ -22,6 +24,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use trainyard_mesh::{Mesh, Region, slice_of};
 use trainyard_torch::meta;
 
+use crate::initial_values::{FlatWriter, InitialValues, chunks};
 use crate::{Module, NnError, Parameter, Result, dtype, parameter::shape_of};
 
 /// The bytes of the header length at the start of every file.
@@ -185,18 +188,23 @@ fn load_from(
     module: &dyn Module,
     region_of: impl Fn(&Parameter) -> Result<Region>,
 ) -> Result<()> {
-    let file = WeightsFile::open(path)?;
+    let file = Rc::new(WeightsFile::open(path)?);
     let parameters = module.parameters();
     file.compare_names(&parameters)?;
     let planned = parameters
         .iter()
-        .map(|p| Ok((p, region_of(p)?, file.compare(p)?)))
+        .map(|p| Ok((p, region_of(p)?, file.compare(p)?.clone())))
         .collect::<Result<Vec<_>>>()?;
     let held = planned
         .into_iter()
         .filter(|(p, _, _)| !meta::is_meta(p.tensor()));
     for (parameter, region, info) in held {
-        file.fill(parameter, &region, info)?;
+        parameter.initialize(FileValues {
+            file: Rc::clone(&file),
+            kind: parameter.kind(),
+            info,
+            region,
+        })?;
     }
     Ok(())
 }
@@ -255,16 +263,16 @@ impl View for ParameterView<'_> {
 }
 
 /// An open weights file.
-struct WeightsFile<'a> {
-    path: &'a Path,
+struct WeightsFile {
+    path: PathBuf,
     file: File,
     metadata: Metadata,
     /// The offset of the tensor data.
     base: u64,
 }
 
-impl<'a> WeightsFile<'a> {
-    fn open(path: &'a Path) -> Result<WeightsFile<'a>> {
+impl WeightsFile {
+    fn open(path: &Path) -> Result<WeightsFile> {
         let failed = |source| file_error(path, source);
         let malformed = |reason: String| WeightsError::Format {
             path: path.to_owned(),
@@ -293,11 +301,17 @@ impl<'a> WeightsFile<'a> {
             )))?;
         }
         Ok(WeightsFile {
-            path,
+            path: path.to_owned(),
             file,
             metadata,
             base,
         })
+    }
+
+    /// Reads bytes at this offset in the tensor data.
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let read = self.file.read_exact_at(bytes, self.base + offset as u64);
+        Ok(read.map_err(|source| file_error(&self.path, source))?)
     }
 
     fn compare_names(&self, parameters: &[Parameter]) -> Result<()> {
@@ -341,35 +355,38 @@ impl<'a> WeightsFile<'a> {
         }
         Ok(info)
     }
+}
 
-    fn fill(&self, parameter: &Parameter, region: &Region, info: &TensorInfo) -> Result<()> {
-        let flat = parameter.tensor().f_detach()?.f_view(-1i64)?;
-        let width = parameter.kind().elt_size_in_bytes();
-        let mut filled = 0;
-        let mut copy = |bytes: &[u8]| -> Result<()> {
+/// The values of a tensor of a file, as initial values of a parameter.
+struct FileValues {
+    file: Rc<WeightsFile>,
+    info: TensorInfo,
+    /// The region of the tensor that this rank holds.
+    region: Region,
+    kind: Kind,
+}
+
+impl InitialValues for FileValues {
+    fn write(&self, elements: Range<usize>, target: &Tensor) -> Result<()> {
+        let width = self.kind.elt_size_in_bytes();
+        let mut writer = FlatWriter::new(target);
+        let mut append = |bytes: &[u8]| -> Result<()> {
             let length = (bytes.len() / width) as i64;
-            let values = Tensor::f_from_data_size(bytes, &[length], parameter.kind())?;
-            flat.f_narrow(0, filled, length)?.f_copy_(&values)?;
-            filled += length;
-            Ok(())
+            writer.append(&Tensor::f_from_data_size(bytes, &[length], self.kind)?)
         };
         let mut bytes = Vec::new();
-        for run in region.runs(parameter.shape()) {
-            for start in (run.start..run.end).step_by(CHUNK / width) {
-                let end = run.end.min(start + CHUNK / width);
-                let (at, held) = (bytes.len(), (end - start) * width);
-                bytes.resize(at + held, 0);
-                let offset = self.base + (info.data_offsets.0 + start * width) as u64;
-                self.file
-                    .read_exact_at(&mut bytes[at..], offset)
-                    .map_err(|source| file_error(self.path, source))?;
-                if bytes.len() >= CHUNK {
-                    copy(&bytes)?;
-                    bytes.clear();
-                }
+        let runs = self.region.runs_within(&self.info.shape, elements);
+        for chunk in runs.flat_map(|run| chunks(run, CHUNK / width)) {
+            let at = bytes.len();
+            bytes.resize(at + chunk.len() * width, 0);
+            let offset = self.info.data_offsets.0 + chunk.start * width;
+            self.file.read(offset, &mut bytes[at..])?;
+            if bytes.len() >= CHUNK {
+                append(&bytes)?;
+                bytes.clear();
             }
         }
-        copy(&bytes)
+        append(&bytes)
     }
 }
 

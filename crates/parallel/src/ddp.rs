@@ -145,6 +145,7 @@ impl<M: Model> Ddp<M> {
         options: DdpOptions,
     ) -> Result<Ddp<M>> {
         let parameters = in_order_of_use(&model);
+        parameters.iter().try_for_each(Parameter::materialize)?;
         let find_unused = options.find_unused_parameters;
         let partial_grads = PartialGrads::of(&parameters);
         let config = ReducerConfig {

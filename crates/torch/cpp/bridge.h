@@ -112,6 +112,8 @@ StreamId current_stream(int32_t index);
 StreamId pool_stream(int32_t index);
 StreamId exchange_stream(StreamId stream);
 std::unique_ptr<EventHandle> record_event(StreamId stream);
+std::unique_ptr<EventHandle> record_timed_event(StreamId stream);
+double elapsed_ms(const EventHandle& from, const EventHandle& to);
 void stream_wait_event(StreamId stream, const EventHandle& event);
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
@@ -119,7 +121,6 @@ void record_stream(const AtTensor& tensor, StreamId stream);
 void copy_non_blocking(const AtTensor& target, const AtTensor& source);
 void device_memory(int32_t index, rust::Slice<uint64_t> out);
 void reset_peak_device_memory(int32_t index);
-void empty_cache();
 bool computes_values();
 std::unique_ptr<AtTensor> empty_pinned(rust::Slice<const int64_t> shape, int32_t scalar_type);
 
@@ -156,6 +157,7 @@ size_t storage_address(const AtTensor& tensor);
 bool is_meta(const AtTensor& tensor);
 std::unique_ptr<AtTensor> new_empty(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int64_t> shape);
+std::unique_ptr<AtTensor> new_without_storage(const AtTensor& like, rust::Slice<const int64_t> shape);
 std::unique_ptr<AtTensor> empty_meta(rust::Slice<const int64_t> shape, int32_t scalar_type);
 
 // --- attention (attention.cc) --------------------------------------------------------------------

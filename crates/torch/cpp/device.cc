@@ -47,10 +47,27 @@ StreamId exchange_stream(StreamId stream) {
   return pack(guard().exchangeStream(unpack(stream)));
 }
 
-std::unique_ptr<EventHandle> record_event(StreamId stream) {
-  auto event = std::make_unique<EventHandle>(EventHandle{c10::Event(c10::DeviceType::CUDA)});
+namespace {
+
+std::unique_ptr<EventHandle> record(StreamId stream, c10::EventFlag flag) {
+  auto event = std::make_unique<EventHandle>(EventHandle{c10::Event(c10::DeviceType::CUDA, flag)});
   event->event.record(unpack(stream));
   return event;
+}
+
+} // namespace
+
+std::unique_ptr<EventHandle> record_event(StreamId stream) {
+  return record(stream, c10::EventFlag::PYTORCH_DEFAULT);
+}
+
+std::unique_ptr<EventHandle> record_timed_event(StreamId stream) {
+  // PyTorch's default has no times.
+  return record(stream, c10::EventFlag::BACKEND_DEFAULT);
+}
+
+double elapsed_ms(const EventHandle& from, const EventHandle& to) {
+  return from.event.elapsedTime(to.event);
 }
 
 void stream_wait_event(StreamId stream, const EventHandle& event) {
@@ -88,10 +105,6 @@ void device_memory(int32_t index, rust::Slice<uint64_t> out) {
 
 void reset_peak_device_memory(int32_t index) {
   at::accelerator::resetPeakStats(static_cast<c10::DeviceIndex>(index));
-}
-
-void empty_cache() {
-  at::accelerator::emptyCache();
 }
 
 bool computes_values() {

@@ -70,6 +70,14 @@ std::unique_ptr<AtTensor> new_zeros(const AtTensor& like, rust::Slice<const int6
   return std::make_unique<at::Tensor>(like.new_zeros(at::IntArrayRef(shape.data(), shape.size())));
 }
 
+std::unique_ptr<AtTensor> new_without_storage(const AtTensor& like, rust::Slice<const int64_t> shape) {
+  auto tensor = like.new_empty({0});
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(at::IntArrayRef(shape.data(), shape.size()));
+  // As after release_storage: no memory, and the size that restore_storage reads.
+  tensor.storage().unsafeGetStorageImpl()->set_nbytes(tensor.numel() * tensor.element_size());
+  return std::make_unique<at::Tensor>(std::move(tensor));
+}
+
 std::unique_ptr<AtTensor> empty_meta(rust::Slice<const int64_t> shape, int32_t scalar_type) {
   auto options = at::TensorOptions().device(at::kMeta).dtype(static_cast<at::ScalarType>(scalar_type));
   return std::make_unique<at::Tensor>(at::empty(at::IntArrayRef(shape.data(), shape.size()), options));

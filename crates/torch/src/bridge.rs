@@ -173,6 +173,8 @@ pub(crate) mod ffi {
         fn pool_stream(index: i32) -> Result<StreamId>;
         fn exchange_stream(stream: StreamId) -> Result<StreamId>;
         fn record_event(stream: StreamId) -> Result<UniquePtr<EventHandle>>;
+        fn record_timed_event(stream: StreamId) -> Result<UniquePtr<EventHandle>>;
+        fn elapsed_ms(from: &EventHandle, to: &EventHandle) -> Result<f64>;
         fn stream_wait_event(stream: StreamId, event: &EventHandle) -> Result<()>;
         fn event_is_done(event: &EventHandle) -> Result<bool>;
         fn synchronize_event(event: &EventHandle) -> Result<()>;
@@ -180,7 +182,6 @@ pub(crate) mod ffi {
         fn copy_non_blocking(target: &AtTensor, source: &AtTensor) -> Result<()>;
         fn device_memory(index: i32, out: &mut [u64]) -> Result<()>;
         fn reset_peak_device_memory(index: i32) -> Result<()>;
-        fn empty_cache() -> Result<()>;
         fn computes_values() -> bool;
         fn empty_pinned(shape: &[i64], scalar_type: i32) -> Result<UniquePtr<AtTensor>>;
 
@@ -215,6 +216,7 @@ pub(crate) mod ffi {
         fn is_meta(tensor: &AtTensor) -> bool;
         fn new_empty(like: &AtTensor, shape: &[i64]) -> Result<UniquePtr<AtTensor>>;
         fn new_zeros(like: &AtTensor, shape: &[i64]) -> Result<UniquePtr<AtTensor>>;
+        fn new_without_storage(like: &AtTensor, shape: &[i64]) -> Result<UniquePtr<AtTensor>>;
         fn empty_meta(shape: &[i64], scalar_type: i32) -> Result<UniquePtr<AtTensor>>;
 
         fn fused_adamw(

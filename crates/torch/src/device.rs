@@ -40,6 +40,10 @@ impl Stream {
         Ok(Stream(stream))
     }
 
+    pub(crate) fn id(&self) -> Option<ffi::StreamId> {
+        self.0
+    }
+
     /// Runs `body` with this stream as the current stream of the thread.
     pub fn scope<T>(&self, body: impl FnOnce() -> T) -> Result<T> {
         struct Restore(ffi::StreamId);
@@ -214,15 +218,7 @@ pub fn reset_peak_memory(device: Device) -> Result<()> {
     }
 }
 
-/// Returns memory that the allocator of a GPU holds for reuse to the device. It waits for the device.
-pub fn empty_cache(device: Device) -> Result<()> {
-    match index(device) {
-        Some(_) => Ok(ffi::empty_cache()?),
-        None => Ok(()),
-    }
-}
-
-fn index(device: Device) -> Option<i32> {
+pub(crate) fn index(device: Device) -> Option<i32> {
     match device {
         Device::Cuda(index) => Some(index as i32),
         _ => None,

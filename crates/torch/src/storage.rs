@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use crate::bridge::ffi;
 use crate::error::Result;
-use crate::ffi_tensor::borrow;
+use crate::ffi_tensor::{borrow, owned};
 
 /// Frees the memory of a tensor, which keeps its shape and type. The caller must not read it before [`restore`];
 /// libtorch does not check that.
@@ -15,6 +15,11 @@ pub fn release(tensor: &Tensor) -> Result<()> {
 /// Allocates the memory of a released tensor again, with undefined contents.
 pub fn restore(tensor: &Tensor) -> Result<()> {
     Ok(ffi::restore_storage(borrow(tensor))?)
+}
+
+/// A tensor on the device and of the type of `like`, as after [`release`]: with a shape, but without memory.
+pub fn new_released(like: &Tensor, shape: &[i64]) -> Result<Tensor> {
+    Ok(owned(ffi::new_without_storage(borrow(like), shape)?))
 }
 
 /// Swaps the memory of two tensors; shapes and types stay. The caller must ensure that each memory is large enough

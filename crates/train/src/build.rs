@@ -107,7 +107,13 @@ pub fn model(config: &Config, world: &World, device: Device) -> Result<Box<dyn M
 
 /// A builder that creates this rank's shard of every parameter.
 pub(crate) fn builder(config: &Config, world: &World, device: Device) -> Result<Builder> {
-    Ok(Builder::new(config.debug.seed)
+    let builder = Builder::new(config.debug.seed);
+    let builder = if is_sharded(config, world) {
+        builder.deferred()
+    } else {
+        builder
+    };
+    Ok(builder
         .device(device)
         .kind(kind(config.training.dtype))
         .compute_kind(kind(config.training.compute_dtype()))
@@ -284,9 +290,7 @@ pub fn strategy(
             plan.clone(),
         )));
     }
-    let keeps_all = config.parallelism.offload == Offload::None;
-    let num_sharers = world.mesh().size(Axis::DpShard);
-    if (num_sharers == 1 || config.parallelism.zero_stage == 0) && keeps_all {
+    if !is_sharded(config, world) {
         let options = DdpOptions {
             unit_hooks,
             ..ddp_options(config)
@@ -299,6 +303,12 @@ pub fn strategy(
         ..shard_options(config)
     };
     Ok(Box::new(FullyShard::new(model, world, options)?))
+}
+
+/// Whether the model's states are sharded over data-parallel ranks, or offloaded, which shards them over one.
+fn is_sharded(config: &Config, world: &World) -> bool {
+    let is_split = world.mesh().size(Axis::DpShard) > 1 && config.parallelism.zero_stage > 0;
+    is_split || config.parallelism.offload != Offload::None
 }
 
 /// Wraps the model in DDP: parameters are not sharded over data-parallel ranks.

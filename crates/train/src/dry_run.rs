@@ -143,8 +143,6 @@ pub fn allocator_peak(config: &Config, world_size: usize, rank: usize) -> Result
     let mut trainer = Trainer::new(config, &world, gpu.into())?;
     let batches = empty_batches(config, &trainer, gpu.into())?;
     let at_startup = on_gpu(gpu)?;
-    // A sharded model was whole for a moment; its memory is not part of the steps.
-    device::empty_cache(gpu)?;
     device::reset_peak_memory(gpu)?;
     // The first step allocates the optimizer state; the later ones show how much the allocator reuses.
     for _ in 0..3 {

@@ -110,8 +110,6 @@ impl Window {
 impl<'a> Job<'a> {
     fn new(config: &'a Config, world: &'a World, heartbeat: HeartbeatWriter) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, world.device().into())?;
-        // A sharded model was whole for a moment: the steps must not inherit segments of that size.
-        device::empty_cache(world.device())?;
         let (storage, memory) = (storage(config)?, memory(config, world)?);
         resume(config, &mut trainer, world, memory.as_ref())?;
         let loader = loader(config, world, &trainer, false, trainer.samples_seen())?;

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 use trainyard_mesh::Placement;
 use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, Result, Work, autograd, memory, storage};
+use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, autograd, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
 use super::deferred_grads::DeferredGrads;
@@ -120,24 +120,23 @@ impl FlatParamHandle {
         Ok((unit, shards))
     }
 
-    /// Copies this rank's shard of a parameter, and makes its leaf a view of the flat parameter.
+    /// Writes this rank's shard of a parameter, and makes its leaf a view of the flat parameter.
     fn shard(&mut self, member: usize, parameter: &Parameter, stage: Stage) -> Result<Parameter> {
         let leaf = parameter.tensor();
         let (elements, offset) = self.layout.shard_of(member, self.index);
-        let (start, length) = (elements.start as i64, elements.len() as i64);
-        let shard = self.master.f_narrow(0, offset as i64, length)?;
+        let shard = self
+            .master
+            .f_narrow(0, offset as i64, elements.len() as i64)?;
+        parameter.copy_elements(elements, &shard).map_err(of_nn)?;
         let full = self.view(&self.full, member, leaf)?;
-        tch::no_grad(|| -> Result<()> {
-            if stage != Stage::Parameters {
-                full.shallow_clone().f_copy_(leaf)?;
-            }
-            let values = leaf.f_view(-1i64)?.f_narrow(0, start, length)?;
-            shard.shallow_clone().f_copy_(&values)?;
-            Ok(())
-        })?;
+        if stage != Stage::Parameters {
+            let all = 0..leaf.numel();
+            let flat = full.f_view(-1i64)?;
+            parameter.copy_elements(all, &flat).map_err(of_nn)?;
+        }
         let flat_gradient = self.grad_accum.as_ref().unwrap_or(&self.gradients);
         let gradient = self.view(flat_gradient, member, leaf)?;
-        storage::rebind(leaf, &full)?;
+        parameter.rebind(&full).map_err(of_nn)?;
         self.members.push(Member {
             name: parameter.name().to_owned(),
             leaf: leaf.shallow_clone(),
@@ -150,9 +149,7 @@ impl FlatParamHandle {
             .iter()
             .fold(parameter.layout(), |layout, axis| layout.with(axis, packed));
         let shard = shard.f_detach()?.f_set_requires_grad(true)?;
-        parameter
-            .shard(shard, layout)
-            .map_err(|e| trainyard_torch::TorchError::Other(e.to_string()))
+        parameter.shard(shard, layout).map_err(of_nn)
     }
 
     /// The view of a flat tensor for a parameter, in the parameter's shape.
@@ -509,6 +506,11 @@ impl Allocation<'_> {
     fn without_storage(&self, kind: Kind) -> Result<Tensor> {
         without_storage(self.like, self.layout.padded(), kind)
     }
+}
+
+/// An error of a parameter as one of this module.
+fn of_nn(error: trainyard_nn::NnError) -> TorchError {
+    TorchError::Other(error.to_string())
 }
 
 fn chunk_of(flat: &Tensor, layout: &FlatParam, index: usize) -> Result<Tensor> {
