@@ -143,6 +143,9 @@ impl Cause {
             "Broken pipe",
             "Socket closed",
             "Connection refused",
+            "Connection closed by remote peer",
+            "ncclRemoteError",
+            "remote process exit",
         ]) {
             Cause::PeerLost(message.to_owned())
         } else {
@@ -184,5 +187,27 @@ mod tests {
             Cause::from_message("Connection closed by peer", true),
             Cause::Aborted
         );
+    }
+
+    #[test]
+    fn nccl_messages_are_classified() {
+        let lost = "NCCL error in: NCCLUtils.cpp:87, remote process exited or there was a network error, NCCL version \
+                    2.27.5\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting \
+                    prematurely.";
+        assert!(matches!(
+            Cause::from_message(lost, false),
+            Cause::PeerLost(_)
+        ));
+        let late = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, \
+                    NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600005 milliseconds before timing out.";
+        assert!(matches!(
+            Cause::from_message(late, false),
+            Cause::Timeout(_)
+        ));
+        let other = "NCCL error in: NCCLUtils.cpp:87, unhandled cuda error, NCCL version 2.27.5";
+        assert!(matches!(
+            Cause::from_message(other, false),
+            Cause::Backend(_)
+        ));
     }
 }

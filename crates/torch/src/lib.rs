@@ -20,6 +20,7 @@ mod bridge;
 pub mod bytes;
 mod comm_thread;
 pub mod device;
+mod device_clock;
 mod direct_collectives;
 mod error;
 mod ffi_tensor;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cxx::UniquePtr;
 use tch::Tensor;
-use trainyard_trace::{Collective, Ledger};
+use trainyard_trace::{Collective, DeviceInterval, Ledger};
 
 use crate::bridge::ffi;
 use crate::direct_collectives::wait_all;
@@ -22,6 +22,8 @@ struct Pending {
     state: State,
     ledger: Ledger,
     handle: trainyard_trace::CollectiveHandle,
+    /// The collective on the device, if the ledger takes its times from there.
+    interval: Option<DeviceInterval>,
     /// The error to report if the collective fails; only its cause is filled in later.
     error: CommunicationError,
     aborted: Arc<std::sync::atomic::AtomicBool>,
@@ -34,6 +36,28 @@ pub(crate) enum State {
     Queued(Arc<comm_thread::Completion>),
     /// Posted to the backend directly, with the tensors that must stay alive until completion.
     Posted(Vec<UniquePtr<ffi::WorkHandle>>, Vec<Tensor>),
+}
+
+impl State {
+    /// From the point at which the caller's stream allows a posted collective to start, to its end.
+    fn interval(&self, ledger: &Ledger) -> Option<DeviceInterval> {
+        let State::Posted(works, tensors) = self else {
+            return None;
+        };
+        let clock = ledger.device_clock()?;
+        if !tensors.iter().any(|tensor| tensor.device().is_cuda()) {
+            return None;
+        }
+        let from = clock.mark()?;
+        let mut join = || {
+            for work in works.iter().filter_map(UniquePtr::as_ref) {
+                // An error appears again when the caller waits.
+                let _ = ffi::work_wait(work);
+            }
+        };
+        let to = clock.mark_after(&mut join)?;
+        Some(DeviceInterval { from, to })
+    }
 }
 
 impl Work {
@@ -50,6 +74,7 @@ impl Work {
         aborted: &Arc<std::sync::atomic::AtomicBool>,
     ) -> Work {
         Work(Some(Pending {
+            interval: state.interval(ledger),
             state,
             ledger: ledger.clone(),
             handle: ledger.begin(record),
@@ -112,7 +137,7 @@ impl Pending {
             }
         };
         let waited = (began, self.ledger.now_ns());
-        self.ledger.finish(self.handle, |record| {
+        self.ledger.finish(self.handle, self.interval, |record| {
             record.started_ns = if started == 0 {
                 record.issued_ns
             } else {

@@ -12,6 +12,7 @@ use trainyard_trace::Ledger;
 use crate::bridge::ffi;
 use crate::comm_thread::CommThread;
 use crate::device;
+use crate::device_clock;
 use crate::error::{Result, TorchError};
 use crate::gpu_library;
 use crate::group::{BackendGroup, Gloo, Group, GroupInfo, Nccl};
@@ -116,6 +117,11 @@ impl World {
         }
         let device = backend.local_device();
         device::set_current(device)?;
+        if ledger.is_recording()
+            && let Some(clock) = device_clock::start(device)?
+        {
+            ledger.set_device_clock(clock);
+        }
         let transport = match at.world_size {
             1 => Transport::SingleRank,
             _ => Transport::Connected {

@@ -7,15 +7,15 @@ use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use crate::{
-    Allocation, Collective, CollectiveId, CollectiveKind, Events, MemoryKind, MemoryTotal,
-    Operator, OperatorTotal, Purpose, Span, SpanGuard, SpanKind, SpanTotal, Total, Totals,
-    TraceError, clock, write_chrome,
+    Allocation, Collective, CollectiveId, CollectiveKind, DeviceClock, DeviceInterval, Events,
+    MemoryKind, MemoryTotal, Operator, OperatorTotal, Purpose, Span, SpanGuard, SpanKind,
+    SpanTotal, Total, Totals, TraceError, clock, write_chrome,
 };
 
 /// The number of events of each kind that a ledger keeps when it does not record.
@@ -31,6 +31,7 @@ struct Shared {
     rank: usize,
     capacity: usize,
     next_id: AtomicU64,
+    device_clock: OnceLock<Box<dyn DeviceClock>>,
     state: Mutex<State>,
 }
 
@@ -56,6 +57,7 @@ impl Ledger {
             rank,
             capacity,
             next_id,
+            device_clock: OnceLock::new(),
             state,
         }))
     }
@@ -74,6 +76,19 @@ impl Ledger {
     /// rank.
     pub fn now_ns(&self) -> u64 {
         clock::now_ns()
+    }
+
+    /// Takes the times of spans of compute and of collectives from a device from now on, if the ledger records.
+    pub fn set_device_clock(&self, clock: Box<dyn DeviceClock>) {
+        if self.is_recording() {
+            // The first clock stays: a rank has one device.
+            let _ = self.0.device_clock.set(clock);
+        }
+    }
+
+    /// The clock of the device, if there is one.
+    pub fn device_clock(&self) -> Option<&dyn DeviceClock> {
+        self.0.device_clock.get().map(Box::as_ref)
     }
 
     /// Records a completed collective.
@@ -95,11 +110,20 @@ impl Ledger {
         }
     }
 
-    /// Records the completion of a pending collective. `complete` fills in its end time and other results.
-    pub fn finish(&self, handle: CollectiveHandle, complete: impl FnOnce(&mut Collective)) {
+    /// Records the completion of a pending collective. `complete` fills in its end time and other results; on a
+    /// device, the times are those of `interval`.
+    pub fn finish(
+        &self,
+        handle: CollectiveHandle,
+        interval: Option<DeviceInterval>,
+        complete: impl FnOnce(&mut Collective),
+    ) {
         let mut state = self.state();
         if let Some(mut collective) = state.pending.remove(&handle.0) {
             complete(&mut collective);
+            let index = state.collectives.len();
+            let on_device = interval.map(|interval| (index, interval));
+            state.device_collectives.extend(on_device);
             state.collective(collective, self.0.capacity);
         }
     }
@@ -124,6 +148,15 @@ impl Ledger {
         self.state().span(span, self.0.capacity);
     }
 
+    /// Records a span, whose times on a device are those of `interval`.
+    pub(crate) fn span_on_device(&self, span: Span, interval: Option<DeviceInterval>) {
+        let mut state = self.state();
+        let index = state.spans.len();
+        let on_device = interval.map(|interval| (index, interval));
+        state.device_spans.extend(on_device);
+        state.span(span, self.0.capacity);
+    }
+
     /// Begins a span that ends when the guard is dropped.
     pub fn enter(&self, kind: SpanKind, name: impl Into<String>) -> SpanGuard<'_> {
         SpanGuard::open(self, kind, name.into())
@@ -144,9 +177,11 @@ impl Ledger {
         self.state().totals()
     }
 
-    /// A copy of the kept events.
+    /// A copy of the kept events. With a device clock, it waits for the device.
     pub fn events(&self) -> Events {
-        self.state().events(self.0.rank)
+        let mut state = self.state();
+        state.set_device_times();
+        state.events(self.0.rank)
     }
 
     /// Clears counters and events. Pending collectives and the last completed ones stay, because they describe
@@ -187,6 +222,10 @@ struct State {
     last_completed: Vec<CollectiveId>,
     collectives: VecDeque<Collective>,
     spans: VecDeque<Span>,
+    /// Collectives and spans, by their indices, that still have the host's times. Only ledgers that record have them,
+    /// and those drop no events, so indices stay.
+    device_collectives: Vec<(usize, DeviceInterval)>,
+    device_spans: Vec<(usize, DeviceInterval)>,
     operators: VecDeque<Operator>,
     allocations: VecDeque<Allocation>,
 }
@@ -247,6 +286,26 @@ impl State {
         push(&mut self.allocations, allocation, capacity);
     }
 
+    /// Replaces the host's times by those of the device.
+    fn set_device_times(&mut self) {
+        for (index, interval) in std::mem::take(&mut self.device_spans) {
+            if let (Some(span), Some(times)) = (self.spans.get_mut(index), interval.times_ns()) {
+                (span.started_ns, span.ended_ns) = times;
+            }
+        }
+        let collectives = std::mem::take(&mut self.device_collectives);
+        if collectives.is_empty() {
+            return;
+        }
+        for (index, interval) in collectives {
+            let collective = self.collectives.get_mut(index);
+            if let (Some(collective), Some(times)) = (collective, interval.times_ns()) {
+                (collective.started_ns, collective.ended_ns) = times;
+            }
+        }
+        start_after_predecessors(&mut self.collectives);
+    }
+
     fn totals(&self) -> Totals {
         let collectives = CollectiveKind::ALL
             .into_iter()
@@ -271,6 +330,24 @@ impl State {
             spans: self.spans.iter().cloned().collect(),
             operators: self.operators.iter().cloned().collect(),
             allocations: self.allocations.iter().copied().collect(),
+        }
+    }
+}
+
+/// Collectives of a group run one after another: none starts before the one before it has ended. Where it was queued
+/// earlier, its start is corrected.
+fn start_after_predecessors(collectives: &mut VecDeque<Collective>) {
+    let mut order: Vec<usize> = (0..collectives.len())
+        .filter(|&index| !collectives[index].kind.is_point_to_point())
+        .collect();
+    let key = |index: usize| (&collectives[index].group, collectives[index].sequence);
+    order.sort_by(|&a, &b| key(a).cmp(&key(b)));
+    for pair in order.windows(2) {
+        let [before, after] = [pair[0], pair[1]].map(|index| &collectives[index]);
+        if before.group == after.group {
+            let earliest = before.ended_ns.min(after.ended_ns);
+            let started = after.started_ns.max(earliest);
+            collectives[pair[1]].started_ns = started;
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ledger, named_enum::named_enum};
+use crate::{DeviceInterval, DevicePoint, Ledger, named_enum::named_enum};
 
 named_enum! {
     /// What a span of time was spent on.
@@ -32,6 +32,14 @@ named_enum! {
 }
 
 impl SpanKind {
+    /// Whether a GPU executes what such a span queues.
+    const fn is_on_device(self) -> bool {
+        !matches!(
+            self,
+            SpanKind::Data | SpanKind::Checkpoint | SpanKind::Other
+        )
+    }
+
     /// Whether communication during such a span counts as hidden behind compute.
     pub const fn is_compute(self) -> bool {
         matches!(
@@ -71,6 +79,8 @@ pub struct SpanGuard<'a> {
     name: String,
     kind: SpanKind,
     started_ns: u64,
+    /// The point of the device before the span, if it is timed there.
+    from: Option<Box<dyn DevicePoint>>,
 }
 
 impl<'a> SpanGuard<'a> {
@@ -80,19 +90,28 @@ impl<'a> SpanGuard<'a> {
             name,
             kind,
             started_ns: ledger.now_ns(),
+            from: mark(ledger, kind),
         }
     }
 }
 
+fn mark(ledger: &Ledger, kind: SpanKind) -> Option<Box<dyn DevicePoint>> {
+    let clock = ledger.device_clock().filter(|_| kind.is_on_device())?;
+    clock.mark()
+}
+
 impl Drop for SpanGuard<'_> {
     fn drop(&mut self) {
-        self.ledger.span(Span {
+        let interval = self.from.take().zip(mark(self.ledger, self.kind));
+        let interval = interval.map(|(from, to)| DeviceInterval { from, to });
+        let span = Span {
             name: std::mem::take(&mut self.name),
             kind: self.kind,
             started_ns: self.started_ns,
             ended_ns: self.ledger.now_ns(),
             thread: current_thread(),
-        });
+        };
+        self.ledger.span_on_device(span, interval);
     }
 }
 

@@ -1,10 +1,11 @@
 //! The ledger counts everything, keeps the last events, and is cheap.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use trainyard_trace::{
-    Allocation, Collective, CollectiveKind, Ledger, MemoryKind, MemoryTotal, Operator, Purpose,
-    Span, SpanKind, Total, current_thread,
+    Allocation, Collective, CollectiveKind, DeviceClock, DeviceInterval, DevicePoint, Ledger,
+    MemoryKind, MemoryTotal, Operator, Purpose, Span, SpanKind, Total, current_thread,
 };
 
 fn all_reduce(sequence: u64) -> Collective {
@@ -124,10 +125,10 @@ fn an_unfinished_collective_is_pending() {
     let first = ledger.begin(all_reduce(0));
     let second = ledger.begin(all_reduce(1));
     assert_eq!(ledger.totals().all_collectives().count, 0);
-    ledger.finish(first, |collective| collective.ended_ns = 99);
+    ledger.finish(first, None, |collective| collective.ended_ns = 99);
     ledger.reset();
     assert_eq!(ledger.pending(), [all_reduce(1)]);
-    ledger.finish(second, |collective| collective.ended_ns = 100);
+    ledger.finish(second, None, |collective| collective.ended_ns = 100);
     assert!(ledger.pending().is_empty());
     assert_eq!(ledger.events().collectives[0].ended_ns, 100);
     assert_eq!(ledger.totals().all_collectives().count, 1);
@@ -196,4 +197,69 @@ fn counting_a_collective_takes_less_than_a_microsecond() {
         .unwrap();
     println!("{best:?} per collective");
     assert!(best < Duration::from_micros(1), "{best:?} per collective");
+}
+
+/// A device whose clock advances by ten with every mark.
+#[derive(Debug, Default)]
+struct FakeClock(AtomicU64);
+
+#[derive(Debug)]
+struct FakePoint(u64);
+
+impl DevicePoint for FakePoint {
+    fn time_ns(&self) -> Option<u64> {
+        Some(self.0)
+    }
+}
+
+impl DeviceClock for FakeClock {
+    fn mark(&self) -> Option<Box<dyn DevicePoint>> {
+        let time = self.0.fetch_add(10, Ordering::Relaxed);
+        Some(Box::new(FakePoint(time)))
+    }
+
+    fn mark_after(&self, join: &mut dyn FnMut()) -> Option<Box<dyn DevicePoint>> {
+        join();
+        self.mark()
+    }
+}
+
+#[test]
+fn spans_of_compute_have_the_times_of_the_device() {
+    let ledger = Ledger::recording(0);
+    ledger.set_device_clock(Box::new(FakeClock::default()));
+    drop(ledger.enter(SpanKind::Forward, "forward"));
+    drop(ledger.enter(SpanKind::Data, "data"));
+    drop(ledger.enter(SpanKind::Backward, "backward"));
+    let spans = ledger.events().spans;
+    assert_eq!((spans[0].started_ns, spans[0].ended_ns), (0, 10));
+    assert_eq!((spans[2].started_ns, spans[2].ended_ns), (20, 30));
+    assert!(spans[1].started_ns > 30, "the host loads data");
+}
+
+#[test]
+fn a_collective_starts_when_the_one_before_it_in_its_group_has_ended() {
+    let ledger = Ledger::recording(0);
+    let points = |from, to| {
+        Some(DeviceInterval {
+            from: Box::new(FakePoint(from)),
+            to: Box::new(FakePoint(to)),
+        })
+    };
+    let [first, second] = [0, 1].map(|sequence| ledger.begin(all_reduce(sequence)));
+    // Queued together, and waited for in the other order.
+    ledger.finish(second, points(100, 300), |_| {});
+    ledger.finish(first, points(100, 200), |_| {});
+    let collectives = ledger.events().collectives;
+    let times = collectives
+        .iter()
+        .map(|each| (each.started_ns, each.ended_ns));
+    assert_eq!(times.collect::<Vec<_>>(), [(200, 300), (100, 200)]);
+}
+
+#[test]
+fn a_ledger_that_does_not_record_asks_no_device() {
+    let ledger = Ledger::new(0);
+    ledger.set_device_clock(Box::new(FakeClock::default()));
+    assert!(ledger.device_clock().is_none());
 }
