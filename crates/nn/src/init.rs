@@ -73,10 +73,15 @@ pub(crate) fn fnv1a64(name: &str) -> u64 {
     })
 }
 
-pub(crate) fn splitmix64_mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+/// The rounds of [`splitmix64_mix`]: a shift and a factor each.
+pub(crate) const MIX: [(u32, u64); 2] = [(30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB)];
+/// The shift after the last round.
+pub(crate) const LAST_SHIFT: u32 = 31;
+
+pub(crate) fn splitmix64_mix(z: u64) -> u64 {
+    let round = |z: u64, (shift, factor): (u32, u64)| (z ^ (z >> shift)).wrapping_mul(factor);
+    let z = MIX.into_iter().fold(z, round);
+    z ^ (z >> LAST_SHIFT)
 }
 
 #[cfg(test)]

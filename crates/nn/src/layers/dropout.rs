@@ -6,11 +6,14 @@
 
 use std::sync::Arc;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use trainyard_torch::{TorchError, autograd, device, meta};
 
-use crate::init::{GOLDEN, fnv1a64, splitmix64_mix};
+use crate::init::{GOLDEN, LAST_SHIFT, MIX, fnv1a64, splitmix64_mix};
 use crate::{Builder, Context, Result, SequenceParallel};
+
+/// Elements whose mask is computed at a time, in integers of eight bytes, which bounds the temporary memory.
+const CHUNK: i64 = 1 << 24;
 
 /// Dropout of activations [batch, positions, width].
 #[derive(Debug)]
@@ -117,27 +120,58 @@ impl Mask {
         if meta::is_meta(x) {
             return Ok(scaled);
         }
-        let width = x.size().last().copied().unwrap_or(1).max(1) as u64;
-        let keep = self.keep_mask(x.numel() as u64 / width, width);
-        let keep = device::from_slice(&keep, x.device())?.f_view_as(x)?;
-        Ok(scaled.f_mul(&keep)?)
+        let width = x.size().last().copied().unwrap_or(1).max(1);
+        let num_rows = x.numel() as i64 / width;
+        let rows = device::from_slice(&self.first_elements(num_rows, width), x.device())?;
+        let rows = rows.f_view([num_rows, 1])?;
+        let keep = tch::no_grad(|| -> Result<Tensor, TorchError> {
+            let chunks = rows.f_split((CHUNK / width).max(1), 0)?;
+            let masks = chunks.iter().map(|rows| self.keep_mask(rows, width));
+            Ok(Tensor::f_cat(&masks.collect::<Result<Vec<_>, _>>()?, 0)?)
+        })?;
+        Ok(scaled.f_mul(&keep.f_view_as(x)?)?)
     }
 
-    /// Whether each element is kept.
-    fn keep_mask(&self, num_rows: u64, width: u64) -> Vec<bool> {
-        let threshold = (self.probability * (1u64 << 32) as f64) as u64;
-        let rows = (0..num_rows).map(|row| self.layout.row(row, num_rows, self.first_sample));
-        rows.flat_map(|row| row * width..(row + 1) * width)
-            .map(|index| {
-                let counter = index.wrapping_add(1).wrapping_mul(GOLDEN);
-                splitmix64_mix(self.key.wrapping_add(counter)) >> 32 >= threshold
-            })
-            .collect()
+    /// The index in the global batch of the first element of each row.
+    fn first_elements(&self, num_rows: i64, width: i64) -> Vec<i64> {
+        let row = |number| {
+            self.layout
+                .row(number, num_rows as u64, self.first_sample)
+                .wrapping_mul(width as u64) as i64
+        };
+        (0..num_rows as u64).map(row).collect()
     }
+
+    /// Whether each element is kept, by [`splitmix64_mix`] of its index. On the device, in wrapping 64-bit integers.
+    fn keep_mask(&self, rows: &Tensor, width: i64) -> Result<Tensor, TorchError> {
+        let threshold = (self.probability * (1u64 << 32) as f64) as i64;
+        let columns = Tensor::f_arange(width, (Kind::Int64, rows.device()))?;
+        let mut z = columns.f_add(rows)?;
+        let _ = z
+            .f_add_scalar_(1)?
+            .f_mul_scalar_(GOLDEN as i64)?
+            .f_add_scalar_(self.key as i64)?;
+        for (shift, factor) in MIX {
+            let shifted = shift_right(&z, shift)?;
+            let _ = z
+                .f_bitwise_xor_tensor_(&shifted)?
+                .f_mul_scalar_(factor as i64)?;
+        }
+        let shifted = shift_right(&z, LAST_SHIFT)?;
+        let _ = z.f_bitwise_xor_tensor_(&shifted)?;
+        Ok(shift_right(&z, 32)?.f_ge(threshold)?)
+    }
+}
+
+/// Shifts the bits of 64-bit integers, as if they were unsigned.
+fn shift_right(z: &Tensor, bits: u32) -> Result<Tensor, TorchError> {
+    let mut shifted = z.f_bitwise_right_shift_tensor_scalar(i64::from(bits))?;
+    Ok(shifted.f_bitwise_and_((u64::MAX >> bits) as i64)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use tch::{Device, Kind};
 
     use super::*;
@@ -148,6 +182,23 @@ mod tests {
 
     fn ones(batch: i64) -> Tensor {
         Tensor::ones([batch, 8, 64], (Kind::Double, Device::Cpu))
+    }
+
+    proptest! {
+        #[test]
+        fn masks_on_the_device_are_those_of_the_generator(
+            key: u64, first_sample in 0u64..1 << 40, probability in 0.01f64..0.99,
+        ) {
+            let layout = Arc::clone(&dropout("a").layout);
+            let mask = Mask { key, probability, first_sample, layout };
+            let kept = mask.apply(&Tensor::ones([2, 8, 5], (Kind::Float, Device::Cpu))).unwrap().ne(0);
+            let threshold = (probability * (1u64 << 32) as f64) as u64;
+            let expected: Vec<bool> = (first_sample * 8 * 5..(first_sample + 2) * 8 * 5)
+                .map(|index| (index + 1).wrapping_mul(GOLDEN))
+                .map(|counter| splitmix64_mix(key.wrapping_add(counter)) >> 32 >= threshold)
+                .collect();
+            prop_assert_eq!(Vec::<bool>::try_from(kept.reshape(-1i64)).unwrap(), expected);
+        }
     }
 
     #[test]
