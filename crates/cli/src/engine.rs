@@ -41,11 +41,16 @@ pub fn hand_over_in(environment: Vec<(&str, OsString)>, more: &[String]) -> Fail
     ))
 }
 
-/// The output of the engine for these arguments, or its error. Fails if there is no engine.
+/// The output of the engine for these arguments, with further variables of the environment, or its error. Fails if
+/// there is no engine.
 pub fn ask(
+    environment: Vec<(&str, OsString)>,
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
 ) -> Result<Result<Vec<u8>, String>, Failure> {
-    let output = Command::new(program()?).args(arguments).output();
+    let output = Command::new(program()?)
+        .args(arguments)
+        .envs(environment)
+        .output();
     let output = output.map_err(Failure::new)?;
     Ok(if output.status.success() {
         Ok(output.stdout)

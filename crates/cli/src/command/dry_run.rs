@@ -1,5 +1,7 @@
 //! `trainyard dry-run`: one rank of a job of any size, on meta tensors.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
 use super::ConfigFile;
@@ -29,19 +31,25 @@ pub struct DryRun {
     rank: u64,
     /// Also measure the memory of CUDA's caching allocator, on a simulated GPU: `cuda` for its default settings,
     /// `expandable` for expandable_segments:True
-    #[arg(long, value_delimiter = ',', value_name = "SETTINGS", value_parser = ["cuda", "expandable"])]
+    #[arg(long, value_delimiter = ',', value_name = "SETTINGS", value_parser = ALLOCATORS)]
     allocator: Vec<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The GPU on which allocators are measured. It has far more memory than any: what matters is how much a job takes.
-const GPU: SimulatedGpus = SimulatedGpus {
-    gpus: 1,
-    arch: "80",
-    memory_gib: 4096,
-};
+/// The settings of CUDA's caching allocator that can be measured.
+pub const ALLOCATORS: [&str; 2] = ["cuda", "expandable"];
+
+/// The environment of an engine that measures allocators. Its GPU has far more memory than any: what matters is how
+/// much a job takes.
+pub fn simulated_gpu() -> Result<Vec<(&'static str, OsString)>, Failure> {
+    simulate::environment(&SimulatedGpus {
+        gpus: 1,
+        arch: "80",
+        memory_gib: 4096,
+    })
+}
 
 impl DryRun {
     /// Validates the arguments and replaces this process by the engine.
@@ -53,7 +61,7 @@ impl DryRun {
         }
         match self.config.planned(overrides, world as usize) {
             Ok(chosen) if self.allocator.is_empty() => engine::hand_over_with(&chosen),
-            Ok(chosen) => match simulate::environment(&GPU) {
+            Ok(chosen) => match simulated_gpu() {
                 Ok(environment) => engine::hand_over_in(environment, &chosen),
                 Err(failure) => failure,
             },

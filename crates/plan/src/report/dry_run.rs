@@ -1,7 +1,7 @@
 //! The best plans checked by a dry run of the training code, compared with the formulas.
 //!
 //! Formulas estimate every strategy; the dry run checks only the finalists. Both count tensors only, without driver
-//! context or fragmentation.
+//! context or fragmentation. Where the dry run measured CUDA's caching allocator, the fragmentation is known.
 
 use std::fmt::Write;
 
@@ -30,6 +30,8 @@ pub struct RankBytes {
     pub states: ByteCounts,
     /// Peak memory of all tensors.
     pub peak: ByteCounts,
+    /// Peak of what CUDA's caching allocator reserves, if it was measured.
+    pub reserved: Option<f64>,
 }
 
 /// Bytes by formula and by dry run.
@@ -53,13 +55,19 @@ impl ByteCounts {
 }
 
 impl RankBytes {
-    /// Peak memory by dry run, with overheads.
+    /// Peak memory by dry run, with overheads. Fragmentation is measured or assumed.
     pub fn required(&self, overheads: &Overheads) -> f64 {
-        self.peak.dry_run * (1.0 + overheads.fragmentation.value) + overheads.context.value
+        let assumed = self.peak.dry_run * (1.0 + overheads.fragmentation.value);
+        self.reserved.unwrap_or(assumed) + overheads.context.value
     }
 }
 
 impl DryRun {
+    /// Whether CUDA's caching allocator was measured.
+    fn is_measured(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.reserved.is_some())
+    }
+
     /// Peak memory of the class of ranks that needs the most.
     pub fn required(&self, overheads: &Overheads) -> f64 {
         let required = self.ranks.iter().map(|rank| rank.required(overheads));
@@ -72,6 +80,7 @@ impl DryRun {
                 "class": rank.class.name(),
                 "states": rank.states.to_json(),
                 "peak": rank.peak.to_json(),
+                "reserved": rank.reserved,
             })
         };
         json!({
@@ -97,9 +106,11 @@ impl Report {
         if self.dry_runs.is_empty() {
             return String::new();
         }
+        let is_measured = self.dry_runs.iter().flatten().any(DryRun::is_measured);
+        let reserved = if is_measured { "reserved" } else { "" };
         let mut text = format!(
             "\nTensor memory by formula and by dry run, in GiB (states: parameters and optimizer)\n\n\
-             {:<4}{:<32}{:<14}{:>15}{:>12}{:>14}{:>12}{:>9}{:>16}\n",
+             {:<4}{:<32}{:<14}{:>15}{:>12}{:>14}{:>12}{:>9}{reserved:>10}{:>16}\n",
             "",
             "mesh",
             "",
@@ -119,6 +130,11 @@ impl Report {
                     let _ = writeln!(text, "{:<4}{mesh:<32}no dry run: {why}", index + 1);
                 }
             }
+        }
+        if is_measured {
+            text.push_str(
+                "\nreserved: the peak of CUDA's caching allocator, measured on a simulated GPU. It includes fragmentation.\n",
+            );
         }
         let mut runs = self.dry_runs.iter().flatten();
         if let Some(skew) = runs.find_map(|run| run.routing_skew) {
@@ -179,9 +195,11 @@ impl Report {
             } else {
                 "fits"
             };
+            let reserved = rank.reserved.map(|bytes| format!("{:.2}", bytes / GIB));
+            let reserved = reserved.unwrap_or_default();
             let _ = writeln!(
                 text,
-                "{number:<4}{mesh:<32}{:<14}{:>15.3}{:>12.3}{:>14.2}{:>12.2}{:>+8.1}%{:>7.1} {verdict}",
+                "{number:<4}{mesh:<32}{:<14}{:>15.3}{:>12.3}{:>14.2}{:>12.2}{:>+8.1}%{reserved:>10}{:>7.1} {verdict}",
                 rank.class.name(),
                 rank.states.formula / GIB,
                 rank.states.dry_run / GIB,

@@ -82,6 +82,7 @@ fn dry_runs_overrule_the_formulas() {
             class: RankClass::Only,
             states: bytes(8.0, 8.0),
             peak: bytes(40.0, gib),
+            reserved: None,
         };
         DryRun {
             routing_skew: None,

@@ -2,6 +2,7 @@
 //!
 //! The planner estimates memory by formula. The dry run counts what the training code allocates.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
@@ -12,6 +13,7 @@ use trainyard_plan::framework::ParsedJob;
 use trainyard_plan::report::{ByteCounts, DryRun, RankBytes};
 use trainyard_plan::{Framework, Memory, Overheads, Shape, Software, Strategy, memory};
 
+use crate::command::dry_run::simulated_gpu;
 use crate::engine;
 use crate::failure::Failure;
 
@@ -20,6 +22,14 @@ use crate::failure::Failure;
 struct DryRunMemory {
     peak_bytes: u64,
     states: States,
+    /// By the name of the allocator's settings.
+    #[serde(default)]
+    allocators: BTreeMap<String, AllocatorMemory>,
+}
+
+#[derive(Deserialize)]
+struct AllocatorMemory {
+    reserved_bytes: u64,
 }
 
 #[derive(Deserialize)]
@@ -28,15 +38,22 @@ struct States {
     optimizer: u64,
 }
 
-/// Compares the memory of a strategy by formula and by dry run; the inner error says why it cannot run. Without
-/// tokens the routing is unknown, so the experts' load follows `routing_skew`.
+/// How plans are dry-run.
+pub(super) struct DryRunOptions<'a> {
+    /// Without tokens the routing is unknown, so the experts' load follows this skew.
+    pub routing_skew: f64,
+    /// The settings of CUDA's caching allocator to measure, if any.
+    pub allocator: Option<&'a str>,
+}
+
+/// Compares the memory of a strategy by formula and by dry run; the inner error says why it cannot run.
 ///
 /// # Errors
 /// The engine is not installed, or a temporary file cannot be written.
 pub(super) fn dry_run_plan(
     shape: &Shape,
     strategy: &Strategy,
-    routing_skew: f64,
+    options: &DryRunOptions<'_>,
 ) -> Result<Result<DryRun, String>, Failure> {
     // Fail early: no plan can run without the engine.
     engine::program()?;
@@ -55,6 +72,7 @@ pub(super) fn dry_run_plan(
     let mut file = tempfile::NamedTempFile::with_suffix(".toml").map_err(Failure::new)?;
     file.write_all(emitted.text.as_bytes())
         .map_err(Failure::new)?;
+    let routing_skew = options.routing_skew;
     let mut found = DryRun {
         deviations: emitted.deviations.iter().map(ToString::to_string).collect(),
         ranks: Vec::new(),
@@ -63,7 +81,7 @@ pub(super) fn dry_run_plan(
     let loads = [format!("--debug.routing_skew={routing_skew}")];
     for class_memory in memory(shape, strategy, &Software::MODERN, &Overheads::none()) {
         let rank = pipeline_position(&parsed, shape, &class_memory) * (world / strategy.degrees.pp);
-        match dry_run(file.path(), world, rank, &loads)? {
+        match dry_run(file.path(), (world, rank), options.allocator, &loads)? {
             Ok(measured) => found.ranks.push(byte_counts(&class_memory, &measured)),
             Err(why) => return Ok(Err(why)),
         }
@@ -72,6 +90,7 @@ pub(super) fn dry_run_plan(
 }
 
 fn byte_counts(class_memory: &Memory, measured: &DryRunMemory) -> RankBytes {
+    let allocator = measured.allocators.values().next();
     RankBytes {
         class: class_memory.class,
         states: ByteCounts {
@@ -82,6 +101,7 @@ fn byte_counts(class_memory: &Memory, measured: &DryRunMemory) -> RankBytes {
             formula: class_memory.total(),
             dry_run: measured.peak_bytes as f64,
         },
+        reserved: allocator.map(|memory| memory.reserved_bytes as f64),
     }
 }
 
@@ -94,18 +114,23 @@ fn pipeline_position(parsed: &ParsedJob, shape: &Shape, memory: &Memory) -> usiz
     representative.map_or(0, |rank_layers| rank_layers.rank)
 }
 
-/// Runs `dry-run --json` of one rank and parses its output; the inner error says why it failed.
+/// Runs `dry-run --json` of one rank of a world and parses its output; the inner error says why it failed.
 pub(super) fn dry_run<T: DeserializeOwned>(
     config: &Path,
-    world: usize,
-    rank: usize,
+    (world, rank): (usize, usize),
+    allocator: Option<&str>,
     overrides: &[String],
 ) -> Result<Result<T, String>, Failure> {
     let mut arguments: Vec<OsString> = vec!["dry-run".into(), config.into(), "--json".into()];
     arguments.extend(["--world".into(), world.to_string().into()]);
     arguments.extend(["--rank".into(), rank.to_string().into()]);
+    let mut environment = Vec::new();
+    if let Some(settings) = allocator {
+        arguments.extend(["--allocator".into(), settings.into()]);
+        environment = simulated_gpu()?;
+    }
     arguments.extend(overrides.iter().map(OsString::from));
-    Ok(match engine::ask(arguments)? {
+    Ok(match engine::ask(environment, arguments)? {
         Ok(printed) => Ok(serde_json::from_slice(&printed).map_err(Failure::new)?),
         Err(error) => Err(format!("the dry run of rank {rank} failed: {error}")),
     })

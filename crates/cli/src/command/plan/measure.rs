@@ -87,7 +87,7 @@ fn summary(path: &Path, profile: &NodeProfile) -> String {
 /// Runs the engine and parses its output, one JSON value per line.
 fn lines<T: DeserializeOwned>(arguments: &[&str]) -> Result<Vec<T>, Failure> {
     let failed = |error| Failure::new(format!("`{}` failed: {error}", arguments.join(" ")));
-    let printed = engine::ask(arguments)?.map_err(failed)?;
+    let printed = engine::ask(Vec::new(), arguments)?.map_err(failed)?;
     let text = String::from_utf8_lossy(&printed);
     let rows = text.lines().filter(|line| line.starts_with('{'));
     let rows: Result<Vec<T>, _> = rows.map(serde_json::from_str).collect();

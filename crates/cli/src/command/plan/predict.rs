@@ -71,7 +71,7 @@ impl Predict {
         let ranks: Result<Vec<DryRun>, Failure> = (0..pp)
             .map(|stage| {
                 let rank = stage * (self.world / pp);
-                dry_run(&self.config, self.world, rank, overrides)?.map_err(Failure::new)
+                dry_run(&self.config, (self.world, rank), None, overrides)?.map_err(Failure::new)
             })
             .collect();
         let ranks = ranks?;

@@ -7,9 +7,10 @@ use clap::Args;
 use trainyard_plan::report::Report;
 use trainyard_plan::{Cluster, Degrees, Framework, PrecisionByStage, Shape};
 
-use super::dry_run::dry_run_plan;
+use super::dry_run::{DryRunOptions, dry_run_plan};
 use super::request::{cluster, precision, request};
 use super::{framework, style, write};
+use crate::command::dry_run::ALLOCATORS;
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
@@ -38,6 +39,10 @@ pub(super) struct Search {
     /// Check the best N plans by a dry run of the training code, for every class of ranks
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3", value_parser = count)]
     dry_run: Option<usize>,
+    /// Also measure what CUDA's caching allocator reserves in the dry runs, on a simulated GPU: `cuda` for its default
+    /// settings, `expandable` for expandable_segments:True
+    #[arg(long, value_name = "SETTINGS", requires = "dry_run", value_parser = ALLOCATORS)]
+    allocator: Option<String>,
     /// Skew of the experts' load in a dry run: the load is proportional to 1 / expert number ^ POWER
     #[arg(
         long,
@@ -95,11 +100,15 @@ impl Search {
                 .hint(hint));
             }
         }
+        let options = DryRunOptions {
+            routing_skew: self.routing_skew,
+            allocator: self.allocator.as_deref(),
+        };
         for plan in report.result.plans.iter().take(self.num_dry_runs()) {
             report.dry_runs.push(dry_run_plan(
                 &report.request.shape,
                 &plan.strategy,
-                self.routing_skew,
+                &options,
             )?);
         }
         if self.json {
