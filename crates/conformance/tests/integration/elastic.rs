@@ -40,6 +40,10 @@ pub fn trials() -> Vec<Trial> {
                 a_killed_worker_costs_at_most_one_step_and_the_losses_stay_the_same,
             ),
             (
+                "a_killed_worker_with_nccl_groups_resumes",
+                a_killed_worker_with_nccl_groups_resumes,
+            ),
+            (
                 "a_stopped_worker_is_killed_and_the_losses_stay_the_same",
                 a_stopped_worker_is_killed_and_the_losses_stay_the_same,
             ),
@@ -74,6 +78,22 @@ fn a_killed_worker_costs_at_most_one_step_and_the_losses_stay_the_same() -> Outc
         assert!(agent.0.wait()?.success(), "{}", run.text());
     }
     assert_same_losses(&run)
+}
+
+/// On simulated GPUs, whose kernels compute nothing, so losses cannot be compared.
+fn a_killed_worker_with_nccl_groups_resumes() -> Outcome {
+    let run = Run::new("1")?;
+    let mut agent = run.agent_on_gpus()?;
+    run.wait_for_step(8)?;
+    run.signal_worker(1, Signal::KILL)?;
+    run.wait_for("resumed from step")?;
+    let text = run.wait_for_step(STEPS)?;
+    assert!(text.contains("in peer memory; storage has none"), "{text}");
+    assert!(agent.0.wait()?.success(), "{}", run.text());
+    let all = losses(&text);
+    let repeated = all.values().filter(|losses| losses.len() > 1).count();
+    assert!(repeated <= 1, "{repeated} steps were repeated:\n{text}");
+    Ok(())
 }
 
 /// A step takes a few hundredths of a second here, so the limit is five seconds.
@@ -228,9 +248,27 @@ impl Run {
     }
 
     fn agent_with(&self, keys: &[&str]) -> Outcome<Running> {
+        self.start_agent(&mut Command::new(find("trainyard")?), "1", keys)
+    }
+
+    /// An agent with two ranks on simulated GPUs.
+    fn agent_on_gpus(&self) -> Outcome<Running> {
         let mut command = Command::new(find("trainyard")?);
         command
+            .args(["simulate", "--gpus", "2", "--"])
+            .arg(find("trainyard")?);
+        self.start_agent(&mut command, "2", &["--checkpoint.memory_interval", "1"])
+    }
+
+    fn start_agent(
+        &self,
+        command: &mut Command,
+        num_ranks: &str,
+        keys: &[&str],
+    ) -> Outcome<Running> {
+        command
             .args(["run", "--nnodes", self.nodes, "--max-restarts", "5"])
+            .args(["--nproc-per-node", num_ranks])
             .args(["--rdzv-id", "elastic", "--rdzv-backend", "server"])
             .args(["--rdzv-conf", "lease=3,last_call_timeout=1"])
             .args(["--rdzv-endpoint", &self.endpoint, "--run-secret-file"])
@@ -241,7 +279,7 @@ impl Run {
             .current_dir(repository(""))
             .env(MARK, self.dir.path())
             .env("OMP_NUM_THREADS", "1");
-        self.output.start(&mut command)
+        self.output.start(command)
     }
 
     fn wait_for(&self, text: &str) -> Outcome<String> {

@@ -15,7 +15,7 @@ mod oracle;
 mod peer_checkpoint;
 mod planned;
 mod programs;
-mod simulated_cuda;
+mod strategy_matrix;
 mod zero;
 
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         interrupted::trials(),
         peer_checkpoint::trials(),
         elastic::trials(),
-        simulated_cuda::trials(),
+        strategy_matrix::trials(),
     ];
     trainyard_conformance::main(&suites.concat(), trials.into_iter().flatten())
 }

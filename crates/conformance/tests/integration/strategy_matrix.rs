@@ -1,7 +1,8 @@
-//! Every strategy on libtorch's CUDA build with simulated CUDA libraries.
+//! Every strategy on libtorch's CUDA build with simulated CUDA libraries, or on the GPUs of this node.
 //!
-//! Kernels compute nothing there, so these tests say nothing of values: they show that the device path issues kernels,
-//! copies and collectives that exist, on the right devices, in an order on which all ranks agree, and that it ends.
+//! Simulated kernels compute nothing, so these tests say nothing of values: they show that the device path issues
+//! kernels, copies and collectives that exist, on the right devices, in an order on which all ranks agree, and that it
+//! ends. `TRAINYARD_NODE_GPUS=8` runs all rows for which 8 GPUs are enough without simulation.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -125,20 +126,52 @@ const FULL_ROWS: [Row; 18] = [
     ),
 ];
 
-/// One test for each row, on an A100; in full CI runs, on an H100 too.
+/// The GPUs on which a row runs.
+#[derive(Clone, Copy)]
+enum Gpus {
+    /// Simulated ones of this compute capability.
+    Simulated(&'static str),
+    /// Those of this node.
+    Present,
+}
+
+/// The environment variable with the number of GPUs of this node, which are used instead of simulated ones.
+const NODE_GPUS: &str = "TRAINYARD_NODE_GPUS";
+
+/// One test for each row.
 pub fn trials() -> Vec<Trial> {
-    let on = |arch: &'static str| {
-        move |&(name, num_ranks, config, overrides): &Row| {
-            let title = format!("simulated_cuda::{name}_on_{num_ranks}_gpus_sm_{arch}");
-            let test = move || trains(arch, num_ranks, config, overrides);
-            Trial::test(title, move || test().map_err(Failed::from))
-        }
-    };
+    let num_gpus = std::env::var(NODE_GPUS).ok();
+    match num_gpus.and_then(|number| number.parse().ok()) {
+        Some(num_gpus) => trials_on_node(num_gpus),
+        None => trials_on_simulated(),
+    }
+}
+
+/// All rows for which there are enough GPUs.
+fn trials_on_node(num_gpus: usize) -> Vec<Trial> {
+    let rows = ROWS.iter().chain(&FULL_ROWS);
+    let rows = rows.filter(|row| row.1 <= num_gpus);
+    rows.map(|row| trial(row, Gpus::Present)).collect()
+}
+
+/// Rows on an A100; in full CI runs, all rows, and on an H100 too.
+fn trials_on_simulated() -> Vec<Trial> {
+    let on = |arch| move |row: &Row| trial(row, Gpus::Simulated(arch));
     let all = || ROWS.iter().chain(&FULL_ROWS);
     let full = FULL_ROWS.iter().map(on("80")).chain(all().map(on("90")));
     let quick = ROWS.iter().map(on("80"));
-    let quick = quick.chain(as_trials("simulated_cuda", &[(DRY_RUN, dry_run)]));
+    let quick = quick.chain(as_trials("strategy_matrix", &[(DRY_RUN, dry_run)]));
     quick.chain(full.map(full_only)).collect()
+}
+
+fn trial(&(name, num_ranks, config, overrides): &Row, gpus: Gpus) -> Trial {
+    let arch = match gpus {
+        Gpus::Simulated(arch) => format!("_sm_{arch}"),
+        Gpus::Present => String::new(),
+    };
+    let title = format!("strategy_matrix::{name}_on_{num_ranks}_gpus{arch}");
+    let test = move || trains(gpus, num_ranks, config, overrides);
+    Trial::test(title, move || test().map_err(Failed::from))
 }
 
 const DRY_RUN: &str = "a_dry_run_measures_the_allocator";
@@ -169,7 +202,7 @@ fn dry_run() -> Outcome {
 
 /// Three steps end without an error.
 fn trains(
-    arch: &str,
+    gpus: Gpus,
     num_ranks: usize,
     config: &str,
     overrides: &str,
@@ -178,9 +211,12 @@ fn trains(
     let num_ranks = num_ranks.to_string();
     let trainyard = find("trainyard")?;
     let mut command = Command::new(&trainyard);
+    if let Gpus::Simulated(arch) = gpus {
+        command
+            .args(["simulate", "--gpus", &num_ranks, "--arch", arch, "--"])
+            .arg(&trainyard);
+    }
     command
-        .args(["simulate", "--gpus", &num_ranks, "--arch", arch, "--"])
-        .arg(&trainyard)
         .args(["run", "--standalone", "--nproc-per-node", &num_ranks, "--"])
         .arg(&trainyard)
         .args(["train", config, "--comm.backend", "nccl"])
