@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use tch::Tensor;
 use trainyard_nn::{Context, Model, Parameter};
-use trainyard_torch::{autograd, meta, storage};
+use trainyard_torch::{autograd, device, meta, storage};
 
 use crate::error::{ParallelError, Result};
 
@@ -99,7 +99,7 @@ impl<M: Model> DataParallel<M> {
         let mut loss = forward_backward(&self.model, &own)?;
         for (index, replica) in self.replicas.iter().enumerate() {
             let (replica_loss, gradients) = replica.receive(index + 1)?;
-            loss = loss.f_add(&replica_loss)?;
+            loss = loss.f_add(&replica_loss.f_to_device(loss.device())?)?;
             for (parameter, gradient) in self.parameters.iter().zip(gradients) {
                 if let Some(gradient) = gradient {
                     add_gradient(parameter.tensor(), &gradient)?;
@@ -201,10 +201,18 @@ fn sync_parameter(replica: &Tensor, value: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// Computes on the device of the replica, which becomes the current one: a new thread starts with the first GPU.
 fn forward_backward<M: Model>(model: &M, batch: &ReplicaBatch) -> Result<Tensor> {
+    let (mut inputs, mut targets) = (batch.inputs.shallow_clone(), batch.targets.shallow_clone());
+    let parameters = model.parameters();
+    if let Some(first) = parameters.first().filter(|p| !meta::is_meta(p.tensor())) {
+        let own = first.tensor().device();
+        device::set_current(own)?;
+        (inputs, targets) = (inputs.f_to_device(own)?, targets.f_to_device(own)?);
+    }
     let cx = Context::training(batch.step).with_loss_weight(1.0 / batch.num_targets as f64);
-    let run = trainyard_nn::run(model, &batch.inputs, &cx, &[])?;
-    let sum = model.loss(run.output(), &batch.targets)?;
+    let run = trainyard_nn::run(model, &inputs, &cx, &[])?;
+    let sum = model.loss(run.output(), &targets)?;
     let loss = sum.f_div_scalar(batch.num_targets as f64)?;
     run.backward(&loss)?;
     Ok(loss.detach())

@@ -6,7 +6,7 @@ use std::error::Error;
 use tch::{Device, Kind, Tensor};
 use trainyard_config::{Config, Dtype, ModelSpec};
 use trainyard_conformance::training::{debug_llama, distance, values};
-use trainyard_conformance::{Outcome, Rank};
+use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_data::{Batch, collate};
 use trainyard_nn::{Builder, Llama, LlamaConfig, Module, NnError};
 use trainyard_parallel::{DataParallel, ParallelError};
@@ -30,9 +30,17 @@ fn replicas(config: &Config, number: usize) -> Result<DataParallel<Llama>, Box<d
     // Replicas copy the weights of the model, so their own initial weights do not matter.
     let build = move |index: usize| {
         let builder = Builder::new(1 + index as u64).kind(Kind::Double);
-        Llama::build(&shape, seq_len, &builder)
+        Llama::build(&shape, seq_len, &builder.device(device_of(index).into()))
     };
     Ok(DataParallel::new(build(0)?, number, build)?)
+}
+
+/// The GPUs of this node in turn; the CPU if there are none.
+fn device_of(index: usize) -> Device {
+    match device() {
+        Device::Cuda(_) => Device::Cuda(index % tch::Cuda::device_count().max(1) as usize),
+        other => other,
+    }
 }
 
 fn batch(config: &Config, step: u64, rows: u64) -> Result<Batch, Box<dyn Error>> {
