@@ -56,7 +56,11 @@ impl State {
             }
         };
         let to = clock.mark_after(&mut join)?;
-        Some(DeviceInterval { from, to })
+        Some(DeviceInterval {
+            from,
+            to,
+            joined: None,
+        })
     }
 }
 
@@ -120,7 +124,7 @@ impl Drop for Work {
 }
 
 impl Pending {
-    fn finish(self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         let began = self.ledger.now_ns();
         self.ledger.wait(&self.handle, began);
         let (started, ended, result) = match self.state {
@@ -133,6 +137,11 @@ impl Pending {
             State::Posted(works, tensors) => {
                 let result = wait_all(works, || {});
                 drop(tensors);
+                if let (Some(interval), Some(clock)) =
+                    (&mut self.interval, self.ledger.device_clock())
+                {
+                    interval.joined = clock.mark();
+                }
                 (0, self.ledger.now_ns(), result)
             }
         };

@@ -28,11 +28,16 @@ pub struct DeviceInterval {
     pub from: Box<dyn DevicePoint>,
     /// The point after it.
     pub to: Box<dyn DevicePoint>,
+    /// A point of another stream that is not reached before the end, if there is one. Streams are not scheduled at
+    /// once, so it may be the earlier one of both.
+    pub joined: Option<Box<dyn DevicePoint>>,
 }
 
 impl DeviceInterval {
     /// Begin and end; `None` if the device failed.
     pub(crate) fn times_ns(&self) -> Option<(u64, u64)> {
-        Some((self.from.time_ns()?, self.to.time_ns()?))
+        let joined = self.joined.as_ref().and_then(|point| point.time_ns());
+        let to = self.to.time_ns()?.min(joined.unwrap_or(u64::MAX));
+        Some((self.from.time_ns()?.min(to), to))
     }
 }

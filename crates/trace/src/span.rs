@@ -103,7 +103,11 @@ fn mark(ledger: &Ledger, kind: SpanKind) -> Option<Box<dyn DevicePoint>> {
 impl Drop for SpanGuard<'_> {
     fn drop(&mut self) {
         let interval = self.from.take().zip(mark(self.ledger, self.kind));
-        let interval = interval.map(|(from, to)| DeviceInterval { from, to });
+        let interval = interval.map(|(from, to)| DeviceInterval {
+            from,
+            to,
+            joined: None,
+        });
         let span = Span {
             name: std::mem::take(&mut self.name),
             kind: self.kind,

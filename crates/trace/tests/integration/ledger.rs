@@ -244,11 +244,12 @@ fn a_collective_starts_when_the_one_before_it_in_its_group_has_ended() {
         Some(DeviceInterval {
             from: Box::new(FakePoint(from)),
             to: Box::new(FakePoint(to)),
+            joined: Some(Box::new(FakePoint(300))),
         })
     };
     let [first, second] = [0, 1].map(|sequence| ledger.begin(all_reduce(sequence)));
     // Queued together, and waited for in the other order.
-    ledger.finish(second, points(100, 300), |_| {});
+    ledger.finish(second, points(100, 305), |_| {});
     ledger.finish(first, points(100, 200), |_| {});
     let collectives = ledger.events().collectives;
     let times = collectives

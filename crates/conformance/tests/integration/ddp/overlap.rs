@@ -33,7 +33,7 @@ pub fn early(rank: &Rank) -> Outcome {
         assert_eq!(early.count(), num_reductions - 1);
         let first = &step.reductions[0];
         assert!(
-            step.backward.started_ns < first.issued_ns,
+            step.backward.started_ns <= first.started_ns,
             "before backward"
         );
     }
@@ -50,7 +50,7 @@ pub fn late(rank: &Rank) -> Outcome {
         assert!(
             step.reductions
                 .iter()
-                .all(|r| r.ended_ns < step.backward.ended_ns)
+                .all(|r| r.ended_ns <= step.backward.ended_ns)
         );
     }
     Ok(())
