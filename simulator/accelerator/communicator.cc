@@ -60,7 +60,11 @@ void Communicator::run(const Start& start) {
       return;
     } catch (const std::exception&) {
       if (work->isCompleted()) {
-        throw; // failed, not only slow
+        // It failed, or it completed after the wait had given up.
+        if (auto error = work->exception()) {
+          std::rethrow_exception(error);
+        }
+        return;
       }
     }
   }
