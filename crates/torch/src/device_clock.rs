@@ -21,7 +21,7 @@ pub(crate) fn start(device: Device) -> Result<Option<Box<dyn DeviceClock>>> {
         ffi::synchronize_event(event)?;
     }
     let origin = Arc::new(Origin {
-        event: TimedEvent(event),
+        event: Event(event),
         time_ns: now_ns(),
     });
     Ok(Some(Box::new(GpuClock { device, origin })))
@@ -29,16 +29,16 @@ pub(crate) fn start(device: Device) -> Result<Option<Box<dyn DeviceClock>>> {
 
 /// A point of the device and the host's time at it.
 struct Origin {
-    event: TimedEvent,
+    event: Event,
     time_ns: u64,
 }
 
-struct TimedEvent(UniquePtr<ffi::EventHandle>);
+struct Event(UniquePtr<ffi::EventHandle>);
 
 // SAFETY: libtorch's events may be used from any thread, and nothing here changes one after it was recorded.
-unsafe impl Send for TimedEvent {}
+unsafe impl Send for Event {}
 // SAFETY: as above.
-unsafe impl Sync for TimedEvent {}
+unsafe impl Sync for Event {}
 
 struct GpuClock {
     device: Device,
@@ -51,7 +51,7 @@ impl GpuClock {
             return Ok(None);
         };
         Ok(Some(Box::new(GpuPoint {
-            event: TimedEvent(ffi::record_timed_event(stream)?),
+            event: Event(ffi::record_timed_event(stream)?),
             origin: self.origin.clone(),
         })))
     }
@@ -77,11 +77,15 @@ impl fmt::Debug for GpuClock {
 }
 
 struct GpuPoint {
-    event: TimedEvent,
+    event: Event,
     origin: Arc<Origin>,
 }
 
 impl DevicePoint for GpuPoint {
+    fn is_reached(&self) -> bool {
+        is_reached(&self.event.0)
+    }
+
     fn time_ns(&self) -> Option<u64> {
         let (origin, event) = (self.origin.event.0.as_ref()?, self.event.0.as_ref()?);
         ffi::synchronize_event(event).ok()?;
@@ -94,4 +98,36 @@ impl fmt::Debug for GpuPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GpuPoint")
     }
+}
+
+/// A point without a time.
+struct QueuedPoint(Event);
+
+impl DevicePoint for QueuedPoint {
+    fn is_reached(&self) -> bool {
+        is_reached(&self.0.0)
+    }
+
+    fn time_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl fmt::Debug for QueuedPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QueuedPoint")
+    }
+}
+
+/// The point up to which this thread has queued work on `device`; `None` on CPU.
+pub(crate) fn queued_point(device: Device) -> Option<Box<dyn DevicePoint>> {
+    let stream = Stream::current(device).ok()?.id()?;
+    let event = ffi::record_event(stream).ok()?;
+    Some(Box::new(QueuedPoint(Event(event))))
+}
+
+/// An event that failed counts as reached: the error appears where the host waits.
+fn is_reached(event: &UniquePtr<ffi::EventHandle>) -> bool {
+    let event = event.as_ref();
+    event.is_none_or(|event| ffi::event_is_done(event).unwrap_or(true))
 }

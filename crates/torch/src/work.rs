@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use cxx::UniquePtr;
-use tch::Tensor;
-use trainyard_trace::{Collective, DeviceInterval, Ledger};
+use tch::{Device, Tensor};
+use trainyard_trace::{Collective, DeviceInterval, Ledger, OnDevice};
 
 use crate::bridge::ffi;
 use crate::direct_collectives::wait_all;
 use crate::error::{Cause, CommunicationError, Result};
-use crate::{comm_thread, interleave};
+use crate::{comm_thread, device_clock, interleave};
 
 /// A started collective, like c10d's `Work`. Its tensors may be used only after [`Work::wait`].
 ///
@@ -45,9 +45,7 @@ impl State {
             return None;
         };
         let clock = ledger.device_clock()?;
-        if !tensors.iter().any(|tensor| tensor.device().is_cuda()) {
-            return None;
-        }
+        gpu_of(tensors)?;
         let from = clock.mark()?;
         let mut join = || {
             for work in works.iter().filter_map(UniquePtr::as_ref) {
@@ -62,6 +60,12 @@ impl State {
             joined: None,
         })
     }
+}
+
+/// The GPU of the tensors of a collective, if a GPU executes it.
+fn gpu_of(tensors: &[Tensor]) -> Option<Device> {
+    let mut devices = tensors.iter().map(Tensor::device);
+    devices.find(|device| device.is_cuda())
 }
 
 impl Work {
@@ -127,6 +131,7 @@ impl Pending {
     fn finish(mut self) -> Result<()> {
         let began = self.ledger.now_ns();
         self.ledger.wait(&self.handle, began);
+        let mut done = None;
         let (started, ended, result) = match self.state {
             State::Done => (began, began, Ok(())),
             State::Queued(completion) => {
@@ -136,6 +141,7 @@ impl Pending {
             }
             State::Posted(works, tensors) => {
                 let result = wait_all(works, || {});
+                done = gpu_of(&tensors).and_then(device_clock::queued_point);
                 drop(tensors);
                 if let (Some(interval), Some(clock)) =
                     (&mut self.interval, self.ledger.device_clock())
@@ -146,7 +152,11 @@ impl Pending {
             }
         };
         let waited = (began, self.ledger.now_ns());
-        self.ledger.finish(self.handle, self.interval, |record| {
+        let on_device = OnDevice {
+            interval: self.interval,
+            done,
+        };
+        self.ledger.finish(self.handle, on_device, |record| {
             record.started_ns = if started == 0 {
                 record.issued_ns
             } else {

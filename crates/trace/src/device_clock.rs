@@ -2,7 +2,8 @@
 //!
 //! A GPU executes what the host has queued, later. So a ledger that records, of a rank with a GPU, takes the times of
 //! spans of compute and of collectives from the device: it marks points in the device's work, and asks for their times
-//! when its events are read.
+//! when its events are read. And for every collective it keeps a point that the device reaches after it, because the host
+//! does not wait for it: what has not been reached is pending.
 
 use std::fmt::Debug;
 
@@ -17,6 +18,9 @@ pub trait DeviceClock: Debug + Send + Sync {
 
 /// A point in the work of a device.
 pub trait DevicePoint: Debug + Send {
+    /// Whether the device has reached the point. Does not wait.
+    fn is_reached(&self) -> bool;
+
     /// When the device reached the point, as a time of [`Ledger::now_ns`](crate::Ledger::now_ns). Waits until it has.
     fn time_ns(&self) -> Option<u64>;
 }
@@ -40,4 +44,13 @@ impl DeviceInterval {
         let to = self.to.time_ns()?.min(joined.unwrap_or(u64::MAX));
         Some((self.from.time_ns()?.min(to), to))
     }
+}
+
+/// What a device does for a collective, after the host has gone on.
+#[derive(Debug, Default)]
+pub struct OnDevice {
+    /// Its times, if the ledger takes them from the device.
+    pub interval: Option<DeviceInterval>,
+    /// A point after it.
+    pub done: Option<Box<dyn DevicePoint>>,
 }

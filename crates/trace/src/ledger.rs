@@ -13,9 +13,9 @@ use std::{
 };
 
 use crate::{
-    Allocation, Collective, CollectiveId, CollectiveKind, DeviceClock, DeviceInterval, Events,
-    MemoryKind, MemoryTotal, Operator, OperatorTotal, Purpose, Span, SpanGuard, SpanKind,
-    SpanTotal, Total, Totals, TraceError, clock, write_chrome,
+    Allocation, Collective, CollectiveId, CollectiveKind, DeviceClock, DeviceInterval, DevicePoint,
+    Events, MemoryKind, MemoryTotal, OnDevice, Operator, OperatorTotal, Purpose, Span, SpanGuard,
+    SpanKind, SpanTotal, Total, Totals, TraceError, clock, write_chrome,
 };
 
 /// The number of events of each kind that a ledger keeps when it does not record.
@@ -93,7 +93,9 @@ impl Ledger {
 
     /// Records a completed collective.
     pub fn collective(&self, collective: Collective) {
-        self.state().collective(collective, self.0.capacity);
+        let mut state = self.state();
+        state.set_last_completed(&collective);
+        state.collective(collective, self.0.capacity);
     }
 
     /// Records a collective that has been issued. It is counted when it is [finished](Self::finish).
@@ -110,17 +112,23 @@ impl Ledger {
         }
     }
 
-    /// Records the completion of a pending collective. `complete` fills in its end time and other results; on a
-    /// device, the times are those of `interval`.
+    /// Records the completion of a pending collective. `complete` fills in its end time and other results. If a device
+    /// executes it, the host has gone on, and the collective stays pending until `on_device` is done.
     pub fn finish(
         &self,
         handle: CollectiveHandle,
-        interval: Option<DeviceInterval>,
+        on_device: OnDevice,
         complete: impl FnOnce(&mut Collective),
     ) {
         let mut state = self.state();
         if let Some(mut collective) = state.pending.remove(&handle.0) {
             complete(&mut collective);
+            let OnDevice { interval, done } = on_device;
+            state.complete_executed();
+            match done {
+                Some(done) => push(&mut state.queued, (collective.clone(), done), CAPACITY),
+                None => state.set_last_completed(&collective),
+            }
             let index = state.collectives.len();
             let on_device = interval.map(|interval| (index, interval));
             state.device_collectives.extend(on_device);
@@ -128,14 +136,20 @@ impl Ledger {
         }
     }
 
-    /// The collectives that were issued and are not complete, oldest first.
+    /// The collectives that were issued and are not complete, oldest first: those that a device still has to execute,
+    /// then those that the host waits for.
     pub fn pending(&self) -> Vec<Collective> {
-        self.state().pending.values().cloned().collect()
+        let mut state = self.state();
+        state.complete_executed();
+        let queued = state.queued.iter().map(|(collective, _)| collective);
+        queued.chain(state.pending.values()).cloned().collect()
     }
 
     /// The last completed collective of each group; the most recent one is the last element.
     pub fn last_completed(&self) -> Vec<CollectiveId> {
-        self.state().last_completed.clone()
+        let mut state = self.state();
+        state.complete_executed();
+        state.last_completed.clone()
     }
 
     /// The time that callers have blocked in `wait` since the ledger was created or reset.
@@ -189,9 +203,11 @@ impl Ledger {
     pub fn reset(&self) {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
+        let queued = std::mem::take(&mut state.queued);
         let last_completed = std::mem::take(&mut state.last_completed);
         *state = State {
             pending,
+            queued,
             last_completed,
             ..State::default()
         };
@@ -218,6 +234,8 @@ struct State {
     by_memory: [MemoryTotal; MemoryKind::COUNT],
     operator_total: OperatorTotal,
     pending: BTreeMap<u64, Collective>,
+    /// Collectives that the host has gone on from, each with a point that the device reaches after it.
+    queued: VecDeque<(Collective, Box<dyn DevicePoint>)>,
     /// One per group, the most recent last.
     last_completed: Vec<CollectiveId>,
     collectives: VecDeque<Collective>,
@@ -238,7 +256,6 @@ impl State {
         total.sent_bytes += collective.sent_bytes;
         self.communication_ns[collective.purpose.index()] += collective.duration_ns();
         self.waited_ns += collective.waited_ns();
-        self.set_last_completed(&collective);
         push(&mut self.collectives, collective, capacity);
     }
 
@@ -284,6 +301,14 @@ impl State {
             total.allocated_bytes += bytes;
         }
         push(&mut self.allocations, allocation, capacity);
+    }
+
+    /// Completes the collectives that the device has executed. It executes them in order, so the first that it has not
+    /// executed ends the search.
+    fn complete_executed(&mut self) {
+        while let Some((collective, _)) = self.queued.pop_front_if(|(_, done)| done.is_reached()) {
+            self.set_last_completed(&collective);
+        }
     }
 
     /// Replaces the host's times by those of the device.

@@ -46,7 +46,7 @@ pub use calls::{Calls, calls};
 pub use chrome::{chrome_file_name, read_chrome, write_chrome};
 pub use clock::now_ns;
 pub use collective::{Collective, CollectiveId, CollectiveKind};
-pub use device_clock::{DeviceClock, DeviceInterval, DevicePoint};
+pub use device_clock::{DeviceClock, DeviceInterval, DevicePoint, OnDevice};
 pub use error::TraceError;
 pub use events::Events;
 pub use flops::flops;

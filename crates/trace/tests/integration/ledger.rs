@@ -1,11 +1,12 @@
 //! The ledger counts everything, keeps the last events, and is cheap.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use trainyard_trace::{
     Allocation, Collective, CollectiveKind, DeviceClock, DeviceInterval, DevicePoint, Ledger,
-    MemoryKind, MemoryTotal, Operator, Purpose, Span, SpanKind, Total, current_thread,
+    MemoryKind, MemoryTotal, OnDevice, Operator, Purpose, Span, SpanKind, Total, current_thread,
 };
 
 fn all_reduce(sequence: u64) -> Collective {
@@ -125,10 +126,14 @@ fn an_unfinished_collective_is_pending() {
     let first = ledger.begin(all_reduce(0));
     let second = ledger.begin(all_reduce(1));
     assert_eq!(ledger.totals().all_collectives().count, 0);
-    ledger.finish(first, None, |collective| collective.ended_ns = 99);
+    ledger.finish(first, OnDevice::default(), |collective| {
+        collective.ended_ns = 99
+    });
     ledger.reset();
     assert_eq!(ledger.pending(), [all_reduce(1)]);
-    ledger.finish(second, None, |collective| collective.ended_ns = 100);
+    ledger.finish(second, OnDevice::default(), |collective| {
+        collective.ended_ns = 100
+    });
     assert!(ledger.pending().is_empty());
     assert_eq!(ledger.events().collectives[0].ended_ns, 100);
     assert_eq!(ledger.totals().all_collectives().count, 1);
@@ -207,6 +212,10 @@ struct FakeClock(AtomicU64);
 struct FakePoint(u64);
 
 impl DevicePoint for FakePoint {
+    fn is_reached(&self) -> bool {
+        true
+    }
+
     fn time_ns(&self) -> Option<u64> {
         Some(self.0)
     }
@@ -241,11 +250,15 @@ fn spans_of_compute_have_the_times_of_the_device() {
 fn a_collective_starts_when_the_one_before_it_in_its_group_has_ended() {
     let ledger = Ledger::recording(0);
     let points = |from, to| {
-        Some(DeviceInterval {
+        let interval = DeviceInterval {
             from: Box::new(FakePoint(from)),
             to: Box::new(FakePoint(to)),
             joined: Some(Box::new(FakePoint(300))),
-        })
+        };
+        OnDevice {
+            interval: Some(interval),
+            done: None,
+        }
     };
     let [first, second] = [0, 1].map(|sequence| ledger.begin(all_reduce(sequence)));
     // Queued together, and waited for in the other order.
@@ -256,6 +269,37 @@ fn a_collective_starts_when_the_one_before_it_in_its_group_has_ended() {
         .iter()
         .map(|each| (each.started_ns, each.ended_ns));
     assert_eq!(times.collect::<Vec<_>>(), [(200, 300), (100, 200)]);
+}
+
+/// A point that a test decides about.
+#[derive(Debug, Default, Clone)]
+struct Switch(Arc<AtomicBool>);
+
+impl DevicePoint for Switch {
+    fn is_reached(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn time_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
+#[test]
+fn a_collective_is_pending_until_the_device_has_executed_it() {
+    let ledger = Ledger::new(0);
+    let done = Switch::default();
+    let handle = ledger.begin(all_reduce(0));
+    let on_device = OnDevice {
+        interval: None,
+        done: Some(Box::new(done.clone())),
+    };
+    ledger.finish(handle, on_device, |_| {});
+    assert_eq!(ledger.pending(), [all_reduce(0)]);
+    assert!(ledger.last_completed().is_empty());
+    done.0.store(true, Ordering::Relaxed);
+    assert!(ledger.pending().is_empty());
+    assert_eq!(ledger.last_completed().len(), 1);
 }
 
 #[test]
