@@ -50,6 +50,11 @@ def torchrun(num_ranks: int) -> list[str]:
     return [*command, "--standalone", f"--nproc-per-node={num_ranks}"]
 
 
+def config_options(keys: dict) -> list[str]:
+    """Keys of a config as options of a command."""
+    return [text for key, value in keys.items() for text in (f"--{key}", str(value))]
+
+
 # --------------------------------------------------------------------------- running
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from programs import ROOT, program, trainyard_run
+from programs import ROOT, config_options, program, trainyard_run
 
 STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([\d.]+)")
 RESUMED = re.compile(r"resumed from step (\d+)")
@@ -52,8 +52,7 @@ def train(steps, *more, global_batch=GLOBAL_BATCH):
         "checkpoint.memory_interval": 1,
         "lr_scheduler.decay_type": "constant",
     }
-    args = [arg for key, value in keys.items() for arg in (f"--{key}", str(value))]
-    return [program("trainyard"), "train", config, *args, *more]
+    return [program("trainyard"), "train", config, *config_options(keys), *more]
 
 
 def agent_command(nodes, rdzv_args, secret, worker, lease=LEASE):
