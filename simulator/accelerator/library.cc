@@ -3,6 +3,7 @@
 #include <string>
 
 #include "gpu_library.h"
+#include "memory.h"
 #include "simulated_accelerator.h"
 
 namespace {
@@ -36,6 +37,14 @@ extern "C" c10d::Backend* trainyard_gpu_backend(const trainyard::GpuGroup& group
   backend->setBoundDeviceId(group.device);
   backend->eagerConnectSingleDevice(group.device);
   return backend.release();
+}
+
+extern "C" void trainyard_gpu_observe_memory(const trainyard::MemoryObserver& observer) {
+  trainyard::simulated::observe_memory(observer);
+}
+
+extern "C" void trainyard_gpu_limit_memory(c10::Device device, uint64_t bytes) {
+  trainyard::simulated::limit_memory(device.index(), bytes);
 }
 
 extern "C" void trainyard_gpu_begin_step(bool /*profile*/) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
 #include <c10/util/Exception.h>
@@ -46,6 +47,7 @@ struct DelayedBlock {
 };
 
 struct DeviceMemory {
+  uint64_t limit = 0; // in bytes; 0: the memory of the device
   size_t used_addresses = 0;
   FreeBlocks free;
   std::vector<DelayedBlock> delayed;
@@ -63,6 +65,7 @@ struct Memory {
   std::vector<DeviceMemory> devices;
   std::map<uintptr_t, Block*> blocks; // live, by address
   uint64_t next_number = 0;
+  std::optional<MemoryObserver> observer;
 };
 
 Memory& memory() {
@@ -202,6 +205,9 @@ void release_block(void* context) {
   device.allocated.decrease(block->size);
   device.requested.decrease(block->requested);
   device.allocations.decrease(1);
+  if (const auto& observer = memory().observer) {
+    observer->released(reinterpret_cast<void*>(block->begin));
+  }
   auto until = remaining_uses(*block);
   memory().blocks.erase(block->begin);
   if (!until.empty()) {
@@ -234,7 +240,7 @@ void reuse_freed_blocks() {
 namespace {
 
 void check_capacity(DeviceMemory& memory, int device, size_t bytes, size_t size) {
-  auto capacity = options().memory_bytes;
+  auto capacity = memory.limit != 0 ? memory.limit : options().memory_bytes;
   auto held = static_cast<uint64_t>(memory.allocated.current);
   if (capacity != 0 && held + size > capacity) {
     ++memory.out_of_memory;
@@ -280,6 +286,9 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     memory_of_device.allocated.increase(size);
     memory_of_device.requested.increase(bytes);
     memory_of_device.allocations.increase(1);
+    if (const auto& observer = memory().observer) {
+      observer->allocated(reinterpret_cast<void*>(begin), bytes);
+    }
     return {reinterpret_cast<void*>(begin), block, &release_block, result_device};
   }
 
@@ -334,6 +343,16 @@ class DeviceAllocator final : public c10::DeviceAllocator {
 c10::DeviceAllocator* device_allocator() {
   static auto* allocator = new DeviceAllocator();
   return allocator;
+}
+
+void observe_memory(const MemoryObserver& observer) {
+  ClockLock lock(clock_mutex());
+  memory().observer = observer;
+}
+
+void limit_memory(int device, uint64_t bytes) {
+  ClockLock lock(clock_mutex());
+  memory().devices.at(device).limit = bytes;
 }
 
 MemoryCounters memory_counters(int device) {

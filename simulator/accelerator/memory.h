@@ -11,6 +11,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "clocks.h"
+#include "gpu_library.h"
 #include "simulated_accelerator.h"
 #include "streams.h"
 
@@ -44,6 +45,10 @@ void record_stream(const c10::DataPtr& pointer, Stream& stream);
 
 // Makes released blocks available that waited for other streams and that the host now knows to be unused.
 void reuse_freed_blocks();
+
+// As CUDA's allocator: the observer is told of every allocation and release, and `bytes` may be reserved at most.
+void observe_memory(const MemoryObserver& observer);
+void limit_memory(int device, uint64_t bytes);
 
 MemoryCounters memory_counters(int device);
 void reset_memory_peak(int device);

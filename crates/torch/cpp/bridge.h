@@ -77,6 +77,7 @@ bool store_check(const StoreHandle& store, rust::Str key);
 std::shared_ptr<GroupHandle> gloo_group(
     const StoreHandle& store, int32_t rank, int32_t size, rust::Str address, uint64_t timeout_ms);
 void load_gpu_library(rust::Str path);
+void set_gpu_memory_limit(int32_t index, uint64_t bytes);
 void begin_step(bool profile);
 void end_step();
 std::shared_ptr<GroupHandle> gpu_group(

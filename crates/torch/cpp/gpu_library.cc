@@ -9,6 +9,8 @@ namespace trainyard {
 namespace {
 
 decltype(&trainyard_gpu_backend) create_backend = nullptr;
+decltype(&trainyard_gpu_observe_memory) observe_memory_of_gpus = nullptr;
+decltype(&trainyard_gpu_limit_memory) limit_memory_of_gpu = nullptr;
 decltype(&trainyard_gpu_begin_step) begin_gpu_step = nullptr;
 decltype(&trainyard_gpu_end_step) end_gpu_step = nullptr;
 
@@ -27,8 +29,23 @@ void load_gpu_library(rust::Str path) {
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   TORCH_CHECK(library != nullptr, dlerror());
   find(library, file, "trainyard_gpu_backend", create_backend);
+  find(library, file, "trainyard_gpu_observe_memory", observe_memory_of_gpus);
+  find(library, file, "trainyard_gpu_limit_memory", limit_memory_of_gpu);
   find(library, file, "trainyard_gpu_begin_step", begin_gpu_step);
   find(library, file, "trainyard_gpu_end_step", end_gpu_step);
+}
+
+bool observe_gpu_memory(const MemoryObserver& observer) {
+  if (observe_memory_of_gpus == nullptr) {
+    return false;
+  }
+  observe_memory_of_gpus(observer);
+  return true;
+}
+
+void set_gpu_memory_limit(int32_t index, uint64_t bytes) {
+  TORCH_CHECK(limit_memory_of_gpu != nullptr, "no GPU library is loaded");
+  limit_memory_of_gpu(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)), bytes);
 }
 
 void begin_step(bool profile) {

@@ -1,4 +1,4 @@
-// Observers of memory (every allocation and release on CPU and meta) and of operators (with their input shapes).
+// Observers of memory (every allocation and release on meta and on the GPU, or else the CPU) and of operators (with their input shapes).
 #include <array>
 #include <mutex>
 #include <unordered_map>
@@ -10,6 +10,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include "bridge.h"
+#include "gpu_library.h"
 #include "trainyard-torch/src/bridge.rs.h"
 
 namespace trainyard {
@@ -95,7 +96,7 @@ class Counters {
   rust::Vec<AllocationRecord> records_;
 };
 
-// CPU and meta share one set of counters, because a process trains on one or the other. Never destroyed: static
+// All devices share one set of counters, because a process trains on one of them, or on none in a dry run. Never destroyed: static
 // tensors may be released after static destructors ran.
 Counters& counters() {
   static auto* instance = new Counters();
@@ -120,9 +121,9 @@ void release_block(void* context) {
   delete block;
 }
 
-// How each CPU allocation was counted, by address. The DataPtr's context must be the address itself, because some
+// How each allocation on CPU or GPU was counted, by address. On CPU the DataPtr's context must be the address itself, because some
 // kernels (convolutions) allocate raw memory and free it by address alone.
-class CpuBlocks {
+class Blocks {
  public:
   void insert(void* data, size_t bytes) {
     auto kind = current_kind;
@@ -156,14 +157,14 @@ class CpuBlocks {
   std::unordered_map<void*, Entry> blocks_;
 };
 
-CpuBlocks& cpu_blocks() {
-  static auto* instance = new CpuBlocks();
+Blocks& blocks() {
+  static auto* instance = new Blocks();
   return *instance;
 }
 
 void release_cpu(void* data) {
   if (data != nullptr) {
-    cpu_blocks().erase(data);
+    blocks().erase(data);
     c10::free_cpu(data);
   }
 }
@@ -173,7 +174,7 @@ struct ObservedCpu final : c10::Allocator {
     counters().check_limit(bytes);
     void* data = c10::alloc_cpu(bytes);
     if (data != nullptr) {
-      cpu_blocks().insert(data, bytes);
+      blocks().insert(data, bytes);
     }
     return {data, data, &release_cpu, c10::Device(c10::kCPU)};
   }
@@ -253,7 +254,12 @@ void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) 
 
 void observe_memory() {
   static bool installed = [] {
-    c10::SetCPUAllocator(new ObservedCpu(), 100);
+    MemoryObserver observer{
+        [](void* address, size_t bytes) { blocks().insert(address, bytes); },
+        [](void* address) { blocks().erase(address); }};
+    if (!observe_gpu_memory(observer)) {
+      c10::SetCPUAllocator(new ObservedCpu(), 100);
+    }
     c10::SetAllocator(c10::kMeta, new ObservedMeta(), 100);
     return true;
   }();

@@ -91,6 +91,7 @@ pub(crate) mod ffi {
             timeout_ms: u64,
         ) -> Result<SharedPtr<GroupHandle>>;
         fn load_gpu_library(path: &str) -> Result<()>;
+        fn set_gpu_memory_limit(index: i32, bytes: u64) -> Result<()>;
         fn begin_step(profile: bool);
         fn end_step();
         fn gpu_group(

@@ -1,8 +1,10 @@
-//! Memory accounting: every allocation and release on CPU and meta, counted by kind.
+//! Memory accounting: every allocation and release on the device that the process trains on, counted by kind.
 
+use tch::Device;
 use trainyard_trace::{Allocation, MemoryKind};
 
 use crate::bridge::ffi;
+use crate::device;
 use crate::error::Result;
 
 const NUM_KINDS: usize = 6;
@@ -30,7 +32,9 @@ pub struct MemoryReport {
     pub peak: u64,
 }
 
-/// Starts counting, for the rest of the process. Earlier allocations are not counted.
+/// Starts counting, for the rest of the process: meta tensors, and GPU memory if a GPU library
+/// is loaded, or else CPU memory.
+/// Earlier allocations are not counted.
 pub fn observe() {
     ffi::observe_memory();
 }
@@ -85,11 +89,16 @@ pub fn reset_peak() {
     ffi::reset_memory_peak();
 }
 
-/// Limits the memory of CPU tensors: an allocation that would exceed `bytes` fails with an error. `None` removes the
-/// limit. Counts what [`observe`] counts.
-pub fn limit(bytes: Option<u64>) {
+/// Limits the memory of a device: an allocation that would exceed `bytes` fails with an error. `None` removes the
+/// limit. On CPU the limit holds for what [`observe`] counts, on a GPU for what the allocator reserves.
+pub fn limit(device: Device, bytes: Option<u64>) -> Result<()> {
     observe();
-    ffi::set_memory_limit(bytes.unwrap_or(0));
+    let bytes = bytes.unwrap_or(0);
+    match device::index(device) {
+        Some(index) => ffi::set_gpu_memory_limit(index, bytes)?,
+        None => ffi::set_memory_limit(bytes),
+    }
+    Ok(())
 }
 
 /// Runs `body` and returns every allocation and release that any thread made meanwhile. Only one recording may be

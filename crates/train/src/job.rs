@@ -34,7 +34,7 @@ pub fn run(config: &Config, world: &World) -> Result<()> {
         }
     }
     let limit = config.training.memory_limit_bytes;
-    memory::limit((limit > 0).then_some(limit));
+    memory::limit(world.device(), (limit > 0).then_some(limit))?;
     let (stop_flag, steps) = (StopFlag::default(), config.training.steps);
     let heartbeat = HeartbeatWriter::from_env(world, steps);
     // Before the first step there is nothing to save, so SIGTERM keeps its default action. With peer
