@@ -54,7 +54,7 @@ fn main() -> Result<()> {
         let run = model.forward(&inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?;
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         model.zero_grad()?;
 
         let total = loss.detach();

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     for step in 0..STEPS {
         let (images, labels) = batch(step);
         let loss = model.step(&images, &labels, step)?; // criterion(model(images), labels).backward()
-        optimizer.step(LEARNING_RATE, None)?; // optimizer.step()
+        optimizer.step(LEARNING_RATE)?; // optimizer.step()
         model.zero_grad()?; // optimizer.zero_grad()
         losses.push(f64::try_from(&loss)?);
         println!("step {step} loss {:.6}", losses[losses.len() - 1]);

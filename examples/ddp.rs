@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         let run = model.forward(&points, &Context::training(step))?; // model(points)
         let loss = model.loss(run.output(), &labels)? / labels.size()[0] as f64;
         model.backward(run, &loss, GradSync::Full)?; // loss.backward()
-        optimizer.step(LEARNING_RATE, None)?; // optimizer.step()
+        optimizer.step(LEARNING_RATE)?; // optimizer.step()
         model.zero_grad()?; // optimizer.zero_grad()
 
         let mean = loss.detach();

@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?; // gradients are reduce-scattered
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         model.zero_grad()?;
 
         let mean = loss.detach().to_kind(Kind::Float);

@@ -99,7 +99,7 @@ fn main() -> Result<()> {
         if rank > 0 {
             send(&group, rank - 1, &x.grad())?;
         }
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         stage
             .layers
             .visit(&mut |p| p.tensor().shallow_clone().zero_grad());

@@ -58,7 +58,7 @@ fn main() -> Result<()> {
         let run = model.forward(&batch.inputs, &context)?;
         let loss = model.loss(run.output(), &batch.targets)? / num_tokens;
         model.backward(run, &loss, GradSync::Full)?;
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         model.zero_grad()?;
         let imbalance = rebalance(&model, &world_group)?;
 

@@ -90,7 +90,7 @@ fn main() -> Result<()> {
             scale: 1.0,
             ledger: world.ledger(),
         })?;
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         pipeline.zero_grad()?;
         // Only the rank with the last stage has a loss.
         if let Some(loss) = loss {

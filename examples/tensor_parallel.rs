@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         // loss_parallel(): logits stay sharded.
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?;
-        optimizer.step(LEARNING_RATE, None)?;
+        optimizer.step(LEARNING_RATE)?;
         model.zero_grad()?;
 
         losses.push(f64::try_from(&loss)?);

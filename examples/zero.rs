@@ -41,7 +41,7 @@ fn train(stage: Stage, world: &World) -> Result<()> {
         let run = model.forward(&batch.inputs, &Context::training(step))?;
         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
         model.backward(run, &loss, GradSync::Full)?;
-        optimizer.step(3e-3, None)?;
+        optimizer.step(3e-3)?;
         model.zero_grad()?;
     }
     let after = memory::report()?.allocated;

@@ -171,9 +171,9 @@ std::unique_ptr<TensorList> attention_block_backward(
 // --- operators tch does not bind (kernel.cc) and meta kernels (meta.cc) ---------------------------
 void fused_adamw(
     Addresses params, Addresses grads, Addresses exp_avgs, Addresses exp_avg_sqs, Addresses steps,
-    Addresses grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay);
+    Addresses grad_scale, Addresses found_inf, double lr, double beta1, double beta2, double eps, double weight_decay);
 void fused_sgd(
-    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale,
+    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale, Addresses found_inf,
     double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool first);
 std::unique_ptr<TensorList> foreach_norm(Addresses tensors);
 void foreach_mul_scalar(Addresses tensors, double factor);

@@ -23,21 +23,25 @@ void bump_versions(const std::vector<at::Tensor>& tensors) {
 
 void fused_adamw(
     Addresses params, Addresses grads, Addresses exp_avgs, Addresses exp_avg_sqs, Addresses steps,
-    Addresses grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay) {
+    Addresses grad_scale, Addresses found_inf, double lr, double beta1, double beta2, double eps, double weight_decay) {
   auto p = tensors_at(params), g = tensors_at(grads), m = tensors_at(exp_avgs), v = tensors_at(exp_avg_sqs);
   auto s = tensors_at(steps);
+  auto skip = optional_at(found_inf);
   at::_foreach_add_(s, 1);
   at::_fused_adamw_(p, g, m, v, {}, s, lr, beta1, beta2, weight_decay, eps, /*amsgrad=*/false, /*maximize=*/false,
-                    optional_at(grad_scale));
+                    optional_at(grad_scale), skip);
+  if (skip.has_value()) {
+    at::_foreach_add_(s, *skip, -1); // a skipped step does not count
+  }
   bump_versions(p);
 }
 
 void fused_sgd(
-    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale,
+    Addresses params, Addresses grads, Addresses momenta, Addresses grad_scale, Addresses found_inf,
     double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool first) {
   auto p = tensors_at(params);
   at::_fused_sgd_(p, tensors_at(grads), tensors_at(momenta), weight_decay, momentum, lr, dampening,
-                  nesterov, /*maximize=*/false, first, optional_at(grad_scale));
+                  nesterov, /*maximize=*/false, first, optional_at(grad_scale), optional_at(found_inf));
   bump_versions(p);
 }
 

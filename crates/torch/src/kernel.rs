@@ -43,13 +43,20 @@ pub struct AdamWState<'a> {
     pub steps: &'a [Tensor],
 }
 
+/// What a fused kernel reads on the device before it updates parameters, as PyTorch's `GradScaler` passes it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeviceScalars<'a> {
+    /// Gradients are divided by it, so that clipping needs no separate pass.
+    pub grad_scale: Option<&'a Tensor>,
+    /// A float32 scalar: if it is 1, nothing is updated.
+    pub found_inf: Option<&'a Tensor>,
+}
+
 /// One step of AdamW over all parameters in one kernel.
-///
-/// The kernel divides gradients by `grad_scale`, so that clipping needs no separate pass.
 pub fn fused_adamw(
     state: &AdamWState<'_>,
     options: &AdamW,
-    grad_scale: Option<&Tensor>,
+    scalars: DeviceScalars<'_>,
 ) -> Result<()> {
     Ok(ffi::fused_adamw(
         &addresses(state.params),
@@ -57,7 +64,8 @@ pub fn fused_adamw(
         &addresses(state.exp_avgs),
         &addresses(state.exp_avg_sqs),
         &addresses(state.steps),
-        &addresses(grad_scale.as_slice()),
+        &addresses(scalars.grad_scale.as_slice()),
+        &addresses(scalars.found_inf.as_slice()),
         options.lr,
         options.beta1,
         options.beta2,
@@ -81,21 +89,21 @@ pub struct Sgd {
     pub nesterov: bool,
 }
 
-/// One step of SGD over all parameters; `momenta` may be empty if the momentum is 0. The kernel divides gradients by
-/// `grad_scale`.
+/// One step of SGD over all parameters; `momenta` may be empty if the momentum is 0.
 pub fn fused_sgd(
     params: &[Tensor],
     grads: &[Tensor],
     momenta: &[Tensor],
     options: &Sgd,
     is_first_step: bool,
-    grad_scale: Option<&Tensor>,
+    scalars: DeviceScalars<'_>,
 ) -> Result<()> {
     Ok(ffi::fused_sgd(
         &addresses(params),
         &addresses(grads),
         &addresses(momenta),
-        &addresses(grad_scale.as_slice()),
+        &addresses(scalars.grad_scale.as_slice()),
+        &addresses(scalars.found_inf.as_slice()),
         options.lr,
         options.momentum,
         options.dampening,

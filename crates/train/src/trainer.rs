@@ -18,7 +18,7 @@ use crate::clip::{GradNorm, clip};
 use crate::error::Result;
 use crate::expert_load::{ExpertLoad, ExpertLoadTracker};
 use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
-use crate::optimizer::{self, Optimizer};
+use crate::optimizer::{self, DeviceScalars, Optimizer};
 use crate::pipeline;
 use crate::recompute;
 use crate::scalar::{scalar_like, scalar_zero_like};
@@ -77,8 +77,12 @@ struct OptimizerStep<'a> {
 
 impl trainyard_parallel::Optimizer for OptimizerStep<'_> {
     fn step(&mut self) -> trainyard_parallel::Result<()> {
+        let scalars = DeviceScalars {
+            grad_scale: self.scale.as_ref(),
+            found_inf: None,
+        };
         self.optimizer
-            .step(self.learning_rate, self.scale.as_ref())
+            .step_with(self.learning_rate, scalars)
             .map_err(|e| ParallelError::Optimizer {
                 reason: e.to_string(),
             })

@@ -17,7 +17,7 @@
 //!         let run = model.forward(&batch.inputs, &Context::training(step))?;
 //!         let loss = model.loss(run.output(), &batch.targets)? / batch.num_targets as f64;
 //!         model.backward(run, &loss, GradSync::Full)?; // all-reduces gradients during backward
-//!         optimizer.step(3e-4, None)?;
+//!         optimizer.step(3e-4)?;
 //!         model.zero_grad()?;
 //!     }
 //!     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::numbers::{assert_close, values, wave};
 use proptest::prelude::*;
-use trainyard_torch::kernel::{self, AdamW, AdamWState, Sgd};
+use trainyard_torch::kernel::{self, AdamW, AdamWState, DeviceScalars, Sgd};
 use trainyard_torch::{Device, Kind, Tensor};
 
 /// Two tensors of different shapes.
@@ -60,6 +60,13 @@ fn sgd_reference(options: &Sgd, start: f64, grads: &[f64]) -> f64 {
     x
 }
 
+fn scalars(grad_scale: Option<&Tensor>) -> DeviceScalars<'_> {
+    DeviceScalars {
+        grad_scale,
+        found_inf: None,
+    }
+}
+
 proptest! {
     #[test]
     fn fused_adamw_equals_adamw(
@@ -83,7 +90,7 @@ proptest! {
                 exp_avg_sqs: &exp_avg_sqs,
                 steps: &steps,
             };
-            kernel::fused_adamw(&state, &options, grad_scale.as_ref()).unwrap();
+            kernel::fused_adamw(&state, &options, scalars(grad_scale.as_ref())).unwrap();
         }
         let divisor = scale.map_or(1.0, |scale| f64::from(scale as f32));
         for (which, param) in params.iter().enumerate() {
@@ -117,7 +124,7 @@ proptest! {
         let grad_scale = scale.map(|scale| Tensor::from(scale as f32));
         for step in 0..num_steps {
             let grads = pair(step as f64 + 2.0);
-            kernel::fused_sgd(&params, &grads, momenta, &options, step == 0, grad_scale.as_ref())
+            kernel::fused_sgd(&params, &grads, momenta, &options, step == 0, scalars(grad_scale.as_ref()))
                 .unwrap();
         }
         let divisor = scale.map_or(1.0, |scale| f64::from(scale as f32));

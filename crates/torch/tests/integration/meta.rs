@@ -1,7 +1,7 @@
 //! Meta kernels: shapes and memory of the real kernels, without values.
 
 use crate::numbers::{exclusive, values, wave};
-use trainyard_torch::kernel::{self, AdamW, AdamWState, Sgd};
+use trainyard_torch::kernel::{self, AdamW, AdamWState, DeviceScalars, Sgd};
 use trainyard_torch::{Kind, Tensor, memory, meta};
 
 fn floats(shape: &[i64]) -> Tensor {
@@ -175,8 +175,20 @@ fn fused_optimizers_run_and_allocate_nothing() {
     };
     let scale = floats(&[]);
     let grown = growth(|| {
-        kernel::fused_adamw(&state, &adamw, Some(&scale)).unwrap();
-        kernel::fused_sgd(&params, &grads, &first, &sgd, true, None).unwrap();
+        let scalars = DeviceScalars {
+            grad_scale: Some(&scale),
+            found_inf: None,
+        };
+        kernel::fused_adamw(&state, &adamw, scalars).unwrap();
+        kernel::fused_sgd(
+            &params,
+            &grads,
+            &first,
+            &sgd,
+            true,
+            DeviceScalars::default(),
+        )
+        .unwrap();
     });
     assert!(grown <= 64, "{grown} bytes");
 }

@@ -5,9 +5,9 @@ use trainyard_config::OptimizerSection;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::Optimizer;
 use super::batch::Batch;
 use super::state::{Extent, Slot, State};
+use super::{DeviceScalars, Optimizer};
 use crate::Result;
 
 /// State per parameter: first moment, second moment, step count.
@@ -67,7 +67,7 @@ impl AdamW {
 }
 
 impl Optimizer for AdamW {
-    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+    fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
         let AdamWOptions {
             beta1,
             beta2,
@@ -81,8 +81,7 @@ impl Optimizer for AdamW {
             eps,
             weight_decay,
         };
-        self.state
-            .update(|batch| update(batch, &options, grad_scale))
+        self.state.update(|batch| update(batch, &options, scalars))
     }
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -98,8 +97,12 @@ impl Optimizer for AdamW {
     }
 }
 
-fn update(batch: &Batch<3>, options: &kernel::AdamW, grad_scale: Option<&Tensor>) -> Result<()> {
-    let scale = batch.fused_scale(grad_scale)?;
+fn update(batch: &Batch<3>, options: &kernel::AdamW, scalars: DeviceScalars<'_>) -> Result<()> {
+    let scale = batch.fused_scale(scalars.grad_scale)?;
+    let scalars = DeviceScalars {
+        grad_scale: scale.as_ref(),
+        ..scalars
+    };
     let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
     let state = kernel::AdamWState {
         params: &batch.parameters,
@@ -108,7 +111,7 @@ fn update(batch: &Batch<3>, options: &kernel::AdamW, grad_scale: Option<&Tensor>
         exp_avg_sqs,
         steps,
     };
-    Ok(kernel::fused_adamw(&state, options, scale.as_ref())?)
+    Ok(kernel::fused_adamw(&state, options, scalars)?)
 }
 
 #[cfg(test)]
@@ -167,7 +170,7 @@ mod tests {
         let mut adamw = AdamW::new(OPTIONS, fixture.parameters());
         for (gradient, lr) in gradients.iter().zip([0.01, 0.02, 0.005]) {
             fixture.set_gradient(0, gradient);
-            adamw.step(lr, None).unwrap();
+            adamw.step(lr).unwrap();
         }
         assert_close(&fixture.value(0), &expected);
         let state = adamw.state();

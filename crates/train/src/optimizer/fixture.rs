@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
 
-use super::Optimizer;
+use super::{DeviceScalars, Optimizer};
 
 /// Test parameters, named `p0`, `p1`, ...
 pub(super) struct Fixture(Vec<Parameter>);
@@ -73,9 +73,11 @@ impl Fixture {
                 rule(&mut expected[index], &scaled, lr);
             }
             let divisor = Tensor::from(scale);
-            optimizer
-                .step(lr, (scale != 1.0).then_some(&divisor))
-                .unwrap();
+            let scalars = DeviceScalars {
+                grad_scale: (scale != 1.0).then_some(&divisor),
+                found_inf: None,
+            };
+            optimizer.step_with(lr, scalars).unwrap();
             for (index, expected) in expected.iter().enumerate() {
                 assert_close(&self.value(index), expected);
             }

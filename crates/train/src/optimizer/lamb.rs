@@ -4,11 +4,11 @@ use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::Optimizer;
 use super::adamw::{AdamWOptions, MOMENTS};
 use super::batch::Batch;
 use super::state::State;
-use super::trust::{elements, norms, ratio_or_one};
+use super::trust::{elements, is_set, norms, ratio_or_one};
+use super::{DeviceScalars, Optimizer};
 use crate::Result;
 
 /// LAMB, as `foreach` operations on all parameters of a dtype.
@@ -28,10 +28,13 @@ impl Lamb {
 }
 
 impl Optimizer for Lamb {
-    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+    fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
+        if is_set(scalars.found_inf)? {
+            return Ok(());
+        }
         let options = self.options;
         self.state.update(|batch| {
-            batch.divide_gradients(grad_scale)?;
+            batch.divide_gradients(scalars.grad_scale)?;
             advance_moments(batch, &options)?;
             let direction = direction(batch, &options)?;
             let trust = ratio_or_one(&norms(&batch.parameters)?, &norms(&direction)?)?;

@@ -7,11 +7,11 @@ use trainyard_config::OptimizerSection;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::Optimizer;
 use super::batch::Batch;
 use super::sgd::MOMENTUM;
 use super::state::State;
-use super::trust::{elements, norms, ratio_or_one};
+use super::trust::{elements, is_set, norms, ratio_or_one};
+use super::{DeviceScalars, Optimizer};
 use crate::Result;
 
 /// Hyperparameters of LARS.
@@ -56,10 +56,13 @@ impl Lars {
 }
 
 impl Optimizer for Lars {
-    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+    fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
+        if is_set(scalars.found_inf)? {
+            return Ok(());
+        }
         let options = self.options;
         self.state.update(|batch| {
-            batch.divide_gradients(grad_scale)?;
+            batch.divide_gradients(scalars.grad_scale)?;
             let trust = elements(&trust(batch, &options)?, batch.kind)?;
             let (parameters, [momenta]) = (&batch.parameters, &batch.slots);
             kernel::foreach_mul_(momenta, options.momentum)?;

@@ -1,8 +1,8 @@
 //! Optimizers.
 //!
 //! Each optimizer ([`AdamW`], [`Sgd`], [`Lamb`], [`Lars`]) is an update rule on lists of tensors; `state.rs`
-//! determines which parameters take part in a step and where their state is. No code here reads a value
-//! back from the device, and all of it runs on meta tensors.
+//! determines which parameters take part in a step and where their state is. All of it runs on meta tensors,
+//! and only LAMB and LARS read a value back from the device, `found_inf`, because no fused kernel does it for them.
 
 mod adamw;
 mod batch;
@@ -15,6 +15,8 @@ mod state;
 mod trust;
 
 use tch::Tensor;
+pub use trainyard_torch::kernel::DeviceScalars;
+
 use trainyard_config::{OptimizerImplementation, OptimizerName, OptimizerSection};
 use trainyard_nn::Parameter;
 
@@ -27,9 +29,13 @@ pub use sgd::{Sgd, SgdOptions};
 
 /// Updates parameters from their gradients, as `torch.optim.Optimizer`.
 pub trait Optimizer {
-    /// One step. Gradients are divided by `grad_scale` in place. Parameters without a gradient, and their
-    /// state, do not change.
-    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()>;
+    /// One step. Parameters without a gradient, and their state, do not change.
+    fn step(&mut self, lr: f64) -> Result<()> {
+        self.step_with(lr, DeviceScalars::default())
+    }
+
+    /// As [`Optimizer::step`], with gradients divided by `grad_scale`, in place. Nothing changes if `found_inf` is 1.
+    fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()>;
 
     /// The names of the state tensors per parameter, such as `exp_avg`.
     fn kinds(&self) -> Vec<&'static str>;
@@ -102,7 +108,7 @@ mod tests {
             let mut optimizer = build(&config(name), fixture.parameters());
             let before = fixture.value(1);
             fixture.set_gradient(0, &[1.0; 6]);
-            optimizer.step(0.1, None).unwrap();
+            optimizer.step(0.1).unwrap();
             assert_eq!(fixture.value(1), before, "{name:?}");
             assert!(
                 optimizer
@@ -118,7 +124,7 @@ mod tests {
                 [(&fixture, 1, &mut optimizer), (&alone, 0, &mut fresh)]
             {
                 fixture.set_gradient(index, &[1.0, -2.0, 3.0, -4.0, 5.0]);
-                optimizer.step(0.1, None).unwrap();
+                optimizer.step(0.1).unwrap();
             }
             assert_close(&fixture.value(1), &alone.value(0));
         }
@@ -140,11 +146,43 @@ mod tests {
                         if !inside {
                             let _ = leaf.grad().g_div_scalar_(4.0);
                         }
-                        optimizer.step(0.1, inside.then_some(&scale)).unwrap();
+                        let scalars = DeviceScalars {
+                            grad_scale: inside.then_some(&scale),
+                            ..DeviceScalars::default()
+                        };
+                        optimizer.step_with(0.1, scalars).unwrap();
                     }
                     (numbers(&leaf), numbers(&leaf.grad()))
                 };
                 assert_eq!(run(true), run(false), "{name:?} {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn found_inf_changes_nothing() {
+        for name in ALL {
+            let (fixture, undisturbed) = (Fixture::new(), Fixture::new());
+            let mut optimizer = build(&config(name), fixture.parameters());
+            let mut other = build(&config(name), undisturbed.parameters());
+            for (step, found) in [(0, 0.0f32), (1, 1.0), (2, 0.0)] {
+                fixture.set_gradients(step);
+                let found_inf = Tensor::from(found);
+                let scalars = DeviceScalars {
+                    grad_scale: None,
+                    found_inf: Some(&found_inf),
+                };
+                optimizer.step_with(0.1, scalars).unwrap();
+                if found == 0.0 {
+                    undisturbed.set_gradients(step);
+                    other.step(0.1).unwrap();
+                }
+            }
+            for index in 0..3 {
+                assert_eq!(fixture.value(index), undisturbed.value(index), "{name:?}");
+            }
+            for ((name, found), (_, expected)) in optimizer.state().iter().zip(other.state()) {
+                assert!(found.equal(&expected), "{name}");
             }
         }
     }
@@ -156,7 +194,7 @@ mod tests {
             let mut optimizer = build(&config(name), fixture.parameters());
             for step in 0..3 {
                 fixture.set_gradients(step);
-                optimizer.step(0.1, None).unwrap();
+                optimizer.step(0.1).unwrap();
             }
             for (source, target) in fixture.parameters().iter().zip(resumed.parameters()) {
                 tch::no_grad(|| target.tensor().shallow_clone().copy_(source.tensor()));
@@ -165,7 +203,7 @@ mod tests {
             other.load_state(copied(optimizer.state())).unwrap();
             for (fixture, optimizer) in [(&fixture, &mut optimizer), (&resumed, &mut other)] {
                 fixture.set_gradients(3);
-                optimizer.step(0.1, None).unwrap();
+                optimizer.step(0.1).unwrap();
             }
             for index in 0..3 {
                 assert_eq!(fixture.value(index), resumed.value(index), "{name:?}");
@@ -178,7 +216,7 @@ mod tests {
         let fixture = Fixture::new();
         let mut optimizer = build(&config(OptimizerName::AdamW), fixture.parameters());
         fixture.set_gradients(0);
-        optimizer.step(0.1, None).unwrap();
+        optimizer.step(0.1).unwrap();
         let saved = copied(optimizer.state());
         let with = |change: &dyn Fn(&mut Saved)| {
             let mut state = copied(optimizer.state());
@@ -219,8 +257,12 @@ mod tests {
             let before = allocated();
             let mut optimizer = build(&config(name), vec![parameter]);
             let scale = leaf.grad().norm();
-            optimizer.step(0.1, Some(&scale)).unwrap();
-            optimizer.step(0.1, None).unwrap();
+            let scalars = DeviceScalars {
+                grad_scale: Some(&scale),
+                found_inf: None,
+            };
+            optimizer.step_with(0.1, scalars).unwrap();
+            optimizer.step(0.1).unwrap();
             assert_eq!(memory::KINDS[2], MemoryKind::Optimizer);
             let copies = match name {
                 OptimizerName::AdamW | OptimizerName::Lamb => 2,

@@ -5,9 +5,9 @@ use trainyard_config::OptimizerSection;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::Optimizer;
 use super::batch::Batch;
 use super::state::{Extent, Slot, State};
+use super::{DeviceScalars, Optimizer};
 use crate::Result;
 
 pub(super) const MOMENTUM: Slot = Slot {
@@ -61,7 +61,7 @@ impl Sgd {
 }
 
 impl Optimizer for Sgd {
-    fn step(&mut self, lr: f64, grad_scale: Option<&Tensor>) -> Result<()> {
+    fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
         let options = kernel::Sgd {
             lr,
             momentum: self.options.momentum,
@@ -70,9 +70,9 @@ impl Optimizer for Sgd {
             nesterov: self.options.nesterov,
         };
         match &mut self.state {
-            Momentum::None(state) => state.update(|batch| update(batch, &[], &options, grad_scale)),
+            Momentum::None(state) => state.update(|batch| update(batch, &[], &options, scalars)),
             Momentum::Buffer(state) => {
-                state.update(|batch| update(batch, &batch.slots[0], &options, grad_scale))
+                state.update(|batch| update(batch, &batch.slots[0], &options, scalars))
             }
         }
     }
@@ -103,9 +103,9 @@ fn update<const N: usize>(
     batch: &Batch<N>,
     momenta: &[Tensor],
     options: &kernel::Sgd,
-    grad_scale: Option<&Tensor>,
+    scalars: DeviceScalars<'_>,
 ) -> Result<()> {
-    let scale = batch.fused_scale(grad_scale)?;
+    let scale = batch.fused_scale(scalars.grad_scale)?;
     // Without dampening the first step equals a later one with a momentum buffer of zeros, so parameters
     // may take their first steps at different times.
     let is_first_step = false;
@@ -115,7 +115,10 @@ fn update<const N: usize>(
         momenta,
         options,
         is_first_step,
-        scale.as_ref(),
+        DeviceScalars {
+            grad_scale: scale.as_ref(),
+            ..scalars
+        },
     )?)
 }
 
@@ -162,7 +165,7 @@ mod tests {
         let fixture = Fixture::new();
         let mut sgd = Sgd::new(options, fixture.parameters());
         fixture.set_gradients(0);
-        sgd.step(0.1, None).unwrap();
+        sgd.step(0.1).unwrap();
         assert!(sgd.state().is_empty());
         sgd.load_state(Vec::new()).unwrap();
     }

@@ -8,6 +8,14 @@ use trainyard_torch::kernel;
 
 use crate::Result;
 
+/// Whether a flag on the device is set; waits for it.
+pub(super) fn is_set(flag: Option<&Tensor>) -> Result<bool> {
+    Ok(match flag {
+        Some(flag) => f64::try_from(flag)? != 0.0,
+        None => false,
+    })
+}
+
 /// The norms of `tensors` as one float64 vector.
 pub(super) fn norms(tensors: &[Tensor]) -> Result<Tensor> {
     let norms = kernel::foreach_norm(tensors)?;

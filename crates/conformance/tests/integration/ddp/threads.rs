@@ -60,7 +60,7 @@ fn train(config: &Config, number: usize) -> Result<Trained, Box<dyn Error>> {
         let batch = batch(config, step, 12)?;
         let loss = model.step(&batch.inputs, &batch.targets, step)?;
         losses.push(f64::try_from(loss)?);
-        optimizer.step(config.optimizer.lr, None)?;
+        optimizer.step(config.optimizer.lr)?;
         for parameter in &parameters {
             autograd::clear_grad(parameter.tensor())?;
         }
