@@ -197,10 +197,10 @@ impl Checkpoint {
                 ));
             }
             let width = tensor.dtype.bitsize() as u64 / 8;
-            let mut found = 0;
+            let mut covered = Vec::new();
             for chunk in &tensor.chunks {
                 for overlap in overlaps(&chunk.slice, &request.slice, &tensor.shape) {
-                    found += overlap.length;
+                    covered.push(overlap.to..overlap.to + overlap.length);
                     plan.entry(&chunk.file).or_default().push(Segment {
                         start: chunk.byte_offset + overlap.from as u64 * width,
                         length: overlap.length as u64 * width,
@@ -209,7 +209,7 @@ impl Checkpoint {
                     });
                 }
             }
-            if found != request.slice.num_elements() {
+            if !is_partition(covered, request.slice.num_elements()) {
                 return Err(rejected(
                     "its chunks do not cover the requested slice exactly once",
                 ));
@@ -283,6 +283,19 @@ impl Checkpoint {
     }
 }
 
+/// Whether the ranges cover `0..length` without a hole or an overlap.
+fn is_partition(mut ranges: Vec<Range<usize>>, length: usize) -> bool {
+    ranges.sort_unstable_by_key(|range| (range.start, range.end));
+    let mut end = 0;
+    for range in ranges {
+        if range.start != end {
+            return false;
+        }
+        end = range.end;
+    }
+    end == length
+}
+
 /// Splits segments at block boundaries and groups them by block number.
 fn by_block(segments: &[Segment]) -> BTreeMap<u64, Vec<Segment>> {
     let mut blocks: BTreeMap<u64, Vec<Segment>> = BTreeMap::new();
@@ -301,4 +314,25 @@ fn by_block(segments: &[Segment]) -> BTreeMap<u64, Vec<Segment>> {
         }
     }
     blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many elements as requested do not prove that each is there.
+    #[test]
+    fn holes_and_overlaps_are_found() {
+        assert!(is_partition(vec![4..8, 0..4], 8));
+        assert!(is_partition(vec![], 0));
+        for (case, ranges) in [
+            ("a hole", vec![0..3, 4..8]),
+            ("a hole and an overlap", vec![0..4, 2..4, 6..8]),
+            ("too long", vec![0..4, 4..9]),
+            ("too short", vec![0..4, 4..7]),
+            ("nothing", vec![]),
+        ] {
+            assert!(!is_partition(ranges, 8), "{case}");
+        }
+    }
 }
