@@ -8,7 +8,7 @@ use clap::Args;
 use trainyard_elastic::RendezvousConfig;
 use trainyard_rendezvous::{Address, Policy};
 
-use super::rdzv_conf::RdzvConf;
+use super::rdzv_conf::{Protocol, RdzvConf};
 use crate::failure::Failure;
 
 /// The default ports: torchrun's for the server, and that of etcd.
@@ -158,7 +158,7 @@ impl RdzvArgs {
             policy,
             is_local: endpoints.iter().all(local) && is_loopback(&address(&host, 0)),
             rendezvous: if is_etcd {
-                conf.etcd(&endpoints)?
+                conf.etcd(&endpoints, Protocol::of_endpoints(&self.rdzv_endpoint)?)?
             } else {
                 RendezvousConfig::Server(endpoints[0].clone())
             },

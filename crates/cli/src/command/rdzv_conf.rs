@@ -26,6 +26,45 @@ const KNOWN: &str = "lease, last_call_timeout, join_timeout, rejoin_timeout, sto
 /// Long enough that leases do not expire during a leader election in etcd.
 const ETCD_LEASE: Duration = Duration::from_secs(6);
 
+/// How etcd is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Without TLS.
+    Http,
+    /// With TLS.
+    Https,
+}
+
+impl Protocol {
+    fn parse(value: &str) -> Result<Protocol, Failure> {
+        match value.to_ascii_lowercase().as_str() {
+            "http" => Ok(Protocol::Http),
+            "https" => Ok(Protocol::Https),
+            _ => Err(
+                Failure::usage(format!("--rdzv-conf protocol={value} is not a protocol"))
+                    .hint("use protocol=http or protocol=https"),
+            ),
+        }
+    }
+
+    /// The protocol that the URLs of an endpoint name; `None` if they are plain addresses.
+    pub fn of_endpoints(endpoints: &str) -> Result<Option<Protocol>, Failure> {
+        let of = |endpoint: &str| {
+            let (scheme, _) = endpoint.trim().split_once("://")?;
+            Some(Protocol::parse(scheme))
+        };
+        let named = endpoints.split(',').filter_map(of);
+        let named = named.collect::<Result<Vec<_>, _>>()?;
+        match named.first() {
+            Some(first) if named.iter().any(|other| other != first) => {
+                let message = format!("--rdzv-endpoint {endpoints} mixes http and https");
+                Err(Failure::usage(message).hint("write the same scheme for all"))
+            }
+            first => Ok(first.copied()),
+        }
+    }
+}
+
 /// The parsed value of `--rdzv-conf`.
 #[derive(Debug, Default)]
 pub struct RdzvConf {
@@ -34,7 +73,7 @@ pub struct RdzvConf {
     join: Option<Duration>,
     rejoin: Option<Duration>,
     stop: Option<Duration>,
-    is_https: bool,
+    protocol: Option<Protocol>,
     cacert: Option<String>,
     cert: Option<String>,
     key: Option<String>,
@@ -65,7 +104,7 @@ impl RdzvConf {
             "join_timeout" | "timeout" => self.join = Some(seconds(key, value)?),
             "rejoin_timeout" => self.rejoin = Some(seconds(key, value)?),
             "stop_timeout" => self.stop = Some(seconds(key, value)?),
-            "protocol" => self.is_https = value == "https",
+            "protocol" => self.protocol = Some(Protocol::parse(value)?),
             "cacert" => self.cacert = Some(value.to_owned()),
             "cert" => self.cert = Some(value.to_owned()),
             "key" => self.key = Some(value.to_owned()),
@@ -99,22 +138,23 @@ impl RdzvConf {
         }
     }
 
-    /// The configuration of the etcd backend.
-    pub fn etcd(&self, endpoints: &[Address]) -> Result<RendezvousConfig, Failure> {
-        let scheme = if self.is_https { "https" } else { "http" };
-        let tls = match (&self.cacert, self.is_https) {
-            (_, false) => None,
-            (None, true) => {
-                let message = "--rdzv-conf protocol=https needs a CA certificate";
-                return Err(Failure::usage(message).hint("add cacert=FILE"));
+    /// The configuration of the etcd backend, whose endpoints name a protocol or not. What cannot be secured as asked
+    /// is rejected.
+    pub fn etcd(
+        &self,
+        endpoints: &[Address],
+        named: Option<Protocol>,
+    ) -> Result<RendezvousConfig, Failure> {
+        let protocol = match (self.protocol, named) {
+            (Some(asked), Some(named)) if asked != named => {
+                let message = "--rdzv-endpoint and --rdzv-conf protocol name different protocols";
+                return Err(Failure::usage(message).hint("write the same one, or only one of them"));
             }
-            (Some(ca), true) => Some(ClusterTls {
-                ca: read(ca)?,
-                identity: match (&self.cert, &self.key) {
-                    (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
-                    _ => None,
-                },
-            }),
+            (asked, named) => asked.or(named).unwrap_or(Protocol::Http),
+        };
+        let (scheme, tls) = match protocol {
+            Protocol::Http => ("http", self.no_tls()?),
+            Protocol::Https => ("https", Some(self.tls()?)),
         };
         Ok(RendezvousConfig::Etcd {
             members: endpoints
@@ -122,6 +162,43 @@ impl RdzvConf {
                 .map(|endpoint| format!("{scheme}://{endpoint}"))
                 .collect(),
             tls,
+        })
+    }
+}
+
+impl RdzvConf {
+    /// Without TLS its files have no use: whoever names them expects TLS.
+    fn no_tls(&self) -> Result<Option<ClusterTls>, Failure> {
+        let files = [
+            ("cacert", &self.cacert),
+            ("cert", &self.cert),
+            ("key", &self.key),
+        ];
+        match files.iter().find(|(_, file)| file.is_some()) {
+            Some((name, _)) => {
+                let message = format!("--rdzv-conf {name} has no effect without TLS");
+                Err(Failure::usage(message).hint("add protocol=https"))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn tls(&self) -> Result<ClusterTls, Failure> {
+        let Some(ca) = &self.cacert else {
+            let message = "etcd over https needs a CA certificate";
+            return Err(Failure::usage(message).hint("add --rdzv-conf cacert=FILE"));
+        };
+        let identity = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => {
+                let message = "--rdzv-conf cert and key belong together";
+                return Err(Failure::usage(message).hint("write both or none"));
+            }
+        };
+        Ok(ClusterTls {
+            ca: read(ca)?,
+            identity,
         })
     }
 }
@@ -158,12 +235,38 @@ mod tests {
     }
 
     #[test]
-    fn tls_needs_a_ca_certificate() {
-        assert!(
-            RdzvConf::parse("protocol=https")
-                .unwrap()
-                .etcd(&[])
-                .is_err()
-        );
+    fn what_cannot_be_secured_as_asked_is_rejected() {
+        let etcd = |conf: &str, endpoints: &str| {
+            let named = Protocol::of_endpoints(endpoints)?;
+            RdzvConf::parse(conf)?.etcd(&[], named)
+        };
+        let ca = tempfile::NamedTempFile::new().unwrap();
+        let ca = ca.path().display().to_string();
+        assert!(etcd("", "h:1").is_ok());
+        assert!(etcd("", "http://h:1,http://g:1").is_ok());
+        for (conf, endpoints) in [
+            ("", "https://h:1"),
+            ("", "http://h:1,https://g:1"),
+            ("", "ftp://h:1"),
+            ("protocol=https", "h:1"),
+            ("protocol=HTTPS", "h:1"),
+            ("protocol=tls", "h:1"),
+            (&format!("protocol=http,cacert={ca}"), "h:1"),
+            (&format!("cacert={ca}"), "h:1"),
+            (&format!("protocol=https,cacert={ca},cert={ca}"), "h:1"),
+            (&format!("protocol=https,cacert={ca},key={ca}"), "h:1"),
+            (&format!("protocol=https,cacert={ca}"), "http://h:1"),
+        ] {
+            assert!(etcd(conf, endpoints).is_err(), "{conf} {endpoints}");
+        }
+        for (conf, endpoints) in [
+            (format!("protocol=HTTPS,cacert={ca}"), "h:1"),
+            (format!("cacert={ca}"), "https://h:1"),
+        ] {
+            let Ok(RendezvousConfig::Etcd { tls, .. }) = etcd(&conf, endpoints) else {
+                panic!("{conf} {endpoints}");
+            };
+            assert!(tls.is_some(), "{conf} {endpoints}");
+        }
     }
 }
