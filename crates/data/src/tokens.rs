@@ -8,8 +8,9 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
+use trainyard_tokenize::Shard as ShardEntry;
 use trainyard_tokenize::{HEADER_BYTES, INDEX_FILE, Index, Width, header, read_header};
 
 use crate::DataError;
@@ -34,7 +35,7 @@ impl TokenFile {
         let path = path.as_ref();
         let mut shards = Vec::new();
         let mut num_tokens = 0;
-        for path in files(path)? {
+        for path in files(path, vocab_size)? {
             let shard = Shard::open(&path, num_tokens, vocab_size as u64)?;
             num_tokens += shard.num_tokens;
             shards.push(shard);
@@ -76,17 +77,32 @@ impl TokenFile {
     }
 }
 
-/// The shard files of a dataset, in order.
-fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// The shard files of a dataset, in order. Tokens that the model does not have would end a job in the middle of
+/// training, so a dataset that may have some is rejected.
+fn files(path: &Path, vocab_size: usize) -> Result<Vec<PathBuf>, DataError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let index = path.join(INDEX_FILE);
-    let text = fs::read(&index).map_err(|error| DataError::io(&index, error))?;
-    let index: Index = serde_json::from_slice(&text)
-        .map_err(|error| DataError::format(&index, error.to_string()))?;
-    let files = index.shards.into_iter();
-    Ok(files.map(|shard| path.join(shard.file)).collect())
+    let index_path = path.join(INDEX_FILE);
+    let invalid = |reason: String| DataError::format(&index_path, reason);
+    let text = fs::read(&index_path).map_err(|error| DataError::io(&index_path, error))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+    if index.vocab_size > vocab_size {
+        return Err(invalid(format!(
+            "it was tokenized with a vocabulary of {} tokens, and the model has {vocab_size}: use the model's \
+             tokenizer, or a model with as many tokens",
+            index.vocab_size
+        )));
+    }
+    let file = |shard: ShardEntry| match Path::new(&shard.file).components().collect::<Vec<_>>()[..]
+    {
+        [Component::Normal(name)] => Ok(path.join(name)),
+        _ => Err(invalid(format!(
+            "{:?} is not the name of a file in this directory",
+            shard.file
+        ))),
+    };
+    index.shards.into_iter().map(file).collect()
 }
 
 /// One shard: a token file.
@@ -259,6 +275,35 @@ mod tests {
         assert!(error(&patched(8, 2)).contains("version 2"));
         assert!(error(&patched(12, 3)).contains("tokens of 3 bytes"));
         assert!(error(&patched(23, 255)).contains("declares"));
+    }
+
+    #[test]
+    fn an_index_of_another_vocabulary_or_directory_is_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens: Vec<u32> = (0..100).collect();
+        write_tokens(dir.path().join("0.bin"), &tokens).unwrap();
+        let open = |file: &str, vocab_size: usize| {
+            let shard = ShardEntry {
+                file: file.into(),
+                num_tokens: 100,
+                num_documents: 1,
+            };
+            let index = Index {
+                vocab_size,
+                shards: vec![shard],
+            };
+            let text = serde_json::to_string(&index).unwrap();
+            fs::write(dir.path().join(INDEX_FILE), text).unwrap();
+            TokenFile::open(dir.path(), 8, 128)
+        };
+        assert!(open("0.bin", 128).is_ok());
+        let error = open("0.bin", 129).unwrap_err().to_string();
+        assert!(error.contains("129") && error.contains("128"), "{error}");
+        let above = format!("../{}/0.bin", dir.path().file_name().unwrap().display());
+        for file in [above.as_str(), "/etc/passwd", "..", "sub/0.bin", ""] {
+            let error = open(file, 128).unwrap_err().to_string();
+            assert!(error.contains("is not the name of a file"), "{error}");
+        }
     }
 
     #[test]
