@@ -210,6 +210,9 @@ impl Torchrun {
 }
 
 /// The number of ranks on this node.
+/// More processes than any node has GPUs or cores for: a larger number is a mistake.
+const MAX_NPROC: usize = 4096;
+
 fn nproc(value: &str) -> Result<usize, Failure> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let gpus = num_gpus();
@@ -221,6 +224,10 @@ fn nproc(value: &str) -> Result<usize, Failure> {
             .hint("use a number, `cpu` or `auto`")),
         "gpu" => Ok(gpus),
         number => match number.parse() {
+            Ok(nproc) if nproc > MAX_NPROC => Err(Failure::usage(format!(
+                "--nproc-per-node {number}: a node runs at most {MAX_NPROC} ranks"
+            ))
+            .hint("use one rank per GPU or core")),
             Ok(nproc) if nproc > 0 => Ok(nproc),
             _ => Err(Failure::usage(format!(
                 "--nproc-per-node {number} is not a valid number of ranks"
@@ -360,6 +367,7 @@ mod tests {
         assert!(job("--nproc-per-node cpu p").unwrap().nproc >= 1);
         assert!(job("--nproc-per-node auto p").unwrap().nproc >= 1);
         assert!(job("--nproc-per-node 0 p").is_err());
+        assert!(job("--nproc-per-node 1000000000000000000 p").is_err());
         assert!(job("--nproc-per-node many p").is_err());
         assert!(job("--nproc-per-node 2").is_err());
     }

@@ -82,8 +82,8 @@ pub struct TrainingSection {
     pub max_norm: f64,
     /// Optimizer steps.
     pub steps: u64,
-    /// Memory limit for the tensors of a rank; 0 for no limit. A job that needs more is rejected before it starts, with
-    /// suggestions that fit.
+    /// Memory limit for the tensors of a rank, on a GPU for what its allocator reserves; 0 for no limit. A job that
+    /// needs more is rejected before it starts, with suggestions that fit.
     pub memory_limit_bytes: u64,
     /// The type in which weights and optimizer state are held.
     pub dtype: Dtype,
@@ -122,6 +122,7 @@ impl TrainingSection {
         at_least_one("training.local_batch_size", self.local_batch_size as u64)?;
         at_least_one("training.seq_len", self.seq_len as u64)?;
         at_least_one("training.steps", self.steps)?;
+        self.check_batch_size()?;
         if let Some(global) = self.global_batch_size {
             at_least_one("training.global_batch_size", global as u64)?;
         }
@@ -140,6 +141,27 @@ impl TrainingSection {
         mixed
             .iter()
             .try_for_each(|&(key, dtype)| self.check_mixed(key, dtype))
+    }
+
+    /// Kernels count the elements of a batch with 32 bits.
+    fn check_batch_size(&self) -> Result<(), ConfigError> {
+        const MOST: usize = i32::MAX as usize;
+        let (local, length) = (self.local_batch_size, self.seq_len);
+        if local
+            .checked_mul(length)
+            .is_some_and(|tokens| tokens <= MOST)
+        {
+            return Ok(());
+        }
+        Err(ConfigError::contradiction(
+            format!(
+                "training.local_batch_size = {local} with training.seq_len = {length} is more than {MOST} tokens at once"
+            ),
+            format!(
+                "the largest valid choice is training.local_batch_size = {}",
+                MOST / length
+            ),
+        ))
     }
 
     fn check_dataset_path(&self) -> Result<(), ConfigError> {
