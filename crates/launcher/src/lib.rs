@@ -33,6 +33,7 @@ mod error;
 mod job;
 mod launch;
 mod lines;
+mod oom_kills;
 mod output;
 mod program;
 mod reaper;

@@ -58,6 +58,8 @@ pub struct WorkerExit {
     pub last_signal: Option<i32>,
     /// Why the launcher killed it, if it hung.
     pub hang_reason: Option<String>,
+    /// Whether the kernel's out-of-memory killer ended it.
+    pub is_oom: bool,
     /// Its last position, if it wrote heartbeats: its step and its collective.
     pub last_position: Option<String>,
     /// The last lines of its stderr.
@@ -158,9 +160,14 @@ fn write_failure(text: &mut String, exit: &WorkerExit) {
         ),
         None => write!(
             text,
-            "{} {}, {:.1?} after the start",
+            "{} {}{}, {:.1?} after the start",
             name(exit),
             exit.status,
+            if exit.is_oom {
+                " because the node, or its control group, ran out of memory"
+            } else {
+                ""
+            },
             exit.after
         ),
     };
@@ -226,6 +233,7 @@ mod tests {
             after: Duration::from_millis(millis),
             last_signal,
             hang_reason: None,
+            is_oom: false,
             last_position: None,
             stderr_tail: Vec::new(),
         }

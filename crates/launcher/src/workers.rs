@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use trainyard_heartbeat::{HEARTBEAT_DIR, HangDetector, Heartbeat, HeartbeatMonitor, RankStatus};
 
 use crate::lines::SharedTail;
+use crate::oom_kills::oom_kills;
 use crate::output::{Source, Stream, forward};
 use crate::report::{ExitStatus, Outcome, WorkerExit};
 use crate::runtime_dir::RuntimeDir;
@@ -44,6 +45,8 @@ pub struct Workers {
     runtime_dir: Option<RuntimeDir>,
     monitor: HeartbeatMonitor,
     detector: HangDetector,
+    /// The kills of the out-of-memory killer before the workers started, if the kernel counts them.
+    oom_kills: Option<u64>,
     /// The ranks that the launcher killed because they hung, and the reasons.
     hung: BTreeMap<usize, String>,
     /// Closed when no worker will write to the pipes any more.
@@ -81,6 +84,7 @@ impl Workers {
             detector: HangDetector {
                 default_timeout: job.hang_timeout.unwrap_or(Duration::MAX),
             },
+            oom_kills: oom_kills(),
             hung: BTreeMap::new(),
             stop_output,
         })
@@ -226,9 +230,17 @@ impl Workers {
             after: now.duration_since(self.started),
             last_signal: self.last_signal,
             hang_reason: self.hung.get(&rank).cloned(),
+            is_oom: self.is_oom(status),
             last_position: self.last_position(rank),
             stderr_tail: Vec::new(),
         }
+    }
+
+    /// Whether the out-of-memory killer ended a worker: nobody else is known to have sent it SIGKILL, and the kernel has
+    /// counted a kill.
+    fn is_oom(&self, status: ExitStatus) -> bool {
+        let is_killed = status == ExitStatus::Signaled(Signal::KILL.as_raw());
+        is_killed && self.last_signal.is_none() && oom_kills() > self.oom_kills
     }
 
     /// The position of a rank in its last heartbeat.

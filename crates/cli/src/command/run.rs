@@ -91,8 +91,8 @@ fn hint(outcome: &Outcome, has_logs: bool) -> Option<&'static str> {
         ExitStatus::Signaled(SIGKILL) if first.hang_reason.is_some() => {
             Some("if the rank needs more time outside of steps, raise --hang-timeout SECONDS")
         }
-        ExitStatus::Signaled(SIGKILL) => Some(
-            "an unexpected SIGKILL is often sent by the kernel's out-of-memory killer: see dmesg",
+        ExitStatus::Signaled(SIGKILL) if first.is_oom => Some(
+            "lower training.local_batch_size, shard over more ranks, or raise the memory limit",
         ),
         _ if !has_logs => Some("--log-dir DIR writes the complete output of every rank to files"),
         _ => None,
