@@ -3,7 +3,6 @@
 //! It starts in milliseconds, because it does not link libtorch. It passes commands that need tensors to
 //! `trainyard-engine`, which is in the same directory.
 
-mod broken_pipe;
 mod command;
 mod engine;
 mod failure;
@@ -32,7 +31,7 @@ fn main() -> ExitCode {
     if let Some(code) = trainyard_launcher::worker::intercept() {
         return code;
     }
-    broken_pipe::exit_silently();
+    trainyard_launcher::broken_pipe::exit_silently();
     let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
     match Cli::parse_from(args).command.execute(&overrides) {
         Ok(code) => code,

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     if let Some(code) = trainyard_launcher::worker::intercept() {
         return code;
     }
+    trainyard_launcher::broken_pipe::exit_silently();
     trainyard_torch::memory::use_huge_pages();
     trainyard_torch::memory::keep_freed();
     tracing_subscriber::fmt()

@@ -28,6 +28,7 @@
 //! }
 //! ```
 
+pub mod broken_pipe;
 mod environment;
 mod error;
 mod job;
