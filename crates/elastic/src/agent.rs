@@ -124,7 +124,7 @@ impl AgentConfig {
         };
         Ok(Join {
             run: self.job.run_id.clone(),
-            policy: self.policy.clone(),
+            policy: self.policy.clone().for_command(&self.job.command()),
             node_info,
             watermark: Watermark::default(),
             last_report: None,
@@ -236,6 +236,7 @@ impl Agent<'_> {
                 let message = workers.failure_report().unwrap_or_default();
                 events.push_back(Event::WorkerFailed {
                     message: shortened(&message),
+                    is_final: workers.has_final_failure(),
                 });
             }
             if workers.all_exited() {
@@ -299,7 +300,11 @@ impl Agent<'_> {
             }
             Err(error) => {
                 let message = shortened(&error.to_string());
-                vec![Event::WorkerFailed { message }, Event::WorkersExited]
+                let failed = Event::WorkerFailed {
+                    message,
+                    is_final: false,
+                };
+                vec![failed, Event::WorkersExited]
             }
         }
     }

@@ -19,6 +19,8 @@ pub enum Event {
     WorkerFailed {
         /// Which rank failed and how, and its last lines.
         message: String,
+        /// Whether a restart would not help.
+        is_final: bool,
     },
     /// All workers have exited.
     WorkersExited,
@@ -118,7 +120,9 @@ impl State {
                 let exit = AgentExit::Disconnected(error);
                 self.set_goal(Goal::Exit(exit), Duration::ZERO, now)
             }
-            Event::WorkerFailed { message } => self.on_failure(message, now),
+            Event::WorkerFailed { message, is_final } => {
+                self.on_failure(Report::Failed { message, is_final }, now)
+            }
             Event::WorkersExited => self.on_exited(),
             Event::StartSkipped => {
                 self.workers = WorkersState::None;
@@ -203,11 +207,11 @@ impl State {
     }
 
     /// Failures of workers that are being stopped do not matter; others must be reported at once.
-    fn on_failure(&mut self, message: String, now: Instant) -> Vec<Action> {
+    fn on_failure(&mut self, report: Report, now: Instant) -> Vec<Action> {
         let WorkersState::Running(epoch) = self.workers else {
             return Vec::new();
         };
-        let mut actions = vec![Action::Report(epoch, Report::Failed { message })];
+        let mut actions = vec![Action::Report(epoch, report)];
         actions.extend(self.stop(Action::Abort, self.grace.abort, now));
         actions
     }

@@ -1,6 +1,6 @@
 //! The description of a job: its program, its ranks, and where their output goes.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -105,6 +105,13 @@ impl Job {
         }
     }
 
+    /// The name of the program, which may be in another directory on every node, and its arguments.
+    pub fn command(&self) -> Vec<&OsStr> {
+        let name = self.program.file_name().unwrap_or(self.program.as_os_str());
+        let args = self.args.iter().map(OsString::as_os_str);
+        std::iter::once(name).chain(args).collect()
+    }
+
     /// The global rank of a local rank.
     pub fn rank_of(&self, local_rank: usize) -> usize {
         let first = self.node_rank * self.nproc;
@@ -117,11 +124,11 @@ impl Job {
         self.ranks.map_or(even, |ranks| ranks.world_size)
     }
 
-    /// Whether to restart the job after this outcome: a rank failed, the launcher was not interrupted, and restarts
-    /// are left.
+    /// Whether to restart the job after this outcome: a rank failed in a way that a restart may cure, the launcher was
+    /// not interrupted, and restarts are left.
     pub fn may_restart(&self, outcome: &Outcome) -> bool {
         let failed = outcome.first_failure.is_some() && outcome.interrupted_by.is_none();
-        failed && self.restart_count < self.max_restarts
+        failed && !outcome.has_final_failure() && self.restart_count < self.max_restarts
     }
 
     /// Adds arguments.

@@ -31,6 +31,7 @@
 pub mod broken_pipe;
 mod environment;
 mod error;
+mod final_exit;
 mod job;
 mod launch;
 mod lines;
@@ -48,6 +49,7 @@ mod workers;
 
 pub use environment::{EPOCH, MAX_WORLD_SIZE, MIN_WORLD_SIZE, Master, environment};
 pub use error::LaunchError;
+pub use final_exit::{BAD_VALUES, REJECTED};
 pub use job::{Console, Job, Output, RankRange};
 pub use launch::launch;
 pub use program::find_program;

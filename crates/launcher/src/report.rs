@@ -102,6 +102,11 @@ impl Outcome {
         }
     }
 
+    /// Whether a worker failed in a way that a restart would not cure.
+    pub fn has_final_failure(&self) -> bool {
+        self.exits.iter().any(|exit| exit.status.is_final())
+    }
+
     /// A report for the user: which rank failed first and how, its last lines, and what happened to the other ranks.
     /// `None` if the job succeeded.
     pub fn report(&self) -> Option<String> {
@@ -135,10 +140,17 @@ impl Outcome {
     }
 }
 
-/// The failure that caused the others: the first one before the launcher signaled any rank. A SIGKILL of other origin
-/// at about the same time takes precedence.
+/// The failure that caused the others: the first one before the launcher signaled any rank. A rank that says itself why
+/// the job must end takes precedence, and so does a SIGKILL of other origin at about the same time.
 fn first_failure(exits: &[WorkerExit]) -> Option<&WorkerExit> {
     let failures = || exits.iter().filter(|exit| !exit.status.is_success());
+    let is_final = |exit: &&WorkerExit| exit.status.is_final();
+    if let Some(said) = failures()
+        .filter(is_final)
+        .min_by_key(|exit| (exit.after, exit.rank))
+    {
+        return Some(said);
+    }
     let first = failures()
         .filter(|exit| exit.last_signal.is_none())
         .min_by_key(|exit| (exit.after, exit.rank))?;

@@ -190,6 +190,14 @@ impl Workers {
         outcome.failure_report()
     }
 
+    /// Whether a worker failed in a way that a restart would not cure.
+    pub fn has_final_failure(&self) -> bool {
+        self.exits
+            .iter()
+            .flatten()
+            .any(|exit| exit.status.is_final())
+    }
+
     /// Kills whatever is left, and returns the outcome.
     pub fn finish(self, interrupted_by: Option<i32>) -> Outcome {
         let Workers {

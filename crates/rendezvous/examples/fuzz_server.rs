@@ -171,6 +171,7 @@ impl FuzzClient {
                 epoch,
                 report: Report::Failed {
                     message: "x".repeat(self.rng.below(3000)),
+                    is_final: false,
                 },
             },
             2 => RequestKind::Leave,

@@ -52,6 +52,8 @@ pub enum Report {
     Failed {
         /// Which worker and how, for people to read.
         message: String,
+        /// Whether a restart would not help.
+        is_final: bool,
     },
     /// No workers are left: the agent stopped them because it had to wait, or because its lease expired.
     Stopped,
@@ -64,7 +66,7 @@ impl Report {
     /// Rejects a report that is too large to store.
     pub(crate) fn check(&self) -> Result<(), Rejection> {
         match self {
-            Report::Failed { message } if message.len() > Report::MAX_MESSAGE_BYTES => {
+            Report::Failed { message, .. } if message.len() > Report::MAX_MESSAGE_BYTES => {
                 Err(Rejection::malformed(format!(
                     "a failure message of {} bytes; the maximum is {}",
                     message.len(),

@@ -76,6 +76,13 @@ impl Join {
             policy, node_info, ..
         } = self;
         let first = run_state.policy.as_ref();
+        if let Some(first) = first.filter(|first| first.program != policy.program) {
+            return Err(Rejection::OtherProgram {
+                node: node_info.node.clone(),
+                expected: first.program.clone(),
+                given: policy.program.clone(),
+            });
+        }
         if let Some(first) = first.filter(|first| *first != policy) {
             return Err(Rejection::PolicyMismatch {
                 node: node_info.node.clone(),

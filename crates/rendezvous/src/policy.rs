@@ -1,6 +1,7 @@
-//! The policy of a run: its size and its timeouts. All agents of a run must have the same.
+//! The policy of a run: what it executes, its size and its timeouts. All agents of a run must have the same.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,13 +10,17 @@ use crate::Rejection;
 use crate::node_info::check_capabilities;
 
 const MAX_NODES: u32 = 16_384;
+const MAX_PROGRAM_BYTES: usize = 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// How many nodes a run needs, how often it may restart, and how long it waits for what.
+/// What a run executes, how many nodes it needs, how often it may restart, and how long it waits for what.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
+    /// The command of the workers, for people to read, with a digest; empty if it is not compared. A node with another
+    /// one belongs to another job.
+    pub program: String,
     /// The minimum number of nodes in a world.
     pub min_nodes: u32,
     /// The maximum number of nodes in a world. Further nodes are on standby.
@@ -45,6 +50,7 @@ impl Policy {
     /// A policy with torchrun's default timeouts where torchrun has them, and a lease of 3 s.
     pub fn new(min_nodes: u32, max_nodes: u32) -> Policy {
         Policy {
+            program: String::new(),
             min_nodes,
             max_nodes,
             max_restarts: 0,
@@ -54,6 +60,24 @@ impl Policy {
             rejoin_timeout: Duration::from_secs(1),
             stop_timeout: Duration::from_secs(30),
             join_timeout: Duration::from_secs(600),
+        }
+    }
+
+    /// The same policy for the workers of a command.
+    #[must_use]
+    pub fn for_command(self, command: &[impl AsRef<OsStr>]) -> Policy {
+        const SHOWN: usize = 120;
+        let words: Vec<_> = command
+            .iter()
+            .map(|word| word.as_ref().to_string_lossy())
+            .collect();
+        let text = words.join(" ");
+        let digest = &blake3::hash(text.as_bytes()).to_hex()[..8];
+        let shown: String = text.chars().take(SHOWN).collect();
+        let more = if shown.len() < text.len() { "..." } else { "" };
+        Policy {
+            program: format!("{shown}{more} ({digest})"),
+            ..self
         }
     }
 
@@ -68,6 +92,12 @@ impl Policy {
         if min < 1 || max < min || max > MAX_NODES {
             return Err(Rejection::malformed(format!(
                 "nnodes {min}:{max} is not a valid range: 1 <= MIN <= MAX <= {MAX_NODES}"
+            )));
+        }
+        if self.program.len() > MAX_PROGRAM_BYTES {
+            return Err(Rejection::malformed(format!(
+                "a program of {} bytes; the maximum is {MAX_PROGRAM_BYTES}",
+                self.program.len()
             )));
         }
         if self.lease < MIN_LEASE {

@@ -63,6 +63,19 @@ pub enum Rejection {
         /// The run that the agent asked for.
         given: String,
     },
+    /// The agent executes another program than the first agent: it belongs to another job.
+    #[error(
+        "node `{node}` would execute `{given}`, but this run executes `{expected}`: it belongs to another job; give every \
+         job its own --rdzv-id"
+    )]
+    OtherProgram {
+        /// The node.
+        node: String,
+        /// The program of the run.
+        expected: String,
+        /// The program of the node.
+        given: String,
+    },
     /// The agent's policy differs from that of the first agent.
     #[error(
         "node `{node}` was started with other options (nnodes, restarts or timeouts) than the first node: {difference}"

@@ -51,6 +51,8 @@ pub enum Cause {
         node: String,
         /// The agent's message about the failure.
         message: String,
+        /// Whether a restart would not help.
+        is_final: bool,
     },
     /// The lease of a node expired, or its agent had to stop its workers.
     Lost {
@@ -71,7 +73,7 @@ pub enum Cause {
 pub enum RunOutcome {
     /// The workers of every node succeeded.
     Succeeded,
-    /// Workers failed more often than the policy allows.
+    /// Workers failed more often than the policy allows, or in a way that a restart would not cure.
     Failed {
         /// The node of the last failure.
         node: String,
@@ -199,7 +201,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Start => write!(f, "waiting for enough nodes"),
-            Cause::Failed { node, message } => {
+            Cause::Failed { node, message, .. } => {
                 write!(f, "a worker failed on node `{node}`: {message}")
             }
             Cause::Lost { node } => write!(f, "node `{node}` was lost"),

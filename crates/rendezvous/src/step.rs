@@ -366,8 +366,13 @@ impl State {
             Report::Succeeded if is_running => {
                 self.succeeded.insert(node);
             }
-            Report::Failed { message } if is_running => {
-                self.invalidate(Cause::Failed { node, message }, now)
+            Report::Failed { message, is_final } if is_running => {
+                let cause = Cause::Failed {
+                    node,
+                    message,
+                    is_final,
+                };
+                self.invalidate(cause, now)
             }
             Report::Stopped => {
                 agent.stopped = Some(epoch);

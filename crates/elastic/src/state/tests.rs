@@ -40,6 +40,7 @@ fn stopped(epoch: u64) -> Action {
 fn failure() -> Event {
     Event::WorkerFailed {
         message: "rank 1".into(),
+        is_final: false,
     }
 }
 
@@ -87,7 +88,13 @@ fn workers_of_a_broken_world_stop_before_the_next_ones_start() {
 fn a_failure_is_reported_at_once_and_the_other_workers_are_stopped() {
     let mut agent = Agent::running(1);
     let message = "rank 1".into();
-    let failed = Action::Report(Epoch(1), Report::Failed { message });
+    let failed = Action::Report(
+        Epoch(1),
+        Report::Failed {
+            message,
+            is_final: false,
+        },
+    );
     assert_eq!(agent.after(failure()), [failed, Action::Abort]);
     assert_eq!(
         agent.after(failure()),

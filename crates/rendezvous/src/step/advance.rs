@@ -54,11 +54,15 @@ impl State {
             return reason;
         }
         // If a node was lost as well, its loss is taken for the cause of the failure, which then costs no restart.
-        if let Cause::Failed { node, message } = cause
+        if let Cause::Failed {
+            node,
+            message,
+            is_final,
+        } = cause
             && self.is_complete()
         {
             let restarts = self.run_state.restarts;
-            if restarts >= policy.max_restarts {
+            if is_final || restarts >= policy.max_restarts {
                 let outcome = RunOutcome::Failed {
                     node,
                     message,

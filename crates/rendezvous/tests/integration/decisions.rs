@@ -142,6 +142,7 @@ impl Run {
 fn failed() -> Report {
     Report::Failed {
         message: "rank 3 exited with code 1".into(),
+        is_final: false,
     }
 }
 
@@ -164,6 +165,42 @@ fn a_world_forms_when_the_maximum_number_of_nodes_has_joined() {
     assert_eq!(assignment.store.to_string(), "a.local:29500");
     assert!(!assignment.hosts_store);
     assert_eq!(run.published.len(), 1, "a join alone publishes nothing");
+}
+
+/// A restart would not help, so none is spent.
+#[test]
+fn a_final_failure_ends_the_run_at_once() {
+    let mut policy = Policy::new(2, 2);
+    policy.max_restarts = 5;
+    let mut run = Run::new(policy);
+    run.join("a").unwrap();
+    run.join("b").unwrap();
+    let report = Report::Failed {
+        message: "the loss is not finite".into(),
+        is_final: true,
+    };
+    run.report("a", 1, report).unwrap();
+    run.stop_all();
+    let Phase::Closed(RunOutcome::Failed { restarts, .. }) = &run.run_state().phase else {
+        panic!("{:?}", run.run_state().phase);
+    };
+    assert_eq!(*restarts, 0);
+}
+
+/// Two jobs with the same run id do not become one.
+#[test]
+fn a_node_with_another_program_is_rejected() {
+    let policy = Policy::new(1, 2);
+    let mut run = Run::new(policy.clone().for_command(&["train", "a.toml"]));
+    run.join("a").unwrap();
+    run.policy = policy.for_command(&["train", "b.toml"]);
+    let rejected = run.join("b").unwrap_err();
+    assert!(matches!(rejected, Rejection::OtherProgram { .. }));
+    let text = rejected.to_string();
+    assert!(
+        text.contains("train a.toml") && text.contains("train b.toml"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -517,7 +554,7 @@ proptest! {
             match kind {
                 0..=3 => { let _ = run.join_as(node_info(&node, instance)); }
                 4 => { let _ = run.event(Event::Leave { node, instance }); }
-                5 => { let _ = run.event(report(Report::Failed { message: "x".into() })); }
+                5 => { let _ = run.event(report(Report::Failed { message: "x".into(), is_final: false })); }
                 6 => { let _ = run.event(report(Report::Succeeded)); }
                 7 | 8 => run.stop_all(),
                 9 => { let _ = run.event(Event::Lost { node }); }

@@ -111,6 +111,7 @@ async fn the_run_fails_after_the_maximum_number_of_restarts(backend: &dyn Backen
     let agents = start(backend, "fails", &["a", "b"], &policy).await;
     let failed = || Report::Failed {
         message: "rank 1 exited with code 7".into(),
+        is_final: false,
     };
     let first = agents[0].assignment_after(Epoch(0)).await;
     agents[1].assignment_after(Epoch(0)).await;
@@ -166,7 +167,14 @@ async fn the_run_continues_without_a_node_that_cannot_stop_its_workers(backend: 
     stuck.assignment_after(Epoch(0)).await;
     assert_eq!(first.num_nodes, 2);
     let message = "rank 0 exited with code 7".into();
-    free.report(first.epoch, Report::Failed { message }).await;
+    free.report(
+        first.epoch,
+        Report::Failed {
+            message,
+            is_final: false,
+        },
+    )
+    .await;
     assert_eq!(free.assignment_after(first.epoch).await.num_nodes, 1);
 }
 

@@ -545,7 +545,13 @@ impl Agent {
         if let Some(epoch) = running {
             let message = "a worker failed".into();
             self.membership
-                .report(epoch, Report::Failed { message })
+                .report(
+                    epoch,
+                    Report::Failed {
+                        message,
+                        is_final: false,
+                    },
+                )
                 .await;
         }
     }

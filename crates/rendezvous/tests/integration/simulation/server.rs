@@ -362,7 +362,14 @@ impl Simulation {
             return;
         };
         let message = "a worker failed".to_owned();
-        let request = this.session.report(epoch, Report::Failed { message }, now);
+        let request = this.session.report(
+            epoch,
+            Report::Failed {
+                message,
+                is_final: false,
+            },
+            now,
+        );
         self.send_requests(agent, request.into_iter().collect());
     }
 
