@@ -89,6 +89,28 @@ pub enum CheckpointError {
         /// What differs.
         reason: String,
     },
+    /// Another job that runs uses the checkpoint folder.
+    #[error(
+        "checkpoint folder {path} is in use by {owner}: stop that job, or choose another job.dump_folder or \
+         checkpoint.folder"
+    )]
+    Owned {
+        /// The folder.
+        path: String,
+        /// The other job.
+        owner: String,
+    },
+    /// Another job has become the owner of the checkpoint folder.
+    #[error(
+        "checkpoint folder {path} now belongs to {owner}: this job neither saves nor deletes there any more; stop one \
+         of the two"
+    )]
+    Fenced {
+        /// The folder.
+        path: String,
+        /// The other job.
+        owner: String,
+    },
     /// A rank could not write its file, so the save was abandoned.
     #[error("checkpoint {path}: rank {rank} failed: {reason}")]
     Rank {
@@ -112,6 +134,27 @@ fn version_advice(found: u64, supported: u64) -> &'static str {
 }
 
 impl CheckpointError {
+    /// Whether the checkpoint itself is damaged or incomplete, so that an older one may help. A checkpoint of another
+    /// model, or a storage that cannot be reached, is no such case.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            CheckpointError::Format { .. }
+            | CheckpointError::Corrupted { .. }
+            | CheckpointError::Tensor { .. } => true,
+            CheckpointError::Io { source, .. } => {
+                let kind = source.kind();
+                matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
+            }
+            CheckpointError::Remote { kind, .. } => *kind == RemoteErrorKind::NoFile,
+            CheckpointError::Location { .. }
+            | CheckpointError::Version { .. }
+            | CheckpointError::Names { .. }
+            | CheckpointError::Owned { .. }
+            | CheckpointError::Fenced { .. }
+            | CheckpointError::Rank { .. } => false,
+        }
+    }
+
     /// Adds the path of the file or directory to an I/O error.
     pub(crate) fn io(path: impl Into<String>) -> impl FnOnce(io::Error) -> CheckpointError {
         let path = path.into();

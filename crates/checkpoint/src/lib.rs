@@ -26,12 +26,14 @@ mod group_by_bytes;
 mod hugging_face;
 mod load;
 mod manifest;
+mod owner;
 mod safetensors_dir;
 mod save;
 mod shard;
 mod state;
 mod step_dir;
 pub mod store;
+mod survey;
 
 pub use digest::{BLOCK_BYTES, Digest};
 pub use error::{CheckpointError, Result};
@@ -39,12 +41,14 @@ pub use group_by_bytes::group_by_bytes;
 pub use hugging_face::export;
 pub use load::{Checkpoint, ReadRequest};
 pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, MANIFEST, Manifest, TensorEntry};
+pub use owner::{Lock, OWNER, Owner, Ownership};
 pub use safetensors::Dtype;
-pub use save::{commit, retain};
+pub use save::{check_files, commit, retain};
 pub use shard::{ElementSource, Shard, WriteItem, write_shard};
 pub use state::TrainState;
-pub use step_dir::{latest, latest_complete, step_dir};
+pub use step_dir::{latest, latest_below, latest_complete, latest_complete_below, step_dir};
 pub use store::Store;
+pub use survey::{Condition, survey};
 
 /// The prefix of parameter names in a checkpoint.
 pub const MODEL: &str = "model/";

@@ -46,6 +46,22 @@ pub fn commit(store: &dyn Store, state: TrainState, shards: Vec<Shard>) -> Resul
     Ok(dir)
 }
 
+/// Fails unless every file that ranks report to have written to the checkpoint of `step` is there, whole.
+pub fn check_files(store: &dyn Store, step: u64, shards: &[Shard]) -> Result<()> {
+    for shard in shards {
+        let path = format!("{}/{}", step_dir(step), shard.file);
+        let (found, expected) = (store.size(&path)?, shard.entry.num_bytes);
+        if found != Some(expected) {
+            let found = found.map_or("is missing".into(), |bytes| format!("has {bytes} bytes"));
+            return Err(CheckpointError::Corrupted {
+                path: store.describe(&path),
+                reason: format!("it {found}, and {expected} bytes were written"),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Deletes the files of earlier attempts, which the manifest does not name.
 fn remove_stale_files(store: &dyn Store, dir: &str, manifest: &Manifest) -> Result<()> {
     for name in store.list(dir)? {

@@ -21,20 +21,30 @@ pub fn step_dir(step: u64) -> String {
 /// The directory of the newest complete checkpoint. Logs a warning for every remainder of an interrupted
 /// save that it skips.
 pub fn latest(store: &dyn Store) -> Result<Option<String>> {
-    let (complete, partial) = steps_below(store, u64::MAX)?;
+    Ok(latest_below(store, u64::MAX)?.map(step_dir))
+}
+
+/// The step of the newest complete checkpoint before step `end`; see [`latest`].
+pub fn latest_below(store: &dyn Store, end: u64) -> Result<Option<u64>> {
+    let (complete, partial) = steps_below(store, end)?;
     for step in partial {
         tracing::warn!(
             "{} is left from an interrupted save and is ignored",
             store.describe(&step_dir(step))
         );
     }
-    Ok(complete.into_iter().max().map(step_dir))
+    Ok(complete.into_iter().max())
 }
 
 /// The newest checkpoint of which no file is missing. For stores that can lose files, such as the memory
 /// of peers, where a manifest does not prove that the other files still exist.
 pub fn latest_complete(store: &Arc<dyn Store>) -> Result<Option<Checkpoint>> {
-    let (mut complete, _) = steps_below(&**store, u64::MAX)?;
+    latest_complete_below(store, u64::MAX)
+}
+
+/// As [`latest_complete`], before step `end`.
+pub fn latest_complete_below(store: &Arc<dyn Store>, end: u64) -> Result<Option<Checkpoint>> {
+    let (mut complete, _) = steps_below(&**store, end)?;
     complete.sort_unstable();
     for step in complete.into_iter().rev() {
         let dir = step_dir(step);

@@ -7,6 +7,7 @@
 mod local;
 mod location;
 mod object;
+mod subfolder;
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -15,11 +16,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::{CheckpointError, Result};
+use crate::{CheckpointError, Lock, Result};
 
 pub use local::LocalStore;
 pub use location::Location;
 pub use object::{ObjectStore, RemoteErrorKind};
+pub use subfolder::Subfolder;
 
 /// A storage backend: files by path.
 pub trait Store: Debug + Send + Sync {
@@ -59,6 +61,11 @@ pub trait Store: Debug + Send + Sync {
 
     /// Deletes a directory and its content. Succeeds if it does not exist.
     fn remove_dir(&self, dir: &str) -> Result<()>;
+
+    /// Tries to lock a file, which it creates, against all other processes.
+    fn lock(&self, _path: &str) -> Result<Lock> {
+        Ok(Lock::Unsupported)
+    }
 }
 
 /// A file that is being written.

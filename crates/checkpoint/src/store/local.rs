@@ -2,14 +2,14 @@
 //!
 //! Data survives a power failure only after an fsync of both the file and the directory that names it.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::{Store, Writer, too_short};
-use crate::{CheckpointError, Result};
+use crate::{CheckpointError, Lock, Result};
 
 /// The suffix of a file before it is renamed to its final name.
 const PARTIAL: &str = ".partial";
@@ -53,7 +53,12 @@ impl Store for LocalStore {
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
         written.map_err(io_error(&partial))?;
         fs::rename(&partial, &path).map_err(io_error(&path))?;
-        sync_parent(&path)
+        sync_parent(&path)?;
+        // The directory may be of a job that was killed before it synced its name.
+        match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => sync_parent(dir),
+            _ => Ok(()),
+        }
     }
 
     fn size(&self, path: &str) -> Result<Option<u64>> {
@@ -110,6 +115,22 @@ impl Store for LocalStore {
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed.map_err(io_error(&dir)),
+        }
+    }
+
+    fn lock(&self, path: &str) -> Result<Lock> {
+        let path = self.absolute(path);
+        make_parents(&path)?;
+        let file = File::options().create(true).append(true).open(&path);
+        let file = file.map_err(io_error(&path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Lock::Acquired(Box::new(file))),
+            Err(TryLockError::WouldBlock) => Ok(Lock::Held),
+            // Some network file systems have no locks.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                Ok(Lock::Unsupported)
+            }
+            Err(TryLockError::Error(error)) => Err(io_error(&path)(error)),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! `trainyard ckpt`: inspects, verifies, compares and converts checkpoints.
+//! `trainyard ckpt`: inspects, verifies, repairs, compares and converts checkpoints.
 
 mod convert;
 mod diff;
 mod inspect;
+mod repair;
 mod verify;
 
 use std::path::Path;
@@ -13,11 +14,12 @@ use trainyard_checkpoint::{Checkpoint, latest, store};
 
 use crate::failure::Failure;
 
-/// Inspect, verify, compare and convert checkpoints
+/// Inspect, verify, repair, compare and convert checkpoints
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard ckpt inspect outputs/checkpoint\n  \
     trainyard ckpt verify outputs/checkpoint/step-500\n  \
+    trainyard ckpt repair outputs/checkpoint\n  \
     trainyard ckpt diff outputs/checkpoint/step-400 outputs/checkpoint/step-500\n  \
     trainyard ckpt verify s3://bucket/prefix/step-500\n\n\
     A checkpoint is at a path, or in an object store at s3://bucket/prefix; AWS_ENDPOINT_URL, AWS_REGION,\n\
@@ -31,6 +33,7 @@ pub struct Ckpt {
 enum Command {
     Inspect(inspect::Inspect),
     Verify(verify::Verify),
+    Repair(repair::Repair),
     Diff(diff::Diff),
     Convert(convert::Convert),
 }
@@ -41,6 +44,7 @@ impl Ckpt {
         match self.command {
             Command::Inspect(inspect) => inspect.execute(),
             Command::Verify(verify) => verify.execute(),
+            Command::Repair(repair) => repair.execute(),
             Command::Diff(diff) => diff.execute(),
             Command::Convert(convert) => convert.execute(),
         }
