@@ -170,10 +170,13 @@ class Cluster:
         self.server.wait_for("rendezvous of run")
         self.agents = []
 
-    def agent(self):
+    def command(self, worker):
+        """The command of an agent of this cluster."""
         rdzv_args = ["--rdzv-id", self.run, "--rdzv-backend", "server", "--rdzv-endpoint", self.endpoint]
-        worker = train(self.steps, global_batch=self.global_batch)
-        agent = Process(agent_command(self.nodes, rdzv_args, self.secret, worker))
+        return agent_command(self.nodes, rdzv_args, self.secret, worker)
+
+    def agent(self):
+        agent = Process(self.command(train(self.steps, global_batch=self.global_batch)))
         self.agents.append(agent)
         return agent
 
