@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         );
     }
 
-    let source = build::source(&config, false)?;
+    let source = build::source(&config, build::Phase::Training)?;
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let mut losses = Vec::new();

@@ -3,7 +3,7 @@
 use crate::section::within;
 use crate::{
     AttentionMask, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
-    ModelSpec, Offload, OptimizerName,
+    GuardPolicy, ModelSpec, Offload, OptimizerName,
 };
 
 impl Config {
@@ -30,6 +30,8 @@ impl Config {
         self.metrics.check()?;
         self.profiling.check()?;
         self.validation.check()?;
+        self.value_guard.check()?;
+        self.check_rollback()?;
         self.comm.check()?;
 
         let model = self.model.resolve()?;
@@ -159,6 +161,18 @@ impl Config {
         Err(ConfigError::contradiction(
             "validation.dataset is read from disk, but validation.dataset_path is absent",
             "set validation.dataset_path",
+        ))
+    }
+
+    /// A job can only go back to a checkpoint that exists.
+    fn check_rollback(&self) -> Result<(), ConfigError> {
+        let has_checkpoints = self.checkpoint.enable || self.checkpoint.memory_interval > 0;
+        if self.value_guard.policy != GuardPolicy::Rollback || has_checkpoints {
+            return Ok(());
+        }
+        Err(ConfigError::contradiction(
+            "value_guard.policy = \"rollback\", but checkpoint.enable is false",
+            "set checkpoint.enable = true, or value_guard.policy = \"skip\"",
         ))
     }
 

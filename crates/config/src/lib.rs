@@ -48,11 +48,12 @@ pub use moe::MoeConfig;
 pub use rescale::Rescaled;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
-    CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType, Dtype, Flavor,
-    GradientCompression, JobSection, LrSchedulerSection, MetricsSection, ModelName, ModelSection,
-    MoeSection, Offload, OptimizerImplementation, OptimizerName, OptimizerSection,
-    ParallelismSection, PipelineReduce, ProfilingSection, ReshardAfterForward, ScoringFunc,
-    SelectiveOption, TrainingSection, ValidationSection,
+    BitFlip, CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType,
+    Dtype, Flavor, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection,
+    MetricsSection, ModelName, ModelSection, MoeSection, Offload, OptimizerImplementation,
+    OptimizerName, OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection,
+    ReshardAfterForward, ResumeChange, ScoringFunc, SelectiveOption, TrainingSection,
+    ValidationSection, ValueGuardSection,
 };
 pub use spec::{DecoderSizes, ModelSpec};
 
@@ -82,6 +83,8 @@ pub struct Config {
     pub profiling: ProfilingSection,
     /// Evaluation on held-out data.
     pub validation: ValidationSection,
+    /// What happens when values are not finite.
+    pub value_guard: ValueGuardSection,
     /// Process groups and their timeouts.
     pub comm: CommSection,
     /// Seed and determinism.

@@ -88,7 +88,7 @@ impl Session {
         Ok(Session {
             device: world.device(),
             sampler: Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?,
-            source: build::source(config, false)?,
+            source: build::source(config, build::Phase::Training)?,
             trainer,
         })
     }

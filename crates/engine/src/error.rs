@@ -1,6 +1,10 @@
 //! Errors of engine commands.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
+
+use trainyard_launcher::{BAD_VALUES, REJECTED};
+use trainyard_train::TrainError;
 
 /// The result type of a command.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
@@ -10,7 +14,7 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 pub enum EngineError {
     /// Training failed.
     #[error(transparent)]
-    Train(#[from] trainyard_train::TrainError),
+    Train(#[from] TrainError),
     /// The launcher could not start the ranks.
     #[error(transparent)]
     Launch(#[from] trainyard_launcher::LaunchError),
@@ -33,6 +37,17 @@ pub enum EngineError {
         /// The reason.
         reason: String,
     },
+}
+
+impl EngineError {
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            EngineError::Train(TrainError::BadValues { .. }) => BAD_VALUES.into(),
+            EngineError::Train(error) if error.is_rejection() => REJECTED.into(),
+            _ => ExitCode::FAILURE,
+        }
+    }
 }
 
 macro_rules! through_train {

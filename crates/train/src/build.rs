@@ -209,37 +209,45 @@ fn ep_ranks_per_node(config: &Config, world: &World) -> Result<Option<usize>> {
     Ok(world.mesh().ep_ranks_per_node(length).filter(|_| is_same))
 }
 
-/// Opens the training or validation dataset.
-pub fn source(config: &Config, validation: bool) -> Result<Arc<dyn Source>> {
-    let (dataset, path) = if validation {
-        (
-            config.validation.dataset.unwrap_or(config.training.dataset),
-            config.validation.dataset_path.as_ref(),
-        )
-    } else {
-        (
-            config.training.dataset,
-            config.training.dataset_path.as_ref(),
-        )
-    };
+/// What samples are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The samples that the model learns from.
+    Training,
+    /// Held-out samples that the model is evaluated on.
+    Validation,
+}
+
+/// Opens the training or validation dataset. Validation uses the dataset and path of training where it has none of
+/// its own.
+pub fn source(config: &Config, phase: Phase) -> Result<Arc<dyn Source>> {
+    let (training, validation) = (&config.training, &config.validation);
+    let is_validation = phase == Phase::Validation;
+    let own_dataset = validation.dataset.filter(|_| is_validation);
+    let own_path = validation.dataset_path.as_ref().filter(|_| is_validation);
+    let dataset = own_dataset.unwrap_or(training.dataset);
     let path = || {
+        let path = own_path.or(training.dataset_path.as_ref());
         path.ok_or_else(|| {
-            TrainError::Dataset(
-                "training.dataset_path is not set: set it to the file or directory of the dataset"
-                    .into(),
-            )
+            let key = match own_dataset {
+                Some(_) => "validation.dataset_path",
+                None => "training.dataset_path",
+            };
+            TrainError::Dataset(format!(
+                "{key} is not set: set it to the file or directory of the dataset"
+            ))
         })
     };
     let seq_len = config.training.seq_len;
     // Synthetic validation data has another seed, so that it differs from the training data.
-    let seed = config.debug.seed + u64::from(validation);
+    let seed = config.debug.seed + u64::from(is_validation);
     Ok(match (dataset, config.model.resolve()?.decoder()) {
         (Dataset::Synthetic, Some(sizes)) => {
             Arc::new(SyntheticTokens::new(seq_len, sizes.vocab_size, seed)?)
         }
         (Dataset::Synthetic, None) => Arc::new(SyntheticImages::new(seed)),
         (Dataset::Mnist, None) => {
-            let split = if validation {
+            let split = if is_validation {
                 Split::Test
             } else {
                 Split::Train

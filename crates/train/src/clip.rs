@@ -8,11 +8,12 @@
 //! element counts once.
 
 use tch::{Kind, Tensor};
-use trainyard_mesh::{Axis, AxisSet};
+use trainyard_mesh::Axis;
 use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, World, kernel};
 use trainyard_trace::Purpose;
 
+use crate::parameters_by_axes::parameters_by_axes;
 use crate::scalar::scalar_zero_like;
 use crate::{Result, TrainError};
 
@@ -35,14 +36,7 @@ pub struct GradNorm {
 impl GradNorm {
     /// Groups these parameters, whose layouts must be final.
     pub fn new(parameters: &[Parameter], world: &World) -> Result<GradNorm> {
-        let mut by_axes: Vec<(AxisSet, Vec<Parameter>)> = Vec::new();
-        for parameter in parameters {
-            let axes = parameter.layout().sharded_axes();
-            match by_axes.iter_mut().find(|(known, _)| *known == axes) {
-                Some((_, members)) => members.push(parameter.clone()),
-                None => by_axes.push((axes, vec![parameter.clone()])),
-            }
-        }
+        let by_axes = parameters_by_axes(parameters, |p| p.layout().sharded_axes());
         let shard_groups = by_axes.into_iter().map(|(axes, parameters)| {
             let group = world.group(axes)?;
             Ok(ShardGroup { parameters, group })

@@ -38,6 +38,37 @@ pub enum TrainError {
     /// Rank 0 could not find the checkpoint to resume from.
     #[error("cannot find the checkpoint to resume from: {0}")]
     ResumeSource(String),
+    /// The job that saved the checkpoint was another one.
+    #[error(
+        "cannot resume from the checkpoint of step {step}: this job differs from the one that saved it. {}. Undo the \
+         change, start in another job.dump_folder, or allow it with --checkpoint.allow {allow}",
+        changes.join("; ")
+    )]
+    ResumeChanged {
+        /// The step of the checkpoint.
+        step: u64,
+        /// What differs, and what each difference costs.
+        changes: Vec<String>,
+        /// The value of `checkpoint.allow` that allows them.
+        allow: String,
+    },
+    /// Rank 0 may not use the checkpoint storage.
+    #[error("rank 0 cannot use the checkpoint storage: {reason}")]
+    StorageRefused {
+        /// The error of rank 0.
+        reason: String,
+        /// Whether a restart would not help.
+        is_final: bool,
+    },
+    /// All checkpoints of the job are damaged.
+    #[error(
+        "no checkpoint of the job is whole; the warnings above say what is wrong with each. Restore one, or set \
+         checkpoint.resume to false or another checkpoint.folder to start from step 1"
+    )]
+    NoWholeCheckpoint,
+    /// Another rank could not load the checkpoint.
+    #[error("another rank could not load the checkpoint, and says why")]
+    OtherRankFailedToLoad,
     /// The replica servers in the environment cannot be used.
     #[error("cannot use peer checkpoints: {0}")]
     Peers(String),
@@ -163,12 +194,33 @@ pub enum TrainError {
         /// The last step of the job.
         step: u64,
     },
+    /// The loss or the gradients of a step cannot be used, and the job may not go on without it.
+    #[error("{what}. {consequence}. {advice}")]
+    BadValues {
+        /// The step, its samples, and the ranks.
+        what: String,
+        /// What is saved.
+        consequence: &'static str,
+        /// What the user can do.
+        advice: &'static str,
+    },
     /// The model has no parameters.
     #[error("the model has no parameters to train")]
     NoParameters,
 }
 
 impl TrainError {
+    /// Whether the job rejects what it was started with, so that a restart would be rejected too.
+    pub fn is_rejection(&self) -> bool {
+        matches!(
+            self,
+            TrainError::ResumeChanged { .. }
+                | TrainError::NoWholeCheckpoint
+                | TrainError::StorageRefused { is_final: true, .. }
+                | TrainError::Checkpoint(CheckpointError::Owned { .. })
+        )
+    }
+
     /// Adds the path of a file or directory to an I/O error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> TrainError + '_ {
         move |source| TrainError::Io {

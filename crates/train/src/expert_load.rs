@@ -67,8 +67,9 @@ impl ExpertLoadTracker {
         })
     }
 
-    /// Updates the router biases of this rank from the loads of all ranks (auxiliary-loss-free balancing).
-    pub(crate) fn rebalance(&self, model: &dyn Model) -> Result<()> {
+    /// Updates the router biases of this rank from the loads of all ranks (auxiliary-loss-free balancing), unless
+    /// `found_inf` is 1.
+    pub(crate) fn rebalance(&self, model: &dyn Model, found_inf: Option<&Tensor>) -> Result<()> {
         let Some(stage) = &self.stage_group else {
             return Ok(());
         };
@@ -84,6 +85,11 @@ impl ExpertLoadTracker {
         stage
             .all_reduce(&all, ReduceOp::Sum, Purpose::Control)?
             .wait()?;
+        // A bias does not change if all experts have the same load.
+        let all = match found_inf {
+            Some(found_inf) => all.f_mul(&found_inf.f_eq(0.0)?.f_to_kind(all.kind())?)?,
+            None => all,
+        };
         for (index, (router, _)) in counted.iter().enumerate() {
             router.update_bias(&all.f_select(0, index as i64)?)?;
         }

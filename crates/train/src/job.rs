@@ -1,26 +1,29 @@
 //! The training loop: data loading, steps, metrics, validation, checkpoints, preemption.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trainyard_checkpoint::{Store, TrainState, store};
-use trainyard_config::{AsyncMode, Config, ModelSpec};
-use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler};
+use trainyard_checkpoint::TrainState;
+use trainyard_config::{Config, ModelSpec};
+use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, device, kernel, memory};
 use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 
-use crate::build;
-use crate::checkpoint::{self, Destination, ResumeSource, Saver};
+use crate::build::{self, Phase};
+use crate::checkpoint::{self, Destination, Saver};
 use crate::error::{Result, TrainError};
 use crate::heartbeat_writer::HeartbeatWriter;
+use crate::incident_policy::{self, Action, Cause};
 use crate::memory_capacity::memory_capacity;
 use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
-use crate::metrics::{Sinks, StepMetrics};
+use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
 use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::sample_log::SampleLog;
+use crate::spike::SpikeDetector;
 use crate::trainer::{StepOutcome, Trainer};
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
@@ -67,6 +70,8 @@ struct Job<'a> {
     heartbeat: HeartbeatWriter,
     trainer: Trainer,
     loader: Loader,
+    /// Held-out data; `None` without validation.
+    validation_source: Option<Arc<dyn Source>>,
     /// `None` if neither storage nor peer memory is used.
     saver: Option<Saver>,
     /// The checkpoint storage; `None` if `checkpoint.enable` is false.
@@ -85,6 +90,7 @@ struct Job<'a> {
     memory_capacity: u64,
     /// Taken when the step to profile is reached.
     memory_profiler: Option<MemoryProfiler>,
+    spikes: SpikeDetector,
     window: Window,
 }
 
@@ -110,9 +116,24 @@ impl Window {
 impl<'a> Job<'a> {
     fn new(config: &'a Config, world: &'a World, heartbeat: HeartbeatWriter) -> Result<Job<'a>> {
         let mut trainer = Trainer::new(config, world, world.device().into())?;
-        let (storage, memory) = (storage(config)?, memory(config, world)?);
-        resume(config, &mut trainer, world, memory.as_ref())?;
-        let loader = loader(config, world, &trainer, false, trainer.samples_seen())?;
+        let storage = checkpoint::storage(config, world)?;
+        let memory = checkpoint::memory(config, world)?;
+        checkpoint::resume(config, &mut trainer, world, memory.as_ref())?;
+        let loader = loader(
+            config,
+            world,
+            &trainer,
+            build::source(config, Phase::Training)?,
+            Phase::Training,
+            trainer.samples_seen(),
+        )?;
+        // Opened now, so that a wrong path is found before the first step.
+        let validation_source = || build::source(config, Phase::Validation);
+        let validation_source = config
+            .validation
+            .enable
+            .then(validation_source)
+            .transpose()?;
         let spec = config.model.resolve()?;
         if world.rank() == 0 {
             let batching = trainer.batching();
@@ -136,6 +157,10 @@ impl<'a> Job<'a> {
                 world.rank(),
                 trainer.steps_taken(),
             ),
+            spikes: SpikeDetector::new(
+                config.value_guard.spike_threshold,
+                config.value_guard.spike_window,
+            ),
             window: Window::begin(),
             saver: if storage.is_some() || memory.is_some() {
                 Some(Saver::new(world)?)
@@ -153,6 +178,7 @@ impl<'a> Job<'a> {
             heartbeat,
             trainer,
             loader,
+            validation_source,
         })
     }
 
@@ -165,7 +191,7 @@ impl<'a> Job<'a> {
         self.save(memory.as_slice())
     }
 
-    /// One training step, then metrics, validation and checkpoints if they are due.
+    /// One training step, then metrics, checkpoints and validation if they are due.
     fn step(&mut self) -> Result<()> {
         let next = self.trainer.steps_taken() + 1;
         self.heartbeat.enter(Stage::Stepping, next);
@@ -187,8 +213,18 @@ impl<'a> Job<'a> {
             self.world.set_timeout(Duration::from_secs(timeout))?;
         }
         let step = self.trainer.steps_taken();
-        if self.sinks.is_due(step) || step == self.config.training.steps {
-            self.report(&outcome)?;
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        let last = step == self.config.training.steps;
+        let is_stored = due(self.config.checkpoint.interval) || last;
+        let spike = if self.sinks.is_due(step) || last {
+            self.report(&outcome)?
+        } else {
+            None
+        };
+        let mut causes = self.find_causes(outcome.has_incident, is_stored)?;
+        causes.extend(spike);
+        if self.has_rolled_back(&causes)? {
+            return Ok(());
         }
         if let Some(memory) = memory {
             self.heartbeat.enter(Stage::Between, step);
@@ -197,13 +233,19 @@ impl<'a> Job<'a> {
             self.window = Window::begin();
         }
         self.sinks.advance(step);
-        let due = |every: u64| every > 0 && step.is_multiple_of(every);
-        if self.config.validation.enable && due(self.config.validation.freq) {
-            self.validate()?;
+        self.save_if_due(is_stored)?;
+        // Saved before: an evaluation that fails loses no step.
+        match self.validation_source.clone() {
+            Some(source) if due(self.config.validation.freq) => self.validate(source),
+            _ => Ok(()),
         }
-        let last = step == self.config.training.steps;
-        let is_stored = due(self.config.checkpoint.interval) || last;
-        let is_replicated = due(self.config.checkpoint.memory_interval);
+    }
+
+    /// Saves the step to peer memory if it is due, and to storage if it is to be stored there.
+    fn save_if_due(&mut self, is_stored: bool) -> Result<()> {
+        let step = self.trainer.steps_taken();
+        let every = self.config.checkpoint.memory_interval;
+        let is_replicated = every > 0 && step.is_multiple_of(every);
         // Peer memory first, because it is faster than storage.
         let memory = self.memory.clone().filter(|_| is_replicated);
         self.is_replicating = memory.is_some();
@@ -211,6 +253,105 @@ impl<'a> Job<'a> {
         self.stored_step = storage.as_ref().map_or(self.stored_step, |_| Some(step));
         let destinations: Vec<Destination> = memory.into_iter().chain(storage).collect();
         self.save(&destinations)
+    }
+
+    /// What is wrong with the values of steps up to this one. Ranks agree on values that are not finite if one of them
+    /// has seen some, and always before the state is saved; replicas are compared at an interval, and before that too.
+    fn find_causes(&mut self, has_incident: bool, is_stored: bool) -> Result<Vec<Cause>> {
+        let section = &self.config.value_guard;
+        let mut causes = Vec::new();
+        if !section.enable {
+            return Ok(causes);
+        }
+        if has_incident || is_stored {
+            let incidents = self.trainer.incidents()?;
+            causes.extend(incidents.into_iter().map(Cause::NotFinite));
+        }
+        let (step, every) = (self.trainer.steps_taken(), section.digest_interval);
+        if every > 0 && (step.is_multiple_of(every) || is_stored) {
+            let drift = self.trainer.compare_replicas()?;
+            causes.extend(drift.map(|drift| Cause::Drift { step, drift }));
+        }
+        Ok(causes)
+    }
+
+    /// Acts on values that cannot be used, as `value_guard.policy` says. Whether the job went back to a checkpoint.
+    fn has_rolled_back(&mut self, causes: &[Cause]) -> Result<bool> {
+        let section = &self.config.value_guard;
+        for cause in causes {
+            let guard = self.trainer.guard_state();
+            guard.num_incidents += 1;
+            let action = incident_policy::decide(section, cause, guard.num_incidents);
+            let num_incidents = guard.num_incidents;
+            if self.world.rank() == 0 && action != Action::Stop {
+                tracing::warn!(
+                    "{cause}; incident {num_incidents} of at most {}",
+                    section.max_incidents
+                );
+            }
+            match action {
+                Action::Continue => {}
+                Action::Rollback => {
+                    let samples = causes.iter().map(Cause::samples);
+                    self.roll_back(samples.collect())?;
+                    return Ok(true);
+                }
+                Action::Stop => return Err(self.bad_values(cause)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Loads the newest checkpoint, and leaves out these samples from now on.
+    fn roll_back(&mut self, samples: Vec<Range<u64>>) -> Result<()> {
+        if let Some(saver) = &mut self.saver {
+            saver.finish();
+        }
+        let mut guard = self.trainer.guard_state().clone();
+        guard
+            .skipped_samples
+            .extend(samples.into_iter().filter(|range| !range.is_empty()));
+        let is_loaded = checkpoint::load_latest(
+            self.config,
+            &mut self.trainer,
+            self.world,
+            self.memory.as_ref(),
+        )?;
+        if !is_loaded && self.world.rank() == 0 {
+            tracing::warn!(
+                "there is no checkpoint to go back to: the job goes on with the current parameters"
+            );
+        }
+        *self.trainer.guard_state() = guard;
+        self.load_from(self.trainer.samples_seen())?;
+        self.window = Window::begin();
+        Ok(())
+    }
+
+    /// The error of a job that ends because of values that it cannot use.
+    fn bad_values(&self, cause: &Cause) -> TrainError {
+        TrainError::BadValues {
+            what: cause.to_string(),
+            consequence: if cause.has_updated() {
+                "Parameters have changed, and nothing after that was saved"
+            } else {
+                "The step has not changed any parameter, and nothing after it was saved"
+            },
+            advice: cause.advice(),
+        }
+    }
+
+    /// Reads samples from position `first` of the stream on.
+    fn load_from(&mut self, first: u64) -> Result<()> {
+        self.loader = loader(
+            self.config,
+            self.world,
+            &self.trainer,
+            build::source(self.config, Phase::Training)?,
+            Phase::Training,
+            first,
+        )?;
+        Ok(())
     }
 
     /// Takes the step, under the memory profiler if it is the step to profile.
@@ -230,6 +371,12 @@ impl<'a> Job<'a> {
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
         let began = Instant::now();
         let _span = self.world.ledger().enter(SpanKind::Data, "data");
+        let position = self.trainer.samples_seen();
+        let next = self.trainer.guard_state().next_sample(position);
+        if next != position {
+            self.trainer.resume_at(self.trainer.steps_taken(), next);
+            self.load_from(next)?;
+        }
         let num = self.trainer.batching().num_microbatches;
         let batches = self
             .loader
@@ -240,8 +387,9 @@ impl<'a> Job<'a> {
         Ok(batches)
     }
 
-    /// Reads the metrics of the step from the device, which waits for them, and writes them to all sinks.
-    fn report(&mut self, outcome: &StepOutcome) -> Result<()> {
+    /// Reads the metrics of the step from the device, which waits for them, and writes them to all sinks. Returns the
+    /// loss if it is a spike.
+    fn report(&mut self, outcome: &StepOutcome) -> Result<Option<Cause>> {
         let loss = self.trainer.global_loss(&outcome.local_loss)?;
         let window = std::mem::replace(&mut self.window, Window::begin());
         let elapsed = window.began.elapsed().as_secs_f64();
@@ -268,23 +416,35 @@ impl<'a> Job<'a> {
             seconds: elapsed / window.num_steps.max(1) as f64,
             data_share: window.data.as_secs_f64() / elapsed,
             samples_seen: self.trainer.samples_seen(),
-        })
+        });
+        let end = self.trainer.samples_seen();
+        let samples = end - self.trainer.batching().global as u64..end;
+        Ok(self.spikes.observe(loss).map(|score| Cause::Spike {
+            step,
+            samples,
+            loss,
+            score,
+        }))
     }
 
-    fn validate(&mut self) -> Result<()> {
-        self.heartbeat
-            .enter(Stage::Between, self.trainer.steps_taken());
+    fn validate(&mut self, source: Arc<dyn Source>) -> Result<()> {
+        let step = self.trainer.steps_taken();
+        self.heartbeat.enter(Stage::Between, step);
         let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
-        let batches = loader(self.config, self.world, &self.trainer, true, 0)?
-            .take(num)
-            .collect::<Result<Vec<_>, _>>()?;
-        let loss = self.trainer.evaluate(&batches)?;
-        if self.world.rank() == 0 {
-            tracing::info!(
-                "step: {}  validation loss: {loss:8.5}",
-                self.trainer.steps_taken()
-            );
-        }
+        let loader = loader(
+            self.config,
+            self.world,
+            &self.trainer,
+            source,
+            Phase::Validation,
+            0,
+        )?;
+        let batches = loader.take(num).collect::<Result<Vec<_>, _>>()?;
+        let validation_loss = self.trainer.evaluate(&batches)?;
+        self.sinks.write_validation(&ValidationMetrics {
+            step,
+            validation_loss,
+        });
         // The time spent here does not count as step time.
         self.window = Window::begin();
         Ok(())
@@ -304,7 +464,7 @@ impl<'a> Job<'a> {
             seed: self.config.debug.seed,
             world_size: self.world.size(),
             config: self.config.to_toml()?,
-            extra_state: self.trainer.extra_state(),
+            extra_state: self.trainer.extra_state()?,
         };
         let saved = saver.save(&self.trainer, self.world, state, destinations)?;
         if self.world.rank() == 0 {
@@ -326,6 +486,10 @@ impl<'a> Job<'a> {
             if self.storage.is_none() {
                 tracing::warn!("no checkpoint is written to storage: checkpoint.enable is false");
             }
+        }
+        let causes = self.find_causes(true, true)?;
+        if self.has_rolled_back(&causes)? {
+            return self.finish();
         }
         let storage = self
             .storage
@@ -391,15 +555,15 @@ fn loader(
     config: &Config,
     world: &World,
     trainer: &Trainer,
-    validation: bool,
+    source: Arc<dyn Source>,
+    phase: Phase,
     first: u64,
 ) -> Result<Loader> {
     let batching = trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let sampler = sampler.starting_at(first);
-    let source = build::source(config, validation)?;
     let order = match source.len() {
-        Some(_) if !validation => Order::Shuffled {
+        Some(_) if phase == Phase::Training => Order::Shuffled {
             seed: config.debug.seed,
         },
         _ => Order::Sequential,
@@ -415,83 +579,6 @@ fn loader(
         trainer.data_group().index(),
         options,
     )?)
-}
-
-/// The checkpoint storage, if `checkpoint.enable` is true.
-fn storage(config: &Config) -> Result<Option<Destination>> {
-    let section = &config.checkpoint;
-    let destination = || -> Result<Destination> {
-        Ok(Destination {
-            store: checkpoints(config)?,
-            keep: section.keep_latest_k,
-            is_async: section.async_mode == AsyncMode::Async,
-            is_durable: true,
-        })
-    };
-    section.enable.then(destination).transpose()
-}
-
-/// Peer memory, if `checkpoint.memory_interval` is set. The older checkpoint is deleted when the newer one
-/// is complete, so there are never more than two.
-fn memory(config: &Config, world: &World) -> Result<Option<Destination>> {
-    if config.checkpoint.memory_interval == 0 {
-        return Ok(None);
-    }
-    let Some(peers) = checkpoint::peers(world)? else {
-        tracing::warn!(
-            "checkpoint.memory_interval has no effect: there are no replica servers; start the job with \
-             `trainyard run`"
-        );
-        return Ok(None);
-    };
-    Ok(Some(Destination {
-        store: Arc::new(peers),
-        keep: 1,
-        is_async: true,
-        is_durable: false,
-    }))
-}
-
-/// Loads model and optimizer state from the latest checkpoint, or else from `checkpoint.initial_load_path`.
-fn resume(
-    config: &Config,
-    trainer: &mut Trainer,
-    world: &World,
-    memory: Option<&Destination>,
-) -> Result<()> {
-    let section = &config.checkpoint;
-    let store = checkpoints(config)?;
-    let storage = (section.enable && section.resume).then_some(&*store);
-    let memory = memory
-        .filter(|_| section.resume)
-        .map(|destination| &destination.store);
-    let source = checkpoint::find_resume_source(storage, memory, world)?;
-    let loaded = match (source, &section.initial_load_path) {
-        (ResumeSource::PeerMemory(opened), _) => checkpoint::load_opened(opened, trainer, world)?,
-        (ResumeSource::Storage(folder), _) => checkpoint::load(store, &folder, trainer, world)?,
-        (ResumeSource::None, Some(path)) => {
-            checkpoint::load(store::open(path)?, ".", trainer, world)?
-        }
-        (ResumeSource::None, None) => return Ok(()),
-    };
-    let Some(state) = loaded.state() else {
-        if world.rank() == 0 {
-            tracing::info!("loaded initial weights from {}", loaded.path());
-        }
-        return Ok(());
-    };
-    trainer.resume_at(state.step, state.samples_seen);
-    trainer.load_extra_state(&state.extra_state);
-    if world.rank() == 0 {
-        tracing::info!("resumed from step {}: {}", state.step, loaded.path());
-    }
-    Ok(())
-}
-
-/// The storage of the job's checkpoints.
-fn checkpoints(config: &Config) -> Result<Arc<dyn Store>> {
-    let store = store::open_under(&config.job.dump_folder, &config.checkpoint.folder)?;
-    Ok(store)
 }
 
 fn write_trace(config: &Config, world: &World) -> Result<()> {

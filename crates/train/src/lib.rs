@@ -1,6 +1,7 @@
 //! The training loop: from a config to a running job, with optimizers, learning rate schedules,
 //! checkpoints and metrics.
 
+mod bit_flip;
 pub mod build;
 pub mod checkpoint;
 pub mod clip;
@@ -8,25 +9,34 @@ pub mod dry_run;
 mod error;
 mod expert_load;
 mod expert_traffic;
+mod fingerprint;
 pub mod full_state_dict;
 mod heartbeat_writer;
+mod incident_policy;
 pub mod job;
+mod late_values;
 mod memory_capacity;
 mod memory_check;
 mod memory_profiler;
 pub mod metrics;
 pub mod optimizer;
+mod parameters_by_axes;
 mod pipeline;
 mod preemption;
 mod recompute;
+mod replica_digest;
 mod sample_log;
 mod scalar;
 mod schedule;
+mod spike;
 mod trainer;
+mod value_guard;
 
 pub use error::{Result, TrainError};
 pub use expert_load::ExpertLoad;
 pub use expert_traffic::{ExpertTraffic, TransferStats};
 pub use memory_capacity::memory_capacity;
+pub use replica_digest::Drift;
 pub use schedule::Schedule;
 pub use trainer::{StepOutcome, Trainer, data_axes, loss_axes};
+pub use value_guard::{GuardState, Incident};

@@ -1,7 +1,7 @@
 //! One training step: forward, backward, gradient clipping, optimizer update.
 
 use tch::{Kind, Tensor};
-use trainyard_config::{Batching, Config, Dtype};
+use trainyard_config::{Batching, Config, Dtype, Offload};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
@@ -10,9 +10,10 @@ use trainyard_parallel::{
     Strategy, scaled,
 };
 use trainyard_torch::device::StepScope;
-use trainyard_torch::{Group, ReduceOp, Work, World, memory};
+use trainyard_torch::{Group, ReduceOp, Work, World, device, memory};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 
+use crate::bit_flip::PlannedBitFlip;
 use crate::build;
 use crate::clip::{GradNorm, clip};
 use crate::error::Result;
@@ -21,8 +22,10 @@ use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
 use crate::optimizer::{self, DeviceScalars, Optimizer};
 use crate::pipeline;
 use crate::recompute;
+use crate::replica_digest::{Drift, ReplicaDigests};
 use crate::scalar::{scalar_like, scalar_zero_like};
 use crate::schedule::Schedule;
+use crate::value_guard::{GuardState, Incident, Observation, ValueGuard, found_inf};
 
 /// The mesh axes that divide the batch.
 pub fn data_axes() -> AxisSet {
@@ -47,6 +50,14 @@ pub struct Trainer {
     max_norm: f64,
     /// Set for float16 only.
     loss_scale: Option<LossScale>,
+    guard: ValueGuard,
+    /// Whether values that are not finite are incidents.
+    is_guarded: bool,
+    bad_sample: Option<u64>,
+    bit_flip: Option<PlannedBitFlip>,
+    replicas: ReplicaDigests,
+    /// Offloaded states are not in memory when replicas are compared.
+    is_offloaded: bool,
     data_group: Group,
     /// The ranks that process different targets.
     target_group: Group,
@@ -56,12 +67,15 @@ pub struct Trainer {
     cp: ContextParallel,
     /// The end-of-document token; attention does not cross it.
     end_of_document: Option<i64>,
+    /// All ranks.
+    world_group: Group,
     ledger: Ledger,
     batching: Batching,
     /// Targets of a step if every position has one. It depends on the config only, because all ranks must
     /// divide by the same number, whatever their batches contain.
     nominal_targets: f64,
     is_dry_run: bool,
+    is_gpu: bool,
     /// Whether steps are marked for CUDA's profilers.
     cuda_profiler: bool,
     step: u64,
@@ -73,13 +87,14 @@ struct OptimizerStep<'a> {
     optimizer: &'a mut dyn Optimizer,
     learning_rate: f64,
     scale: Option<Tensor>,
+    found_inf: Option<&'a Tensor>,
 }
 
 impl trainyard_parallel::Optimizer for OptimizerStep<'_> {
     fn step(&mut self) -> trainyard_parallel::Result<()> {
         let scalars = DeviceScalars {
             grad_scale: self.scale.as_ref(),
-            found_inf: None,
+            found_inf: self.found_inf,
         };
         self.optimizer
             .step_with(self.learning_rate, scalars)
@@ -93,16 +108,21 @@ impl trainyard_parallel::Optimizer for OptimizerStep<'_> {
     }
 }
 
-/// An all-reduce in flight that counts the targets of the global batch.
+/// An all-reduce in flight over all ranks: it counts the targets of the global batch, and the ranks that have seen
+/// values that are not finite.
 struct PendingCount {
-    count: Tensor,
+    counts: Tensor,
     work: Work,
+    /// The number of ranks that count the same targets.
+    num_sharers: i64,
 }
 
 impl PendingCount {
-    fn finish(self) -> Result<f64> {
+    /// The number of targets, and whether any rank has a suspect.
+    fn finish(self) -> Result<(f64, bool)> {
         self.work.wait()?;
-        Ok(self.count.f_int64_value(&[0])? as f64)
+        let targets = self.counts.f_int64_value(&[0])? / self.num_sharers;
+        Ok((targets as f64, self.counts.f_int64_value(&[1])? > 0))
     }
 }
 
@@ -123,6 +143,9 @@ pub struct StepOutcome {
     pub grad_norm: Tensor,
     /// The learning rate that was used.
     pub learning_rate: f64,
+    /// Whether a rank has seen values that are not finite, in this step or before: call [`Trainer::incidents`]. It is
+    /// the same on all ranks.
+    pub has_incident: bool,
 }
 
 impl Trainer {
@@ -179,11 +202,19 @@ impl Trainer {
             max_norm: config.training.max_norm,
             loss_scale: (config.training.compute_dtype() == Dtype::Float16)
                 .then(LossScale::default),
+            guard: ValueGuard::new(world.world_group()?),
+            is_guarded: config.value_guard.enable,
+            bad_sample: config.debug.bad_sample,
+            bit_flip: PlannedBitFlip::from_config(&config.debug, world.rank()),
+            replicas: ReplicaDigests::new(&parameters, world)?,
+            is_offloaded: config.parallelism.offload != Offload::None,
+            world_group: world.world_group()?,
             nominal_targets: match config.model.resolve()?.decoder() {
                 Some(_) => batching.global * config.training.seq_len,
                 None => batching.global,
             } as f64,
             is_dry_run: world.is_fake(),
+            is_gpu: world.device().is_cuda(),
             cuda_profiler: config.profiling.cuda_profiler,
             expert_load: ExpertLoadTracker::new(&*model, world, config)?,
             traffic: TrafficMeter::new(world)?,
@@ -203,6 +234,8 @@ impl Trainer {
 
     /// One training step over the micro-batches of this rank, with full sequences.
     pub fn step(&mut self, microbatches: &[Batch]) -> Result<StepOutcome> {
+        // On a GPU the step before may still be running: its values are read in the next step.
+        self.read_values(usize::from(self.is_gpu))?;
         let microbatches = &self.local_microbatches(microbatches)?;
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
@@ -213,41 +246,125 @@ impl Trainer {
             self.forward_backward(microbatches, nominal_targets)
         })?;
         // The count was all-reduced during forward and backward; correct the scale for it here.
-        let correction = nominal_targets / target_count.finish()?;
+        let (num_targets, has_incident) = target_count.finish()?;
+        let correction = nominal_targets / num_targets;
         // Multiplied by this factor, the gradients are those of the mean loss.
         let factor = correction / self.scale();
         let outcome = {
             let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
+            if let Some(flip) = self.bit_flip {
+                flip.before_update(self.step + 1, &self.parameters)?;
+            }
             let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
             let learning_rate = self.schedule.lr(self.step);
-            if self.check_overflow(&grad_norm)? == StepDecision::Take {
-                if self.max_norm > 0.0 {
-                    clip(&self.parameters, &grad_norm, self.max_norm)?;
-                }
-                let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
-                self.model.optimizer_step(&mut OptimizerStep {
-                    optimizer: &mut *self.optimizer,
-                    learning_rate,
-                    scale: scale.transpose()?,
-                })?;
-                self.expert_load.rebalance(&*self.model)?;
+            let found_inf = self.watches_values().then(|| found_inf(&grad_norm));
+            let found_inf = found_inf.transpose()?;
+            if self.max_norm > 0.0 {
+                clip(&self.parameters, &grad_norm, self.max_norm)?;
             }
+            let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
+            self.model.optimizer_step(&mut OptimizerStep {
+                optimizer: &mut *self.optimizer,
+                learning_rate,
+                scale: scale.transpose()?,
+                found_inf: found_inf.as_ref(),
+            })?;
+            self.expert_load
+                .rebalance(&*self.model, found_inf.as_ref())?;
             self.model.zero_grad()?;
+            if let Some(flip) = self.bit_flip {
+                let states = self.optimizer.state();
+                flip.after_update(self.step + 1, &self.parameters, &states)?;
+            }
             StepOutcome {
                 local_loss: scaled(&local_loss, correction)?,
                 grad_norm,
                 learning_rate,
+                has_incident,
             }
         };
+        let first = self.samples_seen;
         self.step += 1;
+        self.bit_flip = self.bit_flip.filter(|flip| !flip.is_past(self.step));
         self.samples_seen += self.batching.global as u64;
+        if self.watches_values() {
+            let (loss, norm) = (&outcome.local_loss, &outcome.grad_norm);
+            self.guard
+                .watch(self.step, first..self.samples_seen, loss, norm)?;
+        }
         Ok(outcome)
+    }
+
+    /// Whether the values of steps are looked at: to guard them, or to scale the loss.
+    fn watches_values(&self) -> bool {
+        let has_values = !self.is_dry_run && device::computes_values();
+        has_values && (self.is_guarded || self.loss_scale.is_some())
+    }
+
+    /// Reads the values of past steps but those of the last `num_unread`: adapts the loss scale, and remembers those
+    /// that are not finite.
+    fn read_values(&mut self, num_unread: usize) -> Result<()> {
+        for observation in self.guard.read_all_but(num_unread)? {
+            let is_overflow = self.update_loss_scale(&observation);
+            let is_finite = observation.local_loss.is_finite() && observation.grad_norm.is_finite();
+            if self.is_guarded && !is_finite && !is_overflow {
+                self.guard.suspect(observation);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adapts the loss scale to a step. Whether its values are not finite only because the scale was too large.
+    fn update_loss_scale(&mut self, observation: &Observation) -> bool {
+        let Some(scale) = &mut self.loss_scale else {
+            return false;
+        };
+        let could_shrink = scale.scale() > 1.0;
+        let is_skipped = scale.update(observation.grad_norm) == StepDecision::Skip;
+        if is_skipped && self.ledger.rank() == 0 {
+            tracing::warn!(
+                "step {} skipped: gradient overflow; reducing the loss scale to {}",
+                observation.step,
+                scale.scale()
+            );
+        }
+        is_skipped && could_shrink && observation.local_loss.is_finite()
+    }
+
+    /// The steps with values that are not finite which all ranks have agreed on since the last call. Waits for the
+    /// device. This is a collective call.
+    pub fn incidents(&mut self) -> Result<Vec<Incident>> {
+        self.read_values(0)?;
+        self.guard.agree()
+    }
+
+    /// Compares parameters and optimizer states with their replicas on other ranks. Waits for the device. This is a
+    /// collective call.
+    pub fn compare_replicas(&self) -> Result<Option<Drift>> {
+        if self.is_dry_run || self.is_offloaded || !device::computes_values() {
+            return Ok(None);
+        }
+        self.wait_pending()?;
+        self.replicas.compare(&self.optimizer.state())
+    }
+
+    /// How often values were not finite, and which samples are left out.
+    pub fn guard_state(&mut self) -> &mut GuardState {
+        &mut self.guard.state
     }
 
     /// The index of the first sample of a micro-batch in the global batch of the step.
     fn first_sample(&self, microbatch: usize) -> u64 {
         let before = self.data_group.index() * self.batching.num_microbatches + microbatch;
         (before * self.batching.local) as u64
+    }
+
+    /// Whether this rank's batch of the step has the sample whose loss is NaN for tests.
+    fn has_bad_sample(&self) -> bool {
+        let first = self.samples_seen + self.first_sample(0);
+        let num = self.batching.num_microbatches * self.batching.local;
+        let own = first..first + num as u64;
+        self.bad_sample.is_some_and(|sample| own.contains(&sample))
     }
 
     /// This rank's positions of the sequences, under context parallelism.
@@ -276,26 +393,12 @@ impl Trainer {
         self.loss_scale.as_ref().map_or(1.0, LossScale::scale)
     }
 
-    /// Whether to take or skip the step. The host reads the norm only if the loss is scaled.
-    fn check_overflow(&mut self, norm: &Tensor) -> Result<StepDecision> {
-        let Some(scale) = &mut self.loss_scale else {
-            return Ok(StepDecision::Take);
-        };
-        if self.is_dry_run {
-            return Ok(StepDecision::Take);
-        }
-        let decision = scale.update(f64::try_from(norm)?);
-        if decision == StepDecision::Skip && self.ledger.rank() == 0 {
-            tracing::warn!(
-                "step {} skipped: gradient overflow; reducing the loss scale to {}",
-                self.step + 1,
-                scale.scale()
-            );
-        }
-        Ok(decision)
-    }
-
     fn forward_backward(&mut self, microbatches: &[LocalMicrobatch], count: f64) -> Result<Tensor> {
+        let count = if self.has_bad_sample() {
+            f64::NAN
+        } else {
+            count
+        };
         let step = StepInputs {
             microbatches: self.microbatch_inputs(
                 microbatches,
@@ -339,15 +442,20 @@ impl Trainer {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
         // A dry run does not communicate: it assumes that all ranks have the same count.
         let own = if self.is_dry_run {
-            own * self.target_group.size() as i64
+            own * self.world_group.size() as i64
         } else {
             own
         };
-        let count = Tensor::from_slice(&[own]);
+        let counts = Tensor::from_slice(&[own, i64::from(self.guard.has_suspects())]);
         let work = self
-            .target_group
-            .all_reduce(&count, ReduceOp::Sum, Purpose::Control)?;
-        Ok(PendingCount { count, work })
+            .world_group
+            .all_reduce(&counts, ReduceOp::Sum, Purpose::Control)?;
+        let num_sharers = self.world_group.size() / self.target_group.size();
+        Ok(PendingCount {
+            counts,
+            work,
+            num_sharers: num_sharers as i64,
+        })
     }
 
     /// The mean loss over the global batch, from the local losses of all ranks. This is a collective call.
@@ -365,7 +473,7 @@ impl Trainer {
         let batches = &self.local_microbatches(batches)?;
         let step = StepInputs {
             microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
-            count: self.start_target_count(batches)?.finish()?,
+            count: self.start_target_count(batches)?.finish()?.0,
             scale: 1.0,
             ledger: &self.ledger,
         };
@@ -400,9 +508,13 @@ impl Trainer {
         self.samples_seen
     }
 
-    /// State beside parameters, optimizer and step counters that a checkpoint saves: the loss scale.
-    pub fn extra_state(&self) -> serde_json::Value {
-        serde_json::json!({ "loss_scale": self.loss_scale })
+    /// State beside parameters, optimizer and step counters that a checkpoint saves: the loss scale, and what the value
+    /// guard has seen. With a loss scale, waits for the device.
+    pub fn extra_state(&mut self) -> Result<serde_json::Value> {
+        if self.loss_scale.is_some() {
+            self.read_values(0)?;
+        }
+        Ok(serde_json::json!({ "loss_scale": self.loss_scale, "value_guard": self.guard.state }))
     }
 
     /// Restores the result of [`Trainer::extra_state`]. State that this job does not have is ignored.
@@ -410,6 +522,9 @@ impl Trainer {
         let saved = serde_json::from_value(extra_state["loss_scale"].clone());
         if let (Some(own), Ok(Some(saved))) = (&mut self.loss_scale, saved) {
             *own = saved;
+        }
+        if let Ok(state) = serde_json::from_value(extra_state["value_guard"].clone()) {
+            self.guard.state = state;
         }
     }
 

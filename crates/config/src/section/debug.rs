@@ -4,6 +4,18 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// What a bit is flipped in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BitFlip {
+    /// A parameter.
+    Parameter,
+    /// A reduced gradient.
+    Gradient,
+    /// An optimizer state.
+    State,
+}
+
 /// `[debug]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -17,6 +29,14 @@ pub struct DebugSection {
     /// The skew of routing towards the first experts, as the exponent of a power law, to measure the cost of unequal
     /// loads. A dry run, which has no tokens, uses it for the loads; 0 is an equal load.
     pub routing_skew: f64,
+    /// The position of a sample whose loss is NaN, to test what the job does about it; none if absent.
+    pub bad_sample: Option<u64>,
+    /// What a bit is flipped in, on one rank in one step, to test that it is found; none if absent.
+    pub flip_bit: Option<BitFlip>,
+    /// The step of that.
+    pub flip_bit_step: u64,
+    /// The rank of that.
+    pub flip_bit_rank: usize,
 }
 
 impl Default for DebugSection {
@@ -26,6 +46,10 @@ impl Default for DebugSection {
             deterministic: false,
             sample_log_folder: None,
             routing_skew: 0.0,
+            bad_sample: None,
+            flip_bit: None,
+            flip_bit_step: 1,
+            flip_bit_rank: 0,
         }
     }
 }

@@ -14,13 +14,14 @@ mod parallelism;
 mod profiling;
 mod training;
 mod validation;
+mod value_guard;
 
 pub use activation_checkpoint::{
     ActivationCheckpointMode, ActivationCheckpointSection, SelectiveOption,
 };
-pub use checkpoint::{AsyncMode, CheckpointSection};
+pub use checkpoint::{AsyncMode, CheckpointSection, ResumeChange};
 pub use comm::{Backend, CommSection};
-pub use debug::DebugSection;
+pub use debug::{BitFlip, DebugSection};
 pub use job::JobSection;
 pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
@@ -34,6 +35,7 @@ pub use parallelism::{
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};
 pub use validation::ValidationSection;
+pub use value_guard::{GuardPolicy, ValueGuardSection};
 
 use crate::ConfigError;
 

@@ -132,7 +132,7 @@ fn a_lost_node_resumes_from_its_buddy_without_storage() -> Outcome {
 fn strangers_are_rejected_and_the_job_continues() -> Outcome {
     let cluster = Cluster::new()?;
     let mut launchers = cluster.start(&[], &[])?;
-    launchers[0].wait_for("saved step-2 in peer memory")?;
+    launchers[0].wait_for("step-2 in peer memory")?;
     let placement = ReplicaPlacement::parse(&cluster.replica_servers, 0)?;
     let stranger = PeerStore::new(&placement, &RunSecret::random()?)?;
     let error = stranger.list("").expect_err("must be rejected").to_string();

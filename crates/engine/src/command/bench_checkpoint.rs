@@ -49,7 +49,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let world_group = world.world_group()?;
     let mut trainer = Trainer::new(&config, &world, world.device().into())?;
     let sampler = Sampler::new(at.world_size, at.world_size, 1)?;
-    let source = build::source(&config, false)?;
+    let source = build::source(&config, build::Phase::Training)?;
     // One step allocates the optimizer state.
     trainer.step(&step_batches(
         &*source,
@@ -69,6 +69,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
                 keep: 2,
                 is_async,
                 is_durable: true,
+                owner: None,
             };
             let began = barrier_time(&world_group)?;
             saver.save(&trainer, &world, state(step, at.world_size), &[destination])?;

@@ -162,7 +162,7 @@ impl BenchCase {
 }
 
 fn batches(config: &Config, num_microbatches: usize) -> Result<Vec<Batch>> {
-    let source = build::source(config, false)?;
+    let source = build::source(config, build::Phase::Training)?;
     let batch = config.training.local_batch_size * num_microbatches;
     let sampler = Sampler::new(batch, 1, num_microbatches)?;
     Ok(step_batches(&*source, &sampler, 0, 0, tch::Device::Cpu)?)

@@ -148,7 +148,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         num_data_ranks,
         num_microbatches,
     )?;
-    let source = build::source(&config, false)?;
+    let source = build::source(&config, build::Phase::Training)?;
     let data_rank = world.group(data_axes())?.index();
     let num_steps = arguments.warmup + arguments.steps;
     let batches = (0..num_steps)

@@ -90,7 +90,7 @@ pub fn run(
     };
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
-    let source = build::source(config, false)?;
+    let source = build::source(config, build::Phase::Training)?;
     let group = trainer.data_group().clone();
     let world_group = world.world_group()?;
 

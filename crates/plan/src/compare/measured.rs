@@ -82,7 +82,10 @@ fn json_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
         let line = line.map_err(|error| invalid(index, &error.to_string()))?;
         check(index, line)
     });
-    lines.collect()
+    let mut lines: Vec<Line> = lines.collect::<Result<_, _>>()?;
+    // Evaluations have a line too.
+    lines.retain(|line| line.seconds.is_some());
+    Ok(lines)
 }
 
 fn csv_lines(text: &str) -> Result<Vec<Line>, MeasuredError> {
@@ -144,6 +147,7 @@ mod tests {
     fn metrics_and_csv_are_read() {
         let json = "{\"step\":1,\"seconds\":9.0,\"memory_bytes\":5}\n\
                     {\"step\":2,\"seconds\":2.0,\"memory_bytes\":7,\"mfu\":null,\"tps\":10.0}\n\
+                    {\"step\":2,\"validation_loss\":1.5}\n\
                     {\"step\":3,\"seconds\":3.0,\"memory_bytes\":6}\n";
         let measured = Measured::read(json).unwrap();
         assert_eq!((measured.seconds, measured.peak_bytes), (3.0, Some(7.0)));

@@ -9,7 +9,7 @@ use trainyard_checkpoint::{
 use trainyard_mesh::{Slice, slice_of};
 use trainyard_nn::dtype::kind_of;
 use trainyard_nn::{Device, Parameter};
-use trainyard_torch::{TorchError, World, bytes};
+use trainyard_torch::{ReduceOp, TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
 use crate::error::{Result, TrainError};
@@ -72,6 +72,35 @@ pub fn load_opened(
     let states = optimizer_states(&checkpoint, trainer, world)?;
     trainer.optimizer_mut().load_state(states)?;
     Ok(checkpoint)
+}
+
+/// What all ranks together make of a load: the checkpoint, or `None` if a rank found it damaged, which that rank logs.
+/// Every rank returns an error if another one failed otherwise. This is a collective call.
+pub fn agree_on_load(loaded: Result<Checkpoint>, world: &World) -> Result<Option<Checkpoint>> {
+    const WHOLE: i64 = 0;
+    const DAMAGED: i64 = 1;
+    const FAILED: i64 = 2;
+    let own = match &loaded {
+        Ok(_) => WHOLE,
+        Err(TrainError::Checkpoint(error)) if error.is_damage() => {
+            tracing::warn!(
+                "rank {} cannot use a checkpoint and tries the one before it: {error}",
+                world.rank()
+            );
+            DAMAGED
+        }
+        Err(_) => FAILED,
+    };
+    let worst = Tensor::from_slice(&[own]);
+    let group = world.world_group()?;
+    group
+        .all_reduce(&worst, ReduceOp::Max, Purpose::State)?
+        .wait()?;
+    match worst.f_int64_value(&[0])? {
+        WHOLE => loaded.map(Some),
+        DAMAGED => Ok(None),
+        _ => Err(loaded.err().unwrap_or(TrainError::OtherRankFailedToLoad)),
+    }
 }
 
 fn load_parameters(checkpoint: &Checkpoint, parameters: &[Parameter], world: &World) -> Result<()> {

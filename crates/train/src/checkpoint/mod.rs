@@ -3,14 +3,19 @@
 //! The layout of a tensor determines which shard of it a rank saves or loads, so a checkpoint that was
 //! saved on one mesh can be loaded on any other.
 
+mod destinations;
 mod load;
 mod peers;
 mod resume;
+mod resume_changes;
+mod resume_job;
 mod save;
 mod save_plan;
 mod staging;
 
-pub use load::{latest, load, load_opened};
+pub(crate) use destinations::{memory, storage};
+pub use load::{agree_on_load, latest, load, load_opened};
 pub use peers::peers;
-pub use resume::{ResumeSource, find_resume_source};
+pub use resume::{ResumeSource, SearchRange, find_resume_source};
+pub(crate) use resume_job::{load_latest, resume};
 pub use save::{Destination, SaveStats, Saver};

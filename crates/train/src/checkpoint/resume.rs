@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use trainyard_checkpoint::{Checkpoint, Store, latest, latest_complete, step_dir};
+use trainyard_checkpoint::{Checkpoint, Store, latest_below, latest_complete_below, step_dir};
 use trainyard_peer_checkpoint::{Tier, select_resume_point};
 use trainyard_torch::World;
 
@@ -19,18 +19,43 @@ use crate::error::{Result, TrainError};
 pub enum ResumeSource {
     /// There is no checkpoint.
     None,
-    /// A directory of the checkpoint storage.
-    Storage(String),
-    /// A checkpoint in the memory of peer nodes.
-    PeerMemory(Checkpoint),
+    /// A step in the checkpoint storage.
+    Storage(u64),
+    /// A step in the memory of peer nodes.
+    PeerMemory(u64, Checkpoint),
+}
+
+/// Which checkpoints are looked at: those before a step. Newer ones have been found to be damaged.
+#[derive(Clone, Copy, Debug)]
+pub struct SearchRange {
+    /// The end in storage.
+    pub storage: u64,
+    /// The end in peer memory.
+    pub memory: u64,
+}
+
+impl SearchRange {
+    /// Whether nothing is left out.
+    pub fn is_whole(&self) -> bool {
+        self.storage == u64::MAX && self.memory == u64::MAX
+    }
+}
+
+impl Default for SearchRange {
+    fn default() -> Self {
+        SearchRange {
+            storage: u64::MAX,
+            memory: u64::MAX,
+        }
+    }
 }
 
 /// The result that rank 0 broadcasts.
 #[derive(Serialize, Deserialize)]
 enum Found {
     None,
-    Storage(String),
-    PeerMemory { folder: String, manifest: String },
+    Storage(u64),
+    PeerMemory { step: u64, manifest: String },
     Failed(String),
 }
 
@@ -39,6 +64,7 @@ enum Found {
 pub fn find_resume_source(
     storage: Option<&dyn Store>,
     memory: Option<&Arc<dyn Store>>,
+    range: SearchRange,
     world: &World,
 ) -> Result<ResumeSource> {
     if storage.is_none() && memory.is_none() {
@@ -46,7 +72,9 @@ pub fn find_resume_source(
     }
     let failed = |reason: &dyn std::fmt::Display| TrainError::ResumeSource(reason.to_string());
     let own = match world.rank() {
-        0 => search(storage, memory).unwrap_or_else(|error| Found::Failed(error.to_string())),
+        0 => {
+            search(storage, memory, range).unwrap_or_else(|error| Found::Failed(error.to_string()))
+        }
         _ => Found::None,
     };
     let own = serde_json::to_vec(&own).map_err(|e| failed(&e))?;
@@ -54,15 +82,13 @@ pub fn find_resume_source(
     Ok(
         match serde_json::from_slice(&found).map_err(|e| failed(&e))? {
             Found::None => ResumeSource::None,
-            Found::Storage(folder) => ResumeSource::Storage(folder),
-            Found::PeerMemory { folder, manifest } => match memory {
+            Found::Storage(step) => ResumeSource::Storage(step),
+            Found::PeerMemory { step, manifest } => match memory {
                 Some(memory) => {
-                    let memory = Arc::clone(memory);
-                    ResumeSource::PeerMemory(Checkpoint::from_manifest_bytes(
-                        memory,
-                        &folder,
-                        manifest.as_bytes(),
-                    )?)
+                    let (memory, folder) = (Arc::clone(memory), step_dir(step));
+                    let manifest = manifest.as_bytes();
+                    let opened = Checkpoint::from_manifest_bytes(memory, &folder, manifest)?;
+                    ResumeSource::PeerMemory(step, opened)
                 }
                 None => {
                     let reason = format!("rank {} has no peer checkpoint store", world.rank());
@@ -76,17 +102,22 @@ pub fn find_resume_source(
 }
 
 /// Searches storage and peer memory from this rank.
-fn search(storage: Option<&dyn Store>, memory: Option<&Arc<dyn Store>>) -> Result<Found> {
+fn search(
+    storage: Option<&dyn Store>,
+    memory: Option<&Arc<dyn Store>>,
+    range: SearchRange,
+) -> Result<Found> {
     let in_memory = memory.and_then(|memory| {
-        let found = latest_complete(memory);
+        let found = latest_complete_below(memory, range.memory);
         found.unwrap_or_else(|error| {
             tracing::warn!("cannot list checkpoints in peer memory: {error}");
             None
         })
     });
     let step_in_memory = in_memory.as_ref().and_then(|c| c.state()).map(|s| s.step);
-    let stored = match storage.map(latest).transpose() {
-        Ok(folder) => folder.flatten(),
+    let latest_stored = |store| latest_below(store, range.storage);
+    let step_in_storage = match storage.map(latest_stored).transpose() {
+        Ok(step) => step.flatten(),
         // The checkpoint in peer memory is complete, so storage is not needed.
         Err(error) if in_memory.is_some() => {
             tracing::warn!("cannot list checkpoints in storage: {error}");
@@ -94,8 +125,6 @@ fn search(storage: Option<&dyn Store>, memory: Option<&Arc<dyn Store>>) -> Resul
         }
         Err(error) => return Err(error.into()),
     };
-    let step_of = |folder: &String| folder.strip_prefix("step-")?.parse().ok();
-    let step_in_storage = stored.as_ref().and_then(step_of);
     let Some(point) = select_resume_point(step_in_storage, step_in_memory) else {
         tracing::info!("no checkpoint to resume from: training starts at step 1");
         return Ok(Found::None);
@@ -103,12 +132,12 @@ fn search(storage: Option<&dyn Store>, memory: Option<&Arc<dyn Store>>) -> Resul
     if memory.is_some() {
         tracing::info!("{point}");
     }
-    let folder = step_dir(point.step);
+    let step = point.step;
     Ok(match (point.tier, in_memory) {
         (Tier::Memory, Some(checkpoint)) => Found::PeerMemory {
-            folder,
+            step,
             manifest: String::from_utf8_lossy(&checkpoint.manifest().encode()?).into_owned(),
         },
-        _ => Found::Storage(folder),
+        _ => Found::Storage(step),
     })
 }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::{
-    CheckpointError, Shard, Store, TrainState, commit, retain, step_dir, write_shard,
+    CheckpointError, MANIFEST, Ownership, Shard, Store, TrainState, check_files, commit, retain,
+    step_dir, write_shard,
 };
 use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
@@ -50,6 +51,8 @@ pub struct Destination {
     pub is_async: bool,
     /// Whether the storage outlives the job. If so, a job whose last checkpoint could not be saved fails.
     pub is_durable: bool,
+    /// The claim of rank 0 to the storage; without one the storage is not guarded against other jobs.
+    pub owner: Option<Arc<Ownership>>,
 }
 
 /// Saves the checkpoints of a job, one at a time.
@@ -261,27 +264,71 @@ impl Task {
             Err(error) => Report::Failed(error.to_string()),
         };
         self.send_report(&report)?;
-        let own = written?;
         if self.rank > 0 {
-            return Ok(());
+            return written.map(drop);
         }
-        let mut shards = vec![own];
-        for rank in 1..self.num_ranks {
-            shards.push(self.receive_report(rank)?);
-        }
+        let others = (1..self.num_ranks).map(|rank| self.receive_report(rank));
+        // Every report is awaited: after a failure no rank may still be writing.
+        let shards: Vec<Result<Shard, _>> = std::iter::once(written).chain(others).collect();
         let store = &*self.destination.store;
-        let num_bytes: u64 = shards.iter().map(|shard| shard.entry.num_bytes).sum();
-        let folder = commit(store, self.state.clone(), shards)?;
+        let (folder, num_bytes) = match self.commit(shards.into_iter().collect()) {
+            Ok(committed) => committed,
+            Err(error) => {
+                self.discard();
+                return Err(error);
+            }
+        };
         let seconds = began.elapsed().as_secs_f64();
         tracing::info!(
             "saved {}: {} in {seconds:.2} s",
             store.describe(&folder),
             readable_bytes(num_bytes)
         );
-        if let Err(error) = retain(store, self.state.step, self.destination.keep) {
+        let cleaned = self
+            .check_owner()
+            .and_then(|()| retain(store, self.state.step, self.destination.keep));
+        if let Err(error) = cleaned {
             tracing::warn!("cannot delete older checkpoints: {error}");
         }
         Ok(())
+    }
+
+    /// Commits the shards of all ranks: the directory and the size of the checkpoint.
+    fn commit(
+        &self,
+        shards: Result<Vec<Shard>, CheckpointError>,
+    ) -> Result<(String, u64), CheckpointError> {
+        let (shards, store) = (shards?, &*self.destination.store);
+        self.check_owner()?;
+        if self.destination.is_durable {
+            check_files(store, self.state.step, &shards)?;
+        }
+        let num_bytes = shards.iter().map(|shard| shard.entry.num_bytes).sum();
+        Ok((commit(store, self.state.clone(), shards)?, num_bytes))
+    }
+
+    /// Deletes what a failed save has written, which takes the space that the next one needs. An older checkpoint of
+    /// the same step stays.
+    fn discard(&self) {
+        let store = &*self.destination.store;
+        let folder = step_dir(self.state.step);
+        let discarded = self.check_owner().and_then(|()| {
+            match store.size(&format!("{folder}/{MANIFEST}"))? {
+                Some(_) => Ok(()),
+                None => store.remove_dir(&folder),
+            }
+        });
+        if let Err(error) = discarded {
+            tracing::warn!("cannot delete what the failed save has written: {error}");
+        }
+    }
+
+    /// Fails if another job has taken over the checkpoint folder.
+    fn check_owner(&self) -> Result<(), CheckpointError> {
+        match &self.destination.owner {
+            Some(owner) => owner.check(&*self.destination.store),
+            None => Ok(()),
+        }
     }
 
     fn write(&self, staged: &Staged) -> Result<Shard, CheckpointError> {

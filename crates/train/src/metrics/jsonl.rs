@@ -1,17 +1,15 @@
-//! Metrics as JSON Lines: one object per reported step, for programs to read.
+//! Metrics as JSON Lines: one object per reported step or evaluation, for programs to read.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 
-use super::StepMetrics;
+use serde::Serialize;
+
+use super::record_file::RecordFile;
 use crate::{Result, TrainError};
 
-/// A file with one line per reported step; a resumed run appends to it.
-pub struct JsonLines {
-    path: PathBuf,
-    file: File,
-}
+/// A file with one line per reported step or evaluation; a resumed run appends to it.
+pub struct JsonLines(RecordFile);
 
 impl JsonLines {
     /// Opens the file for appending; creates it and its directory if they are missing.
@@ -22,24 +20,25 @@ impl JsonLines {
         }
         let file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file.map_err(TrainError::io(&path))?;
-        Ok(JsonLines { path, file })
+        Ok(JsonLines(RecordFile::new(path, file)?))
     }
 
     /// Writes one line. NaN and infinities become `null`.
-    pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
-        let mut line = serde_json::to_vec(metrics)
-            .map_err(|error| TrainError::io(&self.path)(error.into()))?;
-        line.push(b'\n');
-        // A single write, so that a reader never sees a partial line.
-        self.file
-            .write_all(&line)
-            .map_err(TrainError::io(&self.path))
+    pub fn write(&mut self, metrics: &impl Serialize) {
+        match serde_json::to_vec(metrics) {
+            Ok(mut line) => {
+                line.push(b'\n');
+                self.0.append(&line);
+            }
+            Err(error) => tracing::warn!("metrics cannot be written as JSON: {error}"),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::StepMetrics;
 
     #[test]
     fn lines_are_appended_and_read_back() {
@@ -52,7 +51,7 @@ mod tests {
             ..StepMetrics::default()
         });
         for metrics in &steps {
-            JsonLines::append(&path).unwrap().write(metrics).unwrap();
+            JsonLines::append(&path).unwrap().write(metrics);
         }
         let text = fs::read_to_string(&path).unwrap();
         let read = text.lines().map(|line| serde_json::from_str(line).unwrap());
@@ -67,7 +66,7 @@ mod tests {
             loss: f64::NAN,
             ..StepMetrics::default()
         };
-        JsonLines::append(&path).unwrap().write(&diverged).unwrap();
+        JsonLines::append(&path).unwrap().write(&diverged);
         assert!(
             fs::read_to_string(&path)
                 .unwrap()

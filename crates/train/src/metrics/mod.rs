@@ -1,27 +1,29 @@
 //! Metrics of a run: log lines, a progress bar, JSON Lines, TensorBoard.
 //!
-//! Every sink writes the same [`StepMetrics`] in its own format. Only rank 0 writes; on other ranks the
-//! sinks do nothing, so that the training loop is the same on every rank.
+//! Every sink writes the same [`StepMetrics`] and [`ValidationMetrics`] in its own format. Only rank 0 writes; on
+//! other ranks the sinks do nothing, so that the training loop is the same on every rank.
 
 mod event;
 mod jsonl;
 mod line;
 mod progress;
+mod record_file;
 mod step_metrics;
 mod tensorboard;
+mod validation_metrics;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 
 use trainyard_config::Config;
 
-use crate::{Result, TrainError};
+use crate::Result;
 
 pub use jsonl::JsonLines;
 pub use line::line;
 pub use progress::Progress;
 pub use step_metrics::StepMetrics;
 pub use tensorboard::TensorBoard;
+pub use validation_metrics::ValidationMetrics;
 
 /// The JSON Lines file in the dump folder of a job.
 const JSONL_FILE: &str = "metrics.jsonl";
@@ -66,10 +68,16 @@ impl Sinks {
     }
 
     /// Writes the metrics of a step to all sinks.
-    pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
-        match &mut self.writers {
-            Some(writers) => writers.write(metrics),
-            None => Ok(()),
+    pub fn write(&mut self, metrics: &StepMetrics) {
+        if let Some(writers) = &mut self.writers {
+            writers.write(metrics);
+        }
+    }
+
+    /// Writes the metrics of an evaluation to all sinks.
+    pub fn write_validation(&mut self, metrics: &ValidationMetrics) {
+        if let Some(writers) = &mut self.writers {
+            writers.write_validation(metrics);
         }
     }
 
@@ -98,23 +106,37 @@ impl Writers {
         })
     }
 
-    fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
-        let text = line(metrics, self.color);
-        self.progress.suspend(|| {
-            writeln!(io::stdout(), "{text}").map_err(TrainError::io(Path::new("stdout")))
-        })?;
+    fn write(&mut self, metrics: &StepMetrics) {
+        self.print(&line(metrics, self.color));
         if let Some(jsonl) = &mut self.jsonl {
-            jsonl.write(metrics)?;
+            jsonl.write(metrics);
         }
         if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.write(metrics)?;
+            tensorboard.write(metrics);
         }
-        Ok(())
+    }
+
+    fn write_validation(&mut self, metrics: &ValidationMetrics) {
+        self.print(&metrics.to_string());
+        if let Some(jsonl) = &mut self.jsonl {
+            jsonl.write(metrics);
+        }
+        if let Some(tensorboard) = &mut self.tensorboard {
+            tensorboard.write_validation(metrics);
+        }
+    }
+
+    /// Prints a line. Training does not end because nobody reads it.
+    fn print(&self, line: &str) {
+        self.progress
+            .suspend(|| drop(writeln!(io::stdout(), "{line}")));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn config(folder: &Path) -> Config {
@@ -132,14 +154,14 @@ mod tests {
         let silent = folder.path().join("silent");
         let mut sinks = Sinks::open(&config(&silent), 1, 0).unwrap();
         sinks.advance(1);
-        sinks.write(&StepMetrics::default()).unwrap();
+        sinks.write(&StepMetrics::default());
         sinks.finish();
         assert!(!silent.exists());
 
         let written = folder.path().join("written");
         let mut sinks = Sinks::open(&config(&written), 0, 0).unwrap();
         sinks.advance(1);
-        sinks.write(&StepMetrics::default()).unwrap();
+        sinks.write(&StepMetrics::default());
         sinks.finish();
         assert!(written.join("metrics.jsonl").is_file());
         assert_eq!(written.join("tb").read_dir().unwrap().count(), 1);

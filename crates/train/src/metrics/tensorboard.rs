@@ -1,20 +1,17 @@
 //! Metrics as a TensorBoard event file, with the tags of torchtitan.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::StepMetrics;
 use super::event::{framed, scalars_event, version_event};
+use super::record_file::RecordFile;
+use super::{StepMetrics, ValidationMetrics};
 use crate::{Result, TrainError};
 
-/// A TensorBoard event file with one record per reported step.
-pub struct TensorBoard {
-    path: PathBuf,
-    file: File,
-}
+/// A TensorBoard event file with one record per reported step or evaluation.
+pub struct TensorBoard(RecordFile);
 
 impl TensorBoard {
     /// Creates a new event file in `folder`; TensorBoard merges the files of resumed runs.
@@ -22,23 +19,28 @@ impl TensorBoard {
         let folder = folder.into();
         fs::create_dir_all(&folder).map_err(TrainError::io(&folder))?;
         let path = folder.join(file_name());
-        let file = File::create(&path).map_err(TrainError::io(&path))?;
-        let mut board = TensorBoard { path, file };
-        board.append(&version_event(wall_time()))?;
+        let file = OpenOptions::new().create_new(true).append(true).open(&path);
+        let file = file.map_err(TrainError::io(&path))?;
+        let mut board = TensorBoard(RecordFile::new(path, file)?);
+        board.append(&version_event(wall_time()));
         Ok(board)
     }
 
     /// Writes the metrics of one step.
-    pub fn write(&mut self, metrics: &StepMetrics) -> Result<()> {
+    pub fn write(&mut self, metrics: &StepMetrics) {
         let scalars = scalars(metrics);
         let named: Vec<(&str, f64)> = scalars.iter().map(|(tag, v)| (tag.as_str(), *v)).collect();
-        self.append(&scalars_event(wall_time(), metrics.step, &named))
+        self.append(&scalars_event(wall_time(), metrics.step, &named));
     }
 
-    fn append(&mut self, event: &[u8]) -> Result<()> {
-        self.file
-            .write_all(&framed(event))
-            .map_err(TrainError::io(&self.path))
+    /// Writes the metrics of one evaluation.
+    pub fn write_validation(&mut self, metrics: &ValidationMetrics) {
+        let scalars = [("validation_metrics/loss", metrics.validation_loss)];
+        self.append(&scalars_event(wall_time(), metrics.step, &scalars));
+    }
+
+    fn append(&mut self, event: &[u8]) {
+        self.0.append(&framed(event));
     }
 }
 
@@ -229,9 +231,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::create(folder.path().join("tb")).unwrap();
         for &step in steps {
-            board.write(&metrics(step)).unwrap();
+            board.write(&metrics(step));
         }
-        (folder, board.path)
+        let path = board.0.path().to_owned();
+        (folder, path)
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub fn is_whole(rank: &Rank) -> Outcome {
         keep: 1,
         is_async: true,
         is_durable: true,
+        owner: None,
     };
     let mut saver = Saver::new(&world)?;
     for _ in 0..2 {

@@ -123,6 +123,7 @@ fn save(
         keep: 0,
         is_async: false,
         is_durable: true,
+        owner: None,
     };
     let mut saver = checkpoint::Saver::new(world)?;
     saver.save(trainer, world, state, &[place])?;

@@ -223,6 +223,7 @@ fn save(session: &Session, world: &World, folder: &Path) -> Result<(), Box<dyn E
         keep: 0,
         is_async: true,
         is_durable: true,
+        owner: None,
     };
     let mut saver = checkpoint::Saver::new(world)?;
     saver.save(&session.trainer, world, state, &[place])?;

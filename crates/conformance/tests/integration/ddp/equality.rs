@@ -88,10 +88,10 @@ pub fn bytes(rank: &Rank) -> Outcome {
             run.totals.of_kind(CollectiveKind::AllReduce),
             run.totals.all_collectives()
         );
-        // The number of targets, and the loss.
+        // The numbers of targets and of ranks with bad values, and the loss.
         assert_eq!(
             run.totals.of_purpose(Purpose::Control).payload_bytes,
-            steps * (8 + 8)
+            steps * (2 * 8 + 8)
         );
         let all = run.totals.all_collectives().sent_bytes;
         let facts = rank.all_gather(&[gradients.sent_bytes, all, run.wire_sent])?;

@@ -30,7 +30,7 @@ fn wrap(rank: &Rank, config: &Config, buckets: BucketLimits) -> Result<Wrapped, 
 }
 
 fn backward(model: &Wrapped, config: &Config, sync: GradSync) -> Outcome {
-    let source = build::source(config, false)?;
+    let source = build::source(config, build::Phase::Training)?;
     let samples = (0..2)
         .map(|i| source.sample(i))
         .collect::<Result<Vec<_>, _>>()?;

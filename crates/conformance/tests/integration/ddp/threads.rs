@@ -44,7 +44,7 @@ fn device_of(index: usize) -> Device {
 }
 
 fn batch(config: &Config, step: u64, rows: u64) -> Result<Batch, Box<dyn Error>> {
-    let source = build::source(config, false)?;
+    let source = build::source(config, build::Phase::Training)?;
     let samples = (step * rows..(step + 1) * rows)
         .map(|index| source.sample(index))
         .collect::<Result<Vec<_>, _>>()?;

@@ -1,9 +1,13 @@
 //! The programs as users start them: verify, dry-run, run, train.
 
+mod damaged;
 mod dry_run;
+mod guard;
+mod identity;
 mod killed;
 mod limits;
 mod train;
+mod validation;
 mod verify;
 
 use std::process::Command;
@@ -16,7 +20,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 20] = [
+    let tests: [(&str, Test); 31] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
@@ -66,6 +70,32 @@ pub fn trials() -> Vec<Trial> {
             train::resume_sharded,
         ),
         ("a_failed_final_save_is_an_error", train::lost_end),
+        ("a_damaged_checkpoint_is_skipped", damaged::falls_back),
+        (
+            "a_changed_job_resumes_only_if_allowed",
+            identity::changes_need_a_word,
+        ),
+        ("a_second_job_in_a_folder_is_rejected", identity::two_jobs),
+        ("a_step_that_is_not_finite_ends_the_job", guard::stops),
+        ("a_step_that_is_not_finite_is_skipped", guard::skips),
+        (
+            "a_step_that_is_not_finite_is_rolled_back",
+            guard::rolls_back,
+        ),
+        ("a_flipped_bit_is_found_and_its_rank_named", guard::drift),
+        (
+            "replicas_that_differ_are_rolled_back",
+            guard::drift_is_rolled_back,
+        ),
+        ("divergence_ends_the_job", guard::budget_ends_the_job),
+        (
+            "validation_falls_back_to_the_training_data",
+            validation::falls_back_to_training_data,
+        ),
+        (
+            "missing_validation_data_is_found_at_the_start",
+            validation::missing_data_is_found_at_the_start,
+        ),
         (
             "a_killed_rank_is_named_and_the_others_stop",
             killed::killed_rank,

@@ -51,13 +51,15 @@ pub fn states(rank: &Rank) -> Outcome {
     Ok(())
 }
 
-/// The largest flat parameter, as often as a step may need it at the same time, and receive buffers.
+/// The largest flat parameter, as often as a step may need it at the same time, and receive buffers: those of the
+/// gradients, and of two numbers that all ranks of the world exchange.
 fn most_buffers(model: &ShardedModel, config: &Config) -> u64 {
     let longest = model.flat_sizes.iter().max().copied().unwrap_or(0);
     let row = longest * model.widths.param.max(model.widths.reduce);
     let num_peers = model.num_shards as u64 - 1;
     let room = 2 * num_peers * longest.div_ceil(model.num_shards as u64) * model.widths.reduce;
-    (2 + config.parallelism.fsdp_prefetch as u64) * row + room
+    let counts = 2 * 8 * num_peers;
+    (2 + config.parallelism.fsdp_prefetch as u64) * row + room + counts
 }
 
 /// Buffers are allocated in the first step only.

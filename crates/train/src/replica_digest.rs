@@ -1,0 +1,205 @@
+//! Replica digests: whether ranks that hold the same parameters and optimizer states hold the same bits.
+//!
+//! Replicas take the same steps, so they are equal in every bit until memory, a device or a network corrupts one of
+//! them. A digest of a tensor is the sum of its elements' bits as integers, which every single flipped bit changes, and
+//! which the device computes. Ranks compare digests, not tensors.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
+use trainyard_nn::Parameter;
+use trainyard_torch::{Group, ReduceOp, World};
+use trainyard_trace::Purpose;
+
+use crate::parameters_by_axes::parameters_by_axes;
+use crate::{Result, TrainError};
+
+/// Ranks whose replicas differ from those of other ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// The ranks that differ from the majority of their replicas; all of them if there is no majority.
+    pub ranks: Vec<usize>,
+    /// The tensors of this rank's replicas that differ; empty if only other ranks' replicas do.
+    pub tensors: Vec<String>,
+}
+
+/// The parameters that are replicated over the same ranks.
+struct ReplicaGroup {
+    parameters: Vec<Parameter>,
+    group: Group,
+}
+
+/// Compares the replicas of a job.
+pub(crate) struct ReplicaDigests {
+    groups: Vec<ReplicaGroup>,
+    world: Group,
+}
+
+impl ReplicaDigests {
+    /// Groups these parameters, whose layouts must be final.
+    pub(crate) fn new(parameters: &[Parameter], world: &World) -> Result<ReplicaDigests> {
+        let mut groups = Vec::new();
+        for (axes, parameters) in parameters_by_axes(parameters, |p| p.layout().replicated_axes()) {
+            let group = world.group(axes)?;
+            if group.size() > 1 {
+                groups.push(ReplicaGroup { parameters, group });
+            }
+        }
+        Ok(ReplicaDigests {
+            groups,
+            world: world.world_group()?,
+        })
+    }
+
+    /// Compares the parameters, and these optimizer states, named `kind.<parameter>`, with their replicas. Waits for
+    /// the device. This is a collective call; the ranks of the result are the same everywhere.
+    pub(crate) fn compare(&self, states: &[(String, Tensor)]) -> Result<Option<Drift>> {
+        let mut tensors = Vec::new();
+        let mut differs = false;
+        for group in &self.groups {
+            let found = group.compare(states)?;
+            differs |= found.differs;
+            tensors.extend(found.tensors);
+        }
+        let own = Tensor::f_zeros([self.world.size() as i64], (Kind::Int64, Device::Cpu))?;
+        let _ = own
+            .f_select(0, self.world.index() as i64)?
+            .f_fill_(i64::from(differs))?;
+        let work = self
+            .world
+            .all_reduce(&own, ReduceOp::Sum, Purpose::Control)?;
+        work.wait()?;
+        let flags = Vec::<i64>::try_from(&own)?;
+        let ranks: Vec<usize> = (0..flags.len()).filter(|&rank| flags[rank] != 0).collect();
+        Ok((!ranks.is_empty()).then_some(Drift { ranks, tensors }))
+    }
+}
+
+/// What a rank finds in one of its groups.
+struct Found {
+    /// Whether this rank differs from the majority.
+    differs: bool,
+    /// The tensors that are not equal on all ranks of the group.
+    tensors: Vec<String>,
+}
+
+impl ReplicaGroup {
+    fn compare(&self, states: &[(String, Tensor)]) -> Result<Found> {
+        let members = self.members(states);
+        let digests = digests(members.values())?;
+        let total = digests.iter().fold(0i64, |sum, d| sum.wrapping_add(*d));
+        let totals = self.gather(&[total])?;
+        let is_own = |rank: &usize| *rank == self.group.index();
+        let mut tensors = Vec::new();
+        let outliers = outliers(&totals);
+        if !outliers.is_empty() {
+            let all = self.gather(&digests)?;
+            let rows: Vec<&[i64]> = all.chunks_exact(digests.len().max(1)).collect();
+            for (index, name) in members.keys().enumerate() {
+                if rows.iter().any(|row| row[index] != rows[0][index]) {
+                    tensors.push(name.clone());
+                }
+            }
+        }
+        Ok(Found {
+            differs: outliers.iter().any(is_own),
+            tensors,
+        })
+    }
+
+    /// The parameters of the group and their states, by name.
+    fn members(&self, states: &[(String, Tensor)]) -> BTreeMap<String, Tensor> {
+        let mut members = BTreeMap::new();
+        for parameter in &self.parameters {
+            let name = parameter.name().to_owned();
+            members.insert(name, parameter.tensor().shallow_clone());
+        }
+        for (name, state) in states {
+            let parameter = name.split_once('.').map(|(_, parameter)| parameter);
+            if parameter.is_some_and(|parameter| members.contains_key(parameter)) {
+                members.insert(name.clone(), state.shallow_clone());
+            }
+        }
+        members
+    }
+
+    /// The numbers of all ranks of the group, one rank after another.
+    fn gather(&self, own: &[i64]) -> Result<Vec<i64>> {
+        let input = Tensor::f_from_slice(own)?;
+        let size = (self.group.size() * own.len()) as i64;
+        let out = Tensor::f_zeros([size], (Kind::Int64, Device::Cpu))?;
+        let work = self.group.all_gather(&out, &input, Purpose::Control)?;
+        work.wait()?;
+        Ok(Vec::<i64>::try_from(&out)?)
+    }
+}
+
+/// The digests of tensors: the host reads all of them at once.
+fn digests<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Vec<i64>> {
+    let digests = tensors.map(digest).collect::<Result<Vec<_>>>()?;
+    if digests.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(Vec::<i64>::try_from(Tensor::f_stack(&digests, 0)?)?)
+}
+
+/// The sum of the bits of all elements, as a scalar on the device. It wraps around.
+fn digest(tensor: &Tensor) -> Result<Tensor> {
+    let bits = match tensor.kind() {
+        Kind::Double | Kind::Int64 => Kind::Int64,
+        Kind::Float | Kind::Int => Kind::Int,
+        Kind::BFloat16 | Kind::Half | Kind::Int16 => Kind::Int16,
+        kind => {
+            return Err(TrainError::StateKind {
+                name: "a replica".into(),
+                kind,
+            });
+        }
+    };
+    Ok(tch::no_grad(|| {
+        tensor.f_detach()?.f_view_dtype(bits)?.f_sum(Kind::Int64)
+    })?)
+}
+
+/// The positions that differ from the majority; all if there is no majority.
+fn outliers(digests: &[i64]) -> Vec<usize> {
+    let count = |digest: &i64| digests.iter().filter(|other| *other == digest).count();
+    let Some(common) = digests.iter().max_by_key(|digest| count(digest)) else {
+        return Vec::new();
+    };
+    let has_majority = 2 * count(common) > digests.len();
+    (0..digests.len())
+        .filter(|&rank| !has_majority || digests[rank] != *common)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_rank_that_differs_is_named() {
+        assert_eq!(outliers(&[5, 5, 5, 5]), [0usize; 0]);
+        assert_eq!(outliers(&[5, 5, 7, 5]), [2]);
+        assert_eq!(outliers(&[5, 7]), [0, 1]);
+        assert_eq!(outliers(&[5]), [0usize; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_flipped_bit_changes_the_digest(
+            values in prop::collection::vec(any::<f32>(), 1..50),
+            index: prop::sample::Index,
+            bit in 0u32..32,
+        ) {
+            let before = digest(&Tensor::from_slice(&values)).unwrap();
+            let mut flipped = values.clone();
+            let at = index.index(values.len());
+            flipped[at] = f32::from_bits(flipped[at].to_bits() ^ (1 << bit));
+            let after = digest(&Tensor::from_slice(&flipped)).unwrap();
+            prop_assert!(!before.equal(&after));
+        }
+    }
+}
