@@ -101,6 +101,16 @@ impl<M: Model> FullyShard<M> {
                 )?);
             }
         }
+        let is_whole = param_groups
+            .iter()
+            .all(|group| group.formulas.num_shards == 1);
+        if is_whole && options.offload.is_none() && world.size() > 1 && world.rank() == 0 {
+            tracing::warn!(
+                "FullyShard shards nothing: mesh {} has one rank along dp_shard and cp; set \
+                 parallelism.data_parallel_shard_degree",
+                world.mesh()
+            );
+        }
         let offloaded = match (&options.offload, &param_groups[..]) {
             (Some(_), _) if options.stage != Stage::Parameters => {
                 return Err(ParallelError::OffloadNeedsStage3);
