@@ -38,6 +38,17 @@ pub enum TrainError {
     /// Rank 0 could not find the checkpoint to resume from.
     #[error("cannot find the checkpoint to resume from: {0}")]
     ResumeSource(String),
+    /// Ranks do not run the same job.
+    #[error(
+        "rank {} has another {what} than the other ranks: use the same build and the same config on all nodes",
+        ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    DifferentJobs {
+        /// What differs: the config or the program.
+        what: &'static str,
+        /// The ranks that differ from the majority; all if there is none.
+        ranks: Vec<usize>,
+    },
     /// The job that saved the checkpoint was another one.
     #[error(
         "cannot resume from the checkpoint of step {step}: this job differs from the one that saved it. {}. Undo the \
@@ -215,6 +226,7 @@ impl TrainError {
         matches!(
             self,
             TrainError::ResumeChanged { .. }
+                | TrainError::DifferentJobs { .. }
                 | TrainError::NoWholeCheckpoint
                 | TrainError::StorageRefused { is_final: true, .. }
                 | TrainError::Checkpoint(CheckpointError::Owned { .. })

@@ -22,6 +22,7 @@ use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
 use crate::preemption::{PreemptionHandler, StopFlag};
+use crate::same_job;
 use crate::sample_log::SampleLog;
 use crate::spike::SpikeDetector;
 use crate::trainer::{StepOutcome, Trainer};
@@ -29,6 +30,7 @@ use crate::trainer::{StepOutcome, Trainer};
 /// Runs a training job on this rank until its last step, or until it is preempted.
 pub fn run(config: &Config, world: &World) -> Result<()> {
     memory::observe();
+    same_job::check(config, world)?;
     memory_check::check(config, world)?;
     kernel::use_deterministic_algorithms(config.debug.deterministic)?;
     if world.rank() == 0 {

@@ -1,6 +1,7 @@
 //! The training loop: from a config to a running job, with optimizers, learning rate schedules,
 //! checkpoints and metrics.
 
+mod agreement;
 mod bit_flip;
 pub mod build;
 pub mod checkpoint;
@@ -25,6 +26,7 @@ mod pipeline;
 mod preemption;
 mod recompute;
 mod replica_digest;
+mod same_job;
 mod sample_log;
 mod scalar;
 mod schedule;

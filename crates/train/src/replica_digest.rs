@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, World};
-use trainyard_trace::Purpose;
+use trainyard_torch::{Group, World};
 
+use crate::agreement::{gather, outliers};
 use crate::parameters_by_axes::parameters_by_axes;
 use crate::{Result, TrainError};
 
@@ -61,15 +61,7 @@ impl ReplicaDigests {
             differs |= found.differs;
             tensors.extend(found.tensors);
         }
-        let own = Tensor::f_zeros([self.world.size() as i64], (Kind::Int64, Device::Cpu))?;
-        let _ = own
-            .f_select(0, self.world.index() as i64)?
-            .f_fill_(i64::from(differs))?;
-        let work = self
-            .world
-            .all_reduce(&own, ReduceOp::Sum, Purpose::Control)?;
-        work.wait()?;
-        let flags = Vec::<i64>::try_from(&own)?;
+        let flags = gather(&self.world, &[i64::from(differs)])?;
         let ranks: Vec<usize> = (0..flags.len()).filter(|&rank| flags[rank] != 0).collect();
         Ok((!ranks.is_empty()).then_some(Drift { ranks, tensors }))
     }
@@ -88,12 +80,12 @@ impl ReplicaGroup {
         let members = self.members(states);
         let digests = digests(members.values())?;
         let total = digests.iter().fold(0i64, |sum, d| sum.wrapping_add(*d));
-        let totals = self.gather(&[total])?;
+        let totals = gather(&self.group, &[total])?;
         let is_own = |rank: &usize| *rank == self.group.index();
         let mut tensors = Vec::new();
         let outliers = outliers(&totals);
         if !outliers.is_empty() {
-            let all = self.gather(&digests)?;
+            let all = gather(&self.group, &digests)?;
             let rows: Vec<&[i64]> = all.chunks_exact(digests.len().max(1)).collect();
             for (index, name) in members.keys().enumerate() {
                 if rows.iter().any(|row| row[index] != rows[0][index]) {
@@ -121,16 +113,6 @@ impl ReplicaGroup {
             }
         }
         members
-    }
-
-    /// The numbers of all ranks of the group, one rank after another.
-    fn gather(&self, own: &[i64]) -> Result<Vec<i64>> {
-        let input = Tensor::f_from_slice(own)?;
-        let size = (self.group.size() * own.len()) as i64;
-        let out = Tensor::f_zeros([size], (Kind::Int64, Device::Cpu))?;
-        let work = self.group.all_gather(&out, &input, Purpose::Control)?;
-        work.wait()?;
-        Ok(Vec::<i64>::try_from(&out)?)
     }
 }
 
@@ -161,31 +143,11 @@ fn digest(tensor: &Tensor) -> Result<Tensor> {
     })?)
 }
 
-/// The positions that differ from the majority; all if there is no majority.
-fn outliers(digests: &[i64]) -> Vec<usize> {
-    let count = |digest: &i64| digests.iter().filter(|other| *other == digest).count();
-    let Some(common) = digests.iter().max_by_key(|digest| count(digest)) else {
-        return Vec::new();
-    };
-    let has_majority = 2 * count(common) > digests.len();
-    (0..digests.len())
-        .filter(|&rank| !has_majority || digests[rank] != *common)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn the_rank_that_differs_is_named() {
-        assert_eq!(outliers(&[5, 5, 5, 5]), [0usize; 0]);
-        assert_eq!(outliers(&[5, 5, 7, 5]), [2]);
-        assert_eq!(outliers(&[5, 7]), [0, 1]);
-        assert_eq!(outliers(&[5]), [0usize; 0]);
-    }
 
     proptest! {
         #[test]

@@ -248,40 +248,14 @@ impl Trainer {
         // The count was all-reduced during forward and backward; correct the scale for it here.
         let (num_targets, has_incident) = target_count.finish()?;
         let correction = nominal_targets / num_targets;
+        let learning_rate = self.schedule.lr(self.step);
         // Multiplied by this factor, the gradients are those of the mean loss.
-        let factor = correction / self.scale();
-        let outcome = {
-            let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
-            if let Some(flip) = self.bit_flip {
-                flip.before_update(self.step + 1, &self.parameters)?;
-            }
-            let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
-            let learning_rate = self.schedule.lr(self.step);
-            let found_inf = self.watches_values().then(|| found_inf(&grad_norm));
-            let found_inf = found_inf.transpose()?;
-            if self.max_norm > 0.0 {
-                clip(&self.parameters, &grad_norm, self.max_norm)?;
-            }
-            let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
-            self.model.optimizer_step(&mut OptimizerStep {
-                optimizer: &mut *self.optimizer,
-                learning_rate,
-                scale: scale.transpose()?,
-                found_inf: found_inf.as_ref(),
-            })?;
-            self.expert_load
-                .rebalance(&*self.model, found_inf.as_ref())?;
-            self.model.zero_grad()?;
-            if let Some(flip) = self.bit_flip {
-                let states = self.optimizer.state();
-                flip.after_update(self.step + 1, &self.parameters, &states)?;
-            }
-            StepOutcome {
-                local_loss: scaled(&local_loss, correction)?,
-                grad_norm,
-                learning_rate,
-                has_incident,
-            }
+        let grad_norm = self.update(correction / self.scale(), learning_rate)?;
+        let outcome = StepOutcome {
+            local_loss: scaled(&local_loss, correction)?,
+            grad_norm,
+            learning_rate,
+            has_incident,
         };
         let first = self.samples_seen;
         self.step += 1;
@@ -293,6 +267,37 @@ impl Trainer {
                 .watch(self.step, first..self.samples_seen, loss, norm)?;
         }
         Ok(outcome)
+    }
+
+    /// Clips the gradients, which are to be multiplied by `factor`, updates the parameters if they are finite, and clears
+    /// the gradients. Returns their norm.
+    fn update(&mut self, factor: f64, learning_rate: f64) -> Result<Tensor> {
+        let ledger = self.ledger.clone();
+        let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
+        if let Some(flip) = self.bit_flip {
+            flip.before_update(self.step + 1, &self.parameters)?;
+        }
+        let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
+        let found_inf = self.watches_values().then(|| found_inf(&grad_norm));
+        let found_inf = found_inf.transpose()?;
+        if self.max_norm > 0.0 {
+            clip(&self.parameters, &grad_norm, self.max_norm)?;
+        }
+        let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
+        self.model.optimizer_step(&mut OptimizerStep {
+            optimizer: &mut *self.optimizer,
+            learning_rate,
+            scale: scale.transpose()?,
+            found_inf: found_inf.as_ref(),
+        })?;
+        self.expert_load
+            .rebalance(&*self.model, found_inf.as_ref())?;
+        self.model.zero_grad()?;
+        if let Some(flip) = self.bit_flip {
+            let states = self.optimizer.state();
+            flip.after_update(self.step + 1, &self.parameters, &states)?;
+        }
+        Ok(grad_norm)
     }
 
     /// Whether the values of steps are looked at: to guard them, or to scale the loss.

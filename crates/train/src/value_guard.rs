@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
-use trainyard_torch::{Group, ReduceOp};
-use trainyard_trace::Purpose;
+use tch::{Kind, Tensor};
+use trainyard_torch::Group;
 
 use crate::Result;
+use crate::agreement::gather;
 use crate::late_values::LateValues;
 
 /// A step with values that are not finite, as all ranks agree.
@@ -143,42 +143,33 @@ impl ValueGuard {
     fn agree_on_first(&mut self) -> Result<Option<Incident>> {
         let row = match self.suspects.first() {
             Some(suspect) => [
-                suspect.step as f64,
-                suspect.samples.start as f64,
-                suspect.samples.end as f64,
-                suspect.grad_norm,
-                f64::from(!suspect.local_loss.is_finite()),
+                suspect.step as i64,
+                suspect.samples.start as i64,
+                suspect.samples.end as i64,
+                suspect.grad_norm.to_bits() as i64,
+                i64::from(!suspect.local_loss.is_finite()),
             ],
-            None => [0.0; ROW],
+            None => [0; ROW],
         };
-        let shape = [self.world.size() as i64, ROW as i64];
-        let table = Tensor::f_zeros(shape, (Kind::Double, Device::Cpu))?;
-        table
-            .f_select(0, self.world.index() as i64)?
-            .f_copy_(&Tensor::f_from_slice(&row)?)?;
-        let work = self
-            .world
-            .all_reduce(&table, ReduceOp::Sum, Purpose::Control)?;
-        work.wait()?;
-        let numbers = Vec::<f64>::try_from(table.f_reshape(-1)?)?;
-        let (rows, _) = numbers.as_chunks::<ROW>();
+        let all = gather(&self.world, &row)?;
+        let (rows, _) = all.as_chunks::<ROW>();
         Ok(first_incident(rows))
     }
 }
 
-/// Columns of the table that ranks agree by: step, first and last sample, norm, whether the loss is not finite.
+/// What ranks exchange to agree: step, first and last sample, the bits of the norm, whether the loss is not finite.
 const ROW: usize = 5;
 
 /// The oldest step that a rank suspects; a row per rank, of which step 0 means none.
-fn first_incident(rows: &[[f64; ROW]]) -> Option<Incident> {
-    let suspecting = || rows.iter().filter(|row| row[0] > 0.0);
-    let oldest = suspecting().min_by(|a, b| a[0].total_cmp(&b[0]))?;
+fn first_incident(rows: &[[i64; ROW]]) -> Option<Incident> {
+    let suspecting = rows.iter().filter(|row| row[0] > 0);
+    let oldest = suspecting.min_by_key(|row| row[0])?;
     let numbered = rows.iter().enumerate();
-    let ranks = numbered.filter(|(_, row)| row[0] == oldest[0] && row[4] != 0.0);
+    let ranks = numbered.filter(|(_, row)| row[0] == oldest[0] && row[4] != 0);
     Some(Incident {
         step: oldest[0] as u64,
         samples: oldest[1] as u64..oldest[2] as u64,
-        grad_norm: oldest[3],
+        grad_norm: f64::from_bits(oldest[3] as u64),
         ranks: ranks.map(|(rank, _)| rank).collect(),
     })
 }
@@ -210,12 +201,12 @@ mod tests {
 
     #[test]
     fn ranks_agree_on_the_oldest_step() {
-        let nan = f64::NAN;
+        let nan = f64::NAN.to_bits() as i64;
         let rows = [
-            [0.0; ROW],
-            [7.0, 56.0, 64.0, nan, 1.0],
-            [8.0, 64.0, 72.0, nan, 1.0],
-            [7.0, 56.0, 64.0, nan, 0.0],
+            [0; ROW],
+            [7, 56, 64, nan, 1],
+            [8, 64, 72, nan, 1],
+            [7, 56, 64, nan, 0],
         ];
         let incident = first_incident(&rows).unwrap();
         assert_eq!((incident.step, incident.samples), (7, 56..64));

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use libtest_mimic::Failed;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use trainyard_conformance::programs::{Running, describe, find, run};
+use trainyard_conformance::programs::{Running, describe, find, repository, run};
 
 use super::train::train_command;
 
@@ -52,18 +53,22 @@ pub fn changes_need_a_word() -> Result<(), Failed> {
 /// A second job in the folder of a job that runs ends at once and changes nothing.
 pub fn two_jobs() -> Result<(), Failed> {
     let folder = TempDir::new()?;
-    let mut first = command(folder.path(), "--training.steps 200")?;
+    // It runs until it is preempted.
+    let mut first = command(folder.path(), "--training.steps 1000000")?;
     let mut first = Running(first.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     let owner = folder.path().join("checkpoint/owner.json");
     while !owner.exists() {
         assert!(first.0.try_wait()?.is_none(), "the first job has ended");
         std::thread::yield_now();
     }
-    let output = command(folder.path(), "--training.steps 300")?.output()?;
+    let output = command(folder.path(), "--training.steps 4")?.output()?;
     let text = describe(&output);
     assert_eq!(output.status.code(), Some(EXIT_CODE), "{text}");
     assert!(text.contains("is in use by run"), "{text}");
-    assert!(first.0.wait()?.success(), "the first job was disturbed");
+    let pid = Pid::from_child(&first.0);
+    kill_process(pid, Signal::TERM)?;
+    let preempted = Some(128 + Signal::TERM.as_raw());
+    assert_eq!(first.0.wait()?.code(), preempted, "it was disturbed");
     for entry in fs::read_dir(folder.path().join("checkpoint"))? {
         let path = entry?.path();
         if path.is_dir() {
@@ -72,5 +77,30 @@ pub fn two_jobs() -> Result<(), Failed> {
                 .arg(path))?;
         }
     }
+    Ok(())
+}
+
+/// Ranks with different configs do not train together.
+pub fn ranks_agree_on_the_job() -> Result<(), Failed> {
+    let program = find("trainyard")?;
+    let script = format!(
+        "exec {} train configs/llama-tiny.toml --training.steps 2 --lr_scheduler.warmup_steps 1 --debug.seed $RANK",
+        program.display()
+    );
+    let output = Command::new(&program)
+        .args([
+            "run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "3",
+        ])
+        .args(["--", "sh", "-c", &script])
+        .current_dir(repository("."))
+        .output()?;
+    let text = describe(&output);
+    assert_eq!(output.status.code(), Some(EXIT_CODE), "{text}");
+    assert!(text.contains("rank 0, 1 has another config"), "{text}");
     Ok(())
 }

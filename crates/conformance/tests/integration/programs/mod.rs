@@ -20,7 +20,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 31] = [
+    let tests: [(&str, Test); 32] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
@@ -76,6 +76,10 @@ pub fn trials() -> Vec<Trial> {
             identity::changes_need_a_word,
         ),
         ("a_second_job_in_a_folder_is_rejected", identity::two_jobs),
+        (
+            "ranks_with_different_configs_are_rejected",
+            identity::ranks_agree_on_the_job,
+        ),
         ("a_step_that_is_not_finite_ends_the_job", guard::stops),
         ("a_step_that_is_not_finite_is_skipped", guard::skips),
         (
