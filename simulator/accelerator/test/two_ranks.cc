@@ -1,5 +1,6 @@
 // Cases of two processes: two_ranks CASE RANK STORE, with a file for the store that both ranks name.
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include <torch/csrc/autograd/variable.h>
@@ -343,6 +344,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   rank = std::atoi(argv[2]);
+  // As Rust and Python do: a write to a peer that has exited is an error, not the end.
+  std::signal(SIGPIPE, SIG_IGN);
   simulated::install();
   guard_impl().setDevice(cuda(rank).device());
   auto store = c10::make_intrusive<c10d::FileStore>(argv[3], 2);
