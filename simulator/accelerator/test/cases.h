@@ -64,7 +64,8 @@ inline void expect(bool holds, const std::string& what) {
 
 using Cases = std::map<std::string, std::function<void()>>;
 
-inline int run_case(const Cases& cases, int argc, char** argv) {
+// Runs the case that the first argument names; `finish` is called before the process exits.
+inline int run_case(const Cases& cases, int argc, char** argv, const std::function<void()>& finish = [] {}) {
   auto found = argc > 1 ? cases.find(argv[1]) : cases.end();
   if (found == cases.end()) {
     std::cerr << "no such case; the cases are:\n";
@@ -85,6 +86,7 @@ inline int run_case(const Cases& cases, int argc, char** argv) {
   for (const auto& hazard : simulated::hazards()) {
     say("hazard: ", hazard);
   }
+  finish();
   std::cout.flush();
   _exit(0); // without destructors: threads of streams and of Gloo may still run
 }

@@ -356,6 +356,15 @@ int main(int argc, char** argv) {
   if (std::getenv("CONNECT_EAGERLY") != nullptr) {
     group->eagerConnectSingleDevice(cuda(rank).device());
   }
+  // A rank that has caught its hazard must not exit while the other one still connects to it.
+  auto wait_for_peer = [&] {
+    store->set("done/" + std::to_string(rank), std::vector<uint8_t>{1});
+    try {
+      store->wait({"done/0", "done/1"}, std::chrono::seconds(20));
+    } catch (const std::exception& error) {
+      say("the other rank has not ended: ", error.what());
+    }
+  };
   return run_case(
       {{"wait_does_not_block", wait_does_not_block},
        {"reductions", reductions},
@@ -376,5 +385,5 @@ int main(int argc, char** argv) {
        {"message_sizes_differ", message_sizes_differ},
        {"forbidden_barrier", forbidden_barrier},
        {"abort_frees_waiters", abort_frees_waiters}},
-      argc, argv);
+      argc, argv, wait_for_peer);
 }
