@@ -110,7 +110,7 @@ impl Ownership {
             Some(owner) if owner.token == self.owner.token => Ok(()),
             other => Err(CheckpointError::Fenced {
                 path: store.describe(""),
-                owner: other.map_or("nobody".into(), |owner| owner.to_string()),
+                owner: other.map_or("no job".into(), |owner| owner.to_string()),
             }),
         }
     }

@@ -10,8 +10,9 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-use trainyard_tokenize::Shard as ShardEntry;
-use trainyard_tokenize::{HEADER_BYTES, INDEX_FILE, Index, Width, header, read_header};
+use trainyard_tokenize::{
+    HEADER_BYTES, INDEX_FILE, Index, Shard as ShardEntry, Width, header, read_header,
+};
 
 use crate::DataError;
 use crate::source::{Sample, Source, check_index};

@@ -244,8 +244,8 @@ impl Workers {
         }
     }
 
-    /// Whether the out-of-memory killer ended a worker: nobody else is known to have sent it SIGKILL, and the kernel has
-    /// counted a kill.
+    /// Whether the out-of-memory killer ended a worker: the launcher did not send it SIGKILL, and the kernel has counted
+    /// a kill.
     fn is_oom(&self, status: ExitStatus) -> bool {
         let is_killed = status == ExitStatus::Signaled(Signal::KILL.as_raw());
         is_killed && self.last_signal.is_none() && oom_kills() > self.oom_kills

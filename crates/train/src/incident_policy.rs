@@ -1,6 +1,7 @@
 //! What a job does about a step whose values cannot be used.
 
 use std::fmt;
+use std::ops::Range;
 
 use trainyard_config::{GuardPolicy, ValueGuardSection};
 
@@ -14,7 +15,7 @@ pub(crate) enum Cause {
     /// The loss is far above those before.
     Spike {
         step: u64,
-        samples: std::ops::Range<u64>,
+        samples: Range<u64>,
         loss: f64,
         /// The robust z-score of the loss.
         score: f64,
@@ -25,7 +26,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// The positions of the step's samples in the stream of samples.
-    pub(crate) fn samples(&self) -> std::ops::Range<u64> {
+    pub(crate) fn samples(&self) -> Range<u64> {
         match self {
             Cause::NotFinite(incident) => incident.samples.clone(),
             Cause::Spike { samples, .. } => samples.clone(),
@@ -102,7 +103,7 @@ impl fmt::Display for Cause {
     }
 }
 
-fn last(samples: &std::ops::Range<u64>) -> u64 {
+fn last(samples: &Range<u64>) -> u64 {
     samples.end.saturating_sub(1)
 }
 

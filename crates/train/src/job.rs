@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trainyard_checkpoint::TrainState;
-use trainyard_config::{Config, ModelSpec};
+use trainyard_config::Config;
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
@@ -15,6 +15,7 @@ use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
 use crate::build::{self, Phase};
 use crate::checkpoint::{self, Destination, Saver};
 use crate::error::{Result, TrainError};
+use crate::flops::flops_per_target;
 use crate::heartbeat_writer::HeartbeatWriter;
 use crate::incident_policy::{self, Action, Cause};
 use crate::memory_capacity::memory_capacity;
@@ -72,6 +73,7 @@ struct Job<'a> {
     heartbeat: HeartbeatWriter,
     trainer: Trainer,
     loader: Loader,
+    training_source: Arc<dyn Source>,
     /// Held-out data; `None` without validation.
     validation_source: Option<Arc<dyn Source>>,
     /// `None` if neither storage nor peer memory is used.
@@ -121,11 +123,12 @@ impl<'a> Job<'a> {
         let storage = checkpoint::storage(config, world)?;
         let memory = checkpoint::memory(config, world)?;
         checkpoint::resume(config, &mut trainer, world, memory.as_ref())?;
+        let training_source = build::source(config, Phase::Training)?;
         let loader = loader(
             config,
             world,
             &trainer,
-            build::source(config, Phase::Training)?,
+            Arc::clone(&training_source),
             Phase::Training,
             trainer.samples_seen(),
         )?;
@@ -180,6 +183,7 @@ impl<'a> Job<'a> {
             heartbeat,
             trainer,
             loader,
+            training_source,
             validation_source,
         })
     }
@@ -349,7 +353,7 @@ impl<'a> Job<'a> {
             self.config,
             self.world,
             &self.trainer,
-            build::source(self.config, Phase::Training)?,
+            Arc::clone(&self.training_source),
             Phase::Training,
             first,
         )?;
@@ -598,26 +602,4 @@ fn write_trace(config: &Config, world: &World) -> Result<()> {
         tracing::info!("traces of all ranks written to {}", folder.display());
     }
     Ok(())
-}
-
-/// FLOPs per target token as torchtitan counts them: 6 per parameter of a matrix product, plus attention.
-fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
-    match spec.decoder() {
-        Some(sizes) => {
-            let embedding = (sizes.vocab_size * sizes.hidden_size) as u64;
-            let lookups = if sizes.tie_word_embeddings {
-                0
-            } else {
-                embedding
-            };
-            let multiplied = spec.num_active_parameters() - lookups;
-            let attention = 12 * sizes.num_hidden_layers * sizes.query_width() * seq_len;
-            6.0 * multiplied as f64 + attention as f64
-        }
-        None => {
-            // A convolution uses each weight once per pixel.
-            let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;
-            6.0 * f64::from(convolutions + 64 * 28 * 28 * 128 + 128 * 10)
-        }
-    }
 }

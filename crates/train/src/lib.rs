@@ -11,6 +11,7 @@ mod error;
 mod expert_load;
 mod expert_traffic;
 mod fingerprint;
+mod flops;
 pub mod full_state_dict;
 mod heartbeat_writer;
 mod incident_policy;

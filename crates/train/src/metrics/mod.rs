@@ -126,7 +126,7 @@ impl Writers {
         }
     }
 
-    /// Prints a line. Training does not end because nobody reads it.
+    /// Prints a line. Training does not end because it cannot be written.
     fn print(&self, line: &str) {
         self.progress
             .suspend(|| drop(writeln!(io::stdout(), "{line}")));

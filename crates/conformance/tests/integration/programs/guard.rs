@@ -8,11 +8,11 @@ use libtest_mimic::Failed;
 use serde_json::Value;
 use tempfile::TempDir;
 use trainyard_conformance::programs::describe;
+use trainyard_launcher::BAD_VALUES;
 
 use super::train::train_command;
 
-/// `BAD_VALUES` of the launcher.
-const EXIT_CODE: i32 = 65;
+const EXIT_CODE: i32 = BAD_VALUES as i32;
 
 /// Trains eight steps of eight samples on two ranks; sample 37, of step 5 and rank 1, is bad.
 fn train(folder: &Path, keys: &str) -> Result<Output, Failed> {

@@ -8,11 +8,11 @@ use libtest_mimic::Failed;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use trainyard_conformance::programs::{Running, describe, find, repository, run};
+use trainyard_launcher::REJECTED;
 
 use super::train::train_command;
 
-/// `REJECTED` of the launcher.
-const EXIT_CODE: i32 = 78;
+const EXIT_CODE: i32 = REJECTED as i32;
 
 fn command(folder: &Path, keys: &str) -> Result<Command, Failed> {
     let keys = format!(
