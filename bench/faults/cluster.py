@@ -175,8 +175,8 @@ class Cluster:
         rdzv_args = ["--rdzv-id", self.run, "--rdzv-backend", "server", "--rdzv-endpoint", self.endpoint]
         return agent_command(self.nodes, rdzv_args, self.secret, worker)
 
-    def agent(self):
-        agent = Process(self.command(train(self.steps, global_batch=self.global_batch)))
+    def agent(self, *more):
+        agent = Process(self.command(train(self.steps, *more, global_batch=self.global_batch)))
         self.agents.append(agent)
         return agent
 

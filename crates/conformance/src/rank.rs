@@ -128,6 +128,7 @@ impl Rank {
             master_addr: self.address.clone(),
             master_port,
             agent_store: None,
+            node_addr: None,
             timeout,
         };
         let world = Rc::new(World::join(mesh, Backend::auto(), &at, ledger)?);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use trainyard_launcher::{
-    EPOCH, Job, MAX_WORLD_SIZE, MIN_WORLD_SIZE, Outcome, RankRange, Signals, Workers,
+    EPOCH, Job, MAX_WORLD_SIZE, MIN_WORLD_SIZE, NODE_ADDR, Outcome, RankRange, Signals, Workers,
 };
 use trainyard_rendezvous::{
     Address, Join, NodeInfo, Policy, RankAssignment, Report, RunSecret, Watermark,
@@ -18,7 +19,7 @@ use trainyard_rendezvous::{
 use crate::heartbeat_exchange::HeartbeatExchange;
 use crate::rendezvous_handle::RendezvousHandle;
 use crate::state::{Action, AgentExit, Event, GracePeriods, State};
-use crate::{AgentError, RendezvousConfig, TcpStoreServer};
+use crate::{AgentError, RendezvousConfig, WorkerStore};
 
 /// Workers of a broken world may block in a collective, and all nodes wait for the slowest.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
@@ -40,9 +41,9 @@ pub struct AgentConfig {
     pub node_name: String,
     /// The node rank to request.
     pub node_rank: Option<u32>,
-    /// The address of this node, at which other nodes reach the workers' store.
+    /// The address of this node, at which other nodes reach its agent and its workers.
     pub host: String,
-    /// The port of the store; 0 for any free one.
+    /// The port at which other agents reach the workers' store; 0 for any free one.
     pub store_port: u16,
     /// A directory for `epoch_E/node_N/RANK/{stdout,stderr}.log`.
     pub log_dir: Option<PathBuf>,
@@ -69,12 +70,17 @@ pub fn run_agent(config: &AgentConfig) -> Result<AgentOutcome, AgentError> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    let store = TcpStoreServer::serve(&config.host, config.store_port, runtime.handle());
+    let store = WorkerStore::serve(
+        (&config.host, config.store_port),
+        (&config.job.run_id, &config.secret),
+        config.job.nproc,
+        runtime.handle(),
+    );
     let store = store.map_err(|source| AgentError::Store {
         address: format!("{}:{}", config.host, config.store_port),
         source,
     })?;
-    let join = config.join(store.address().port())?;
+    let join = config.join(store.relay_address().port())?;
     let handle = runtime.handle().clone();
     let rendezvous = RendezvousHandle::open(
         runtime,
@@ -131,8 +137,8 @@ impl AgentConfig {
         })
     }
 
-    /// The job with the ranks of an assignment.
-    fn assigned_job(&self, assignment: &RankAssignment) -> Job {
+    /// The job with the ranks of an assignment, whose workers reach their store at `store`.
+    fn assigned_job(&self, assignment: &RankAssignment, store: SocketAddr) -> Job {
         let mut job = self.job.clone();
         job.num_nodes = assignment.num_nodes as usize;
         job.node_rank = assignment.node_rank as usize;
@@ -142,8 +148,9 @@ impl AgentConfig {
         });
         job.restart_count = assignment.restarts as usize;
         job.max_restarts = self.policy.max_restarts as usize;
-        job.master_addr = assignment.store.host.clone();
-        job.master_port = Some(assignment.store.port);
+        job.master_addr = store.ip().to_string();
+        job.master_port = Some(store.port());
+        job.world_store = Some(assignment.store.to_string());
         job.output.log_dir = self.log_dir.as_ref().map(|dir| {
             let (epoch, node) = (assignment.epoch.0, assignment.node_rank);
             dir.join(format!("epoch_{epoch}/node_{node}"))
@@ -153,6 +160,7 @@ impl AgentConfig {
         let world_size = |num_nodes: u32| (per_node * num_nodes).to_string();
         job.env("TORCHELASTIC_USE_AGENT_STORE", "True")
             .env(EPOCH, assignment.epoch.0.to_string())
+            .env(NODE_ADDR, &self.host)
             .env(MAX_WORLD_SIZE, world_size(self.policy.max_nodes))
             .env(MIN_WORLD_SIZE, world_size(self.policy.min_nodes))
     }
@@ -162,7 +170,7 @@ impl AgentConfig {
 struct Agent<'a> {
     config: &'a AgentConfig,
     signals: Signals,
-    store: TcpStoreServer,
+    store: WorkerStore,
     rendezvous: RendezvousHandle,
     runtime: Handle,
     workers: Option<Workers>,
@@ -280,8 +288,9 @@ impl Agent<'_> {
         if !self.rendezvous.is_current(assignment) {
             return vec![Event::StartSkipped];
         }
-        self.store.open();
-        let mut job = self.config.assigned_job(assignment);
+        self.store.open(assignment);
+        let local_store = self.store.local_address();
+        let mut job = self.config.assigned_job(assignment, local_store);
         job.faults = self.faults.clone();
         let (first, last) = (job.rank_of(0), job.rank_of(job.nproc - 1));
         tracing::info!(
@@ -295,7 +304,11 @@ impl Agent<'_> {
         match Workers::start(&job) {
             Ok(workers) => {
                 self.workers = Some(workers);
-                self.exchange = Some(HeartbeatExchange::start(assignment, &self.runtime));
+                self.exchange = Some(HeartbeatExchange::start(
+                    assignment,
+                    local_store,
+                    &self.runtime,
+                ));
                 Vec::new()
             }
             Err(error) => {

@@ -4,11 +4,12 @@
 //! others published. It uses that to describe which rank holds up the job, never to decide which rank to kill.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -35,11 +36,20 @@ pub(crate) struct HeartbeatExchange {
 }
 
 impl HeartbeatExchange {
-    /// Connects to the store of a world in the background.
-    pub(crate) fn start(assignment: &RankAssignment, runtime: &Handle) -> HeartbeatExchange {
+    /// Connects in the background to the store of a world, at this agent's address for local clients.
+    pub(crate) fn start(
+        assignment: &RankAssignment,
+        store: SocketAddr,
+        runtime: &Handle,
+    ) -> HeartbeatExchange {
         let (local, published) = watch::channel(Vec::new());
         let peers = Arc::<Mutex<Vec<RankStatus>>>::default();
-        let task = runtime.spawn(exchange(assignment.clone(), published, Arc::clone(&peers)));
+        let node = Node {
+            node_rank: assignment.node_rank,
+            num_nodes: assignment.num_nodes,
+            store,
+        };
+        let task = runtime.spawn(exchange(node, published, Arc::clone(&peers)));
         HeartbeatExchange {
             local,
             peers,
@@ -69,15 +79,22 @@ impl Drop for HeartbeatExchange {
     }
 }
 
+/// This node among those that exchange heartbeats.
+struct Node {
+    node_rank: u32,
+    num_nodes: u32,
+    store: SocketAddr,
+}
+
 async fn exchange(
-    assignment: RankAssignment,
+    node: Node,
     mut published: watch::Receiver<Vec<RankStatus>>,
     peers: Arc<Mutex<Vec<RankStatus>>>,
 ) {
     let mut connection = None;
     while published.changed().await.is_ok() {
         let local = published.borrow_and_update().clone();
-        let round = round(&mut connection, &assignment, &local);
+        let round = round(&mut connection, &node, &local);
         match tokio::time::timeout(REQUEST_TIMEOUT, round).await {
             Ok(Ok(others)) => {
                 *peers.lock().unwrap_or_else(PoisonError::into_inner) = others;
@@ -90,17 +107,17 @@ async fn exchange(
 /// Publishes the local statuses, and reads those of other nodes if a local rank has stalled.
 async fn round(
     connection: &mut Option<BufReader<TcpStream>>,
-    assignment: &RankAssignment,
+    node: &Node,
     local: &[RankStatus],
 ) -> io::Result<Vec<RankStatus>> {
     let stream = match connection.take() {
         Some(stream) => stream,
-        None => connect(&assignment.store.host, assignment.store.port).await?,
+        None => connect(node.store).await?,
     };
     let stream = connection.insert(stream);
     let value = serde_json::to_vec(local).map_err(io::Error::other)?;
     stream
-        .write_all(&client_codec::set(&key(assignment.node_rank), &value))
+        .write_all(&client_codec::set(&key(node.node_rank), &value))
         .await?;
     if !local
         .iter()
@@ -108,15 +125,15 @@ async fn round(
     {
         return Ok(Vec::new());
     }
-    let others: Vec<Vec<u8>> = (0..assignment.num_nodes)
-        .filter(|node| *node != assignment.node_rank)
+    let others: Vec<Vec<u8>> = (0..node.num_nodes)
+        .filter(|other| *other != node.node_rank)
         .map(key)
         .collect();
     Ok(values(stream, &others).await?.concat())
 }
 
-async fn connect(host: &str, port: u16) -> io::Result<BufReader<TcpStream>> {
-    let mut stream = BufReader::new(TcpStream::connect((host, port)).await?);
+async fn connect(store: impl ToSocketAddrs) -> io::Result<BufReader<TcpStream>> {
+    let mut stream = BufReader::new(TcpStream::connect(store).await?);
     stream.write_all(&client_codec::hello()).await?;
     Ok(stream)
 }
@@ -135,8 +152,8 @@ async fn values(
     Ok(all)
 }
 
-/// The status of all ranks that the agents of a job published, each with its node rank. For observers of the job,
-/// such as `trainyard top`.
+/// The status of all ranks that the agents of a job published, each with its node rank, from the address at which an
+/// agent serves local clients. For observers of the job, such as `trainyard top`.
 pub fn peer_heartbeats(
     host: &str,
     port: u16,
@@ -148,7 +165,7 @@ pub fn peer_heartbeats(
     let keys: Vec<Vec<u8>> = (0..num_nodes as u32).map(key).collect();
     runtime.block_on(async {
         let request = async {
-            let mut stream = connect(host, port).await?;
+            let mut stream = connect((host, port)).await?;
             values(&mut stream, &keys).await
         };
         let values = tokio::time::timeout(REQUEST_TIMEOUT, request).await??;
@@ -176,10 +193,9 @@ async fn read_value(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use trainyard_heartbeat::Heartbeat;
-    use trainyard_rendezvous::{Address, Epoch};
 
     use super::*;
-    use crate::TcpStoreServer;
+    use crate::store::tests::{test_assignment, test_stores};
 
     fn statuses(rank: usize, stalled_for: Duration) -> Vec<RankStatus> {
         let heartbeat = Heartbeat {
@@ -200,23 +216,12 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        let store = TcpStoreServer::serve("127.0.0.1", 0, runtime.handle()).unwrap();
-        store.open();
-        let start = |node_rank| {
-            let assignment = RankAssignment {
-                epoch: Epoch(1),
-                node_rank,
-                num_nodes: 2,
-                first_rank: node_rank,
-                world_size: 2,
-                restarts: 0,
-                store: Address {
-                    host: "127.0.0.1".into(),
-                    port: store.address().port(),
-                },
-                hosts_store: node_rank == 0,
-            };
-            HeartbeatExchange::start(&assignment, runtime.handle())
+        let stores = test_stores(runtime.handle());
+        let start = |node_rank: u32| {
+            let store = &stores[node_rank as usize];
+            let assignment = test_assignment(node_rank, &stores[0]);
+            store.open(&assignment);
+            HeartbeatExchange::start(&assignment, store.local_address(), runtime.handle())
         };
         let (mut one, mut other) = (start(0), start(1));
         let mut now = Instant::now();
@@ -233,7 +238,8 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(one.peer_statuses()[0].heartbeat.rank, 1);
-        let published = peer_heartbeats("127.0.0.1", store.address().port(), 2).unwrap();
+        let port = stores[1].local_address().port();
+        let published = peer_heartbeats("127.0.0.1", port, 2).unwrap();
         let ranks: Vec<(usize, usize)> = published
             .iter()
             .map(|(node, status)| (*node, status.heartbeat.rank))

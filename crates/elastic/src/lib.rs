@@ -2,7 +2,7 @@
 //!
 //! An agent joins a run through a [rendezvous](trainyard_rendezvous), starts the workers of its node with the ranks
 //! it is assigned, supervises them, and stops them when their world is broken. It also serves the workers' TCPStore
-//! ([`TcpStoreServer`]) if the rendezvous chose its node for that, so that the exit of a worker never takes the store
+//! ([`WorkerStore`]) if the rendezvous chose its node for that, so that the exit of a worker never takes the store
 //! away.
 //!
 //! A pure state machine ([`State::on_event`]) decides what the agent does next; the loop that acts ([`run_agent`])
@@ -21,4 +21,4 @@ pub use error::AgentError;
 pub use heartbeat_exchange::peer_heartbeats;
 pub use rendezvous_config::RendezvousConfig;
 pub use state::{Action, AgentExit, Event, GracePeriods, State};
-pub use store::TcpStoreServer;
+pub use store::WorkerStore;

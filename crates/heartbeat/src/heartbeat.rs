@@ -1,20 +1,14 @@
-//! A rank's heartbeat: a small file with the position of its training loop and its pending collectives.
+//! A rank's heartbeat: the position of its training loop and its pending collectives.
 //!
-//! A thread of the rank's process writes the file several times a second, whatever the loop does. An observer can
+//! A thread of the rank's process writes it several times a second, whatever the loop does. An observer can
 //! therefore distinguish a loop that makes no progress (the heartbeat changes, its step does not) from a process
 //! that does not run at all (the heartbeat does not change).
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use trainyard_trace::{Collective, CollectiveId, now_ns};
-
-/// The environment variable with the directory into which ranks write their heartbeats.
-pub const HEARTBEAT_DIR: &str = "TRAINYARD_HEARTBEAT_DIR";
+use trainyard_trace::{Collective, CollectiveId};
 
 /// What a rank's training loop is doing.
 #[derive(Copy, Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -92,28 +86,6 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// The heartbeat file of a rank.
-    pub fn path(dir: &Path, rank: usize) -> PathBuf {
-        dir.join(format!("rank_{rank}.json"))
-    }
-
-    /// Replaces the rank's file atomically, so that a reader never sees a partial heartbeat.
-    pub fn write(&mut self, dir: &Path) -> io::Result<()> {
-        self.written_ns = now_ns();
-        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
-        let next = dir.join(format!(".rank_{}.json", self.rank));
-        fs::write(&next, text)?;
-        fs::rename(next, Heartbeat::path(dir, self.rank))
-    }
-
-    /// The last heartbeat of a rank. `None` if there is none yet, or if the file is not a heartbeat.
-    pub fn read(dir: &Path, rank: usize) -> Option<Heartbeat> {
-        let text = fs::read(Heartbeat::path(dir, rank)).ok()?;
-        let heartbeat: Heartbeat = serde_json::from_slice(&text).ok()?;
-        // The file name is authoritative: other programs that write heartbeats may number their ranks differently.
-        Some(Heartbeat { rank, ..heartbeat })
-    }
-
     /// The time from `then_ns` until this heartbeat was written.
     pub fn elapsed_since(&self, then_ns: u64) -> Duration {
         Duration::from_nanos(self.written_ns.saturating_sub(then_ns))
@@ -155,31 +127,6 @@ mod tests {
             group: "dp_shard".to_owned(),
             sequence,
         }
-    }
-
-    #[test]
-    fn a_heartbeat_is_read_as_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut heartbeat = Heartbeat {
-            rank: 3,
-            stage: Stage::Stepping,
-            step: 12,
-            loss: Some(2.5),
-            ..Heartbeat::default()
-        };
-        assert_eq!(Heartbeat::read(dir.path(), 3), None);
-        heartbeat.write(dir.path()).unwrap();
-        assert_eq!(Heartbeat::read(dir.path(), 3), Some(heartbeat));
-        fs::write(Heartbeat::path(dir.path(), 3), "{").unwrap();
-        assert_eq!(Heartbeat::read(dir.path(), 3), None);
-    }
-
-    #[test]
-    fn the_file_name_determines_the_rank() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(Heartbeat::path(dir.path(), 9), r#"{"rank": 1, "step": 4}"#).unwrap();
-        let heartbeat = Heartbeat::read(dir.path(), 9).unwrap();
-        assert_eq!((heartbeat.rank, heartbeat.step), (9, 4));
     }
 
     #[test]

@@ -4,10 +4,9 @@
 //! node, observed no hang meanwhile. The monitor uses its own clock only.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::{Heartbeat, RankStatus, Straggler, stragglers};
+use crate::{Heartbeat, HeartbeatMemory, RankStatus, Straggler, stragglers};
 
 /// How often the monitor reads heartbeats.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,8 +45,13 @@ impl HeartbeatMonitor {
     }
 
     /// Reads the heartbeats of these ranks.
-    pub fn poll(&mut self, dir: &Path, ranks: impl Iterator<Item = usize>, now: Instant) {
-        let heartbeats = ranks.filter_map(|rank| Heartbeat::read(dir, rank));
+    pub fn poll(
+        &mut self,
+        memory: &HeartbeatMemory,
+        ranks: impl Iterator<Item = usize>,
+        now: Instant,
+    ) {
+        let heartbeats = ranks.filter_map(|rank| memory.read(rank));
         self.record(heartbeats.collect(), now);
     }
 

@@ -11,6 +11,10 @@ pub const MAX_WORLD_SIZE: &str = "TRAINYARD_MAX_WORLD_SIZE";
 /// The world size of an elastic run with its minimum number of nodes.
 pub const MIN_WORLD_SIZE: &str = "TRAINYARD_MIN_WORLD_SIZE";
 
+/// The address of this node in an elastic run, at which other nodes reach its workers. `MASTER_ADDR` does not tell it:
+/// that is the loopback address of the node's own agent.
+pub const NODE_ADDR: &str = "TRAINYARD_NODE_ADDR";
+
 /// The address of the store at which the ranks of a job find each other.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Master {

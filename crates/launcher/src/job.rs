@@ -33,6 +33,9 @@ pub struct Job {
     pub master_addr: String,
     /// The port of that store (`MASTER_PORT`); a free one if not given.
     pub master_port: Option<u16>,
+    /// The address of the store that the agents of a job share, which tells jobs of the same name apart; only with
+    /// agents.
+    pub world_store: Option<String>,
     /// Variables added to every rank's environment; they take precedence over all others.
     pub env: Vec<(OsString, OsString)>,
     /// Where the ranks' output goes.
@@ -96,6 +99,7 @@ impl Job {
             role: "default".to_owned(),
             master_addr: "127.0.0.1".to_owned(),
             master_port: None,
+            world_store: None,
             env: Vec::new(),
             output: Output::default(),
             grace: Duration::from_secs(2),

@@ -47,7 +47,7 @@ pub mod worker;
 mod worker_process;
 mod workers;
 
-pub use environment::{EPOCH, MAX_WORLD_SIZE, MIN_WORLD_SIZE, Master, environment};
+pub use environment::{EPOCH, MAX_WORLD_SIZE, MIN_WORLD_SIZE, Master, NODE_ADDR, environment};
 pub use error::LaunchError;
 pub use final_exit::{BAD_VALUES, REJECTED};
 pub use job::{Console, Job, Output, RankRange};

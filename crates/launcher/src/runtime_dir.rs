@@ -1,5 +1,5 @@
-//! The runtime directory of a job on this node: a small directory in memory for the heartbeats of its ranks and for
-//! `job.json`, from which other processes of the same user can read the state of the job.
+//! The runtime directory of a job on this node: a small directory in memory with `job.json`, by which other processes
+//! of the same user find the job and its heartbeats. The job itself does not need it.
 //!
 //! The launcher holds a lock on `job.json`. A directory without that lock is left over from a launcher that was
 //! killed, and the next launcher removes it. A pid would not identify the launcher: containers may share the
@@ -15,6 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
+use trainyard_heartbeat::HeartbeatMemory;
 
 use crate::Job;
 
@@ -44,14 +45,19 @@ pub struct JobInfo {
     pub restarts: usize,
     /// How many restarts are allowed.
     pub max_restarts: usize,
-    /// Host and port of the workers' store, through which agents share heartbeats; `None` without agents.
+    /// Where processes of this node reach the workers' store, through which agents share heartbeats; `None` without
+    /// agents.
     pub store: Option<(String, u16)>,
+    /// The address of that store among the agents, the same on all nodes.
+    pub world_store: Option<String>,
     /// Reports of earlier failures of the job, oldest first.
     pub faults: Vec<String>,
+    /// The memory with the heartbeats of this node's ranks.
+    pub heartbeats: Option<PathBuf>,
 }
 
 impl JobInfo {
-    fn new(job: &Job) -> JobInfo {
+    fn new(job: &Job, heartbeats: Option<&HeartbeatMemory>) -> JobInfo {
         JobInfo {
             run_id: job.run_id.clone(),
             pid: std::process::id(),
@@ -62,12 +68,14 @@ impl JobInfo {
             world_size: job.world_size(),
             restarts: job.restart_count,
             max_restarts: job.max_restarts,
-            // Only agents set `ranks`.
             store: job
-                .ranks
+                .world_store
+                .as_ref()
                 .and(job.master_port)
                 .map(|port| (job.master_addr.clone(), port)),
+            world_store: job.world_store.clone(),
             faults: job.faults.clone(),
+            heartbeats: heartbeats.map(HeartbeatMemory::path),
         }
     }
 }
@@ -75,13 +83,16 @@ impl JobInfo {
 /// A job's runtime directory. Dropping the value removes it.
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
-    dir: TempDir,
+    _dir: TempDir,
     /// Holds the lock.
     _job_file: File,
 }
 
 impl RuntimeDir {
-    pub(crate) fn create(job: &Job) -> io::Result<RuntimeDir> {
+    pub(crate) fn create(
+        job: &Job,
+        heartbeats: Option<&HeartbeatMemory>,
+    ) -> io::Result<RuntimeDir> {
         let root = root();
         ensure_private(&root)?;
         for dir in subdirs(&root) {
@@ -97,38 +108,29 @@ impl RuntimeDir {
         let next = dir.path().join(".job.json");
         let mut job_file = File::create(&next)?;
         flock(&job_file, FlockOperation::NonBlockingLockShared)?;
-        serde_json::to_writer(&mut job_file, &JobInfo::new(job)).map_err(io::Error::other)?;
+        let info = JobInfo::new(job, heartbeats);
+        serde_json::to_writer(&mut job_file, &info).map_err(io::Error::other)?;
         fs::rename(next, dir.path().join(JOB_FILE))?;
         Ok(RuntimeDir {
-            dir,
+            _dir: dir,
             _job_file: job_file,
         })
     }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// Lets the ranks know that their world is broken: a rank that gets SIGTERM has nothing to finish.
-    pub(crate) fn mark_aborted(&self) {
-        let _ = trainyard_heartbeat::mark_aborted(self.path());
-    }
 }
 
-/// The jobs that launchers of this user run on this node, each with its runtime directory.
-pub fn running_jobs() -> Vec<(PathBuf, JobInfo)> {
+/// The jobs that launchers of this user run on this node.
+pub fn running_jobs() -> Vec<JobInfo> {
     let read = |dir: &Path| serde_json::from_slice(&fs::read(dir.join(JOB_FILE)).ok()?).ok();
-    let mut jobs: Vec<(PathBuf, JobInfo)> = subdirs(&root())
+    let mut jobs: Vec<JobInfo> = subdirs(&root())
         .into_iter()
         .filter(|dir| !is_stale(dir))
-        .filter_map(|dir| Some((dir.clone(), read(&dir)?)))
+        .filter_map(|dir| read(&dir))
         .collect();
-    jobs.sort_by_key(|(_, info)| (info.run_id.clone(), info.node_rank, info.pid));
+    jobs.sort_by_key(|info| (info.run_id.clone(), info.node_rank, info.pid));
     jobs
 }
 
-/// The parent of all runtime directories of this user. It is in memory if possible: a disk that is busy with a
-/// checkpoint would delay heartbeats and make every rank look stopped.
+/// The parent of all runtime directories of this user, in memory if possible.
 fn root() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let parent = if shm.is_dir() {
@@ -173,8 +175,6 @@ fn is_stale(dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use trainyard_heartbeat::is_aborted;
-
     use super::*;
 
     #[test]
@@ -184,15 +184,12 @@ mod tests {
         let find = || {
             running_jobs()
                 .into_iter()
-                .find(|(_, info)| info.run_id == job.run_id)
+                .find(|info| info.run_id == job.run_id)
         };
-        let runtime_dir = RuntimeDir::create(&job).unwrap();
-        let (path, info) = find().unwrap();
-        assert_eq!(path, runtime_dir.path());
+        let runtime_dir = RuntimeDir::create(&job, None).unwrap();
+        let info = find().unwrap();
         assert_eq!((info.num_ranks, info.world_size), (2, 2));
-        assert!(!is_aborted(&path));
-        runtime_dir.mark_aborted();
-        assert!(is_aborted(&path));
+        let path = runtime_dir._dir.path().to_owned();
         drop(runtime_dir);
         assert!(find().is_none() && !path.exists());
     }
@@ -205,10 +202,10 @@ mod tests {
         let new = root().join(format!("new-{}", std::process::id()));
         fs::create_dir_all(&new).unwrap();
         fs::write(stale.join(JOB_FILE), "{}").unwrap();
-        let runtime_dir = RuntimeDir::create(&Job::new("p", 1)).unwrap();
+        let runtime_dir = RuntimeDir::create(&Job::new("p", 1), None).unwrap();
         assert!(!stale.exists() && new.exists());
-        let _other = RuntimeDir::create(&Job::new("p", 1)).unwrap();
-        assert!(runtime_dir.path().exists(), "its launcher is alive");
+        let _other = RuntimeDir::create(&Job::new("p", 1), None).unwrap();
+        assert!(runtime_dir._dir.path().exists(), "its launcher is alive");
         fs::remove_dir(new).unwrap();
     }
 }

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 
-use trainyard_heartbeat::{HEARTBEAT_DIR, HangDetector, Heartbeat, HeartbeatMonitor, RankStatus};
+use trainyard_heartbeat::{HangDetector, HeartbeatMemory, HeartbeatMonitor, RankStatus};
 
 use crate::lines::SharedTail;
 use crate::oom_kills::oom_kills;
@@ -41,8 +41,12 @@ pub struct Workers {
     /// The last lines of every local rank's stderr.
     stderr_tails: Vec<SharedTail>,
     output_threads: Vec<JoinHandle<()>>,
-    /// For heartbeats; `None` without hang detection, or if the directory could not be created.
-    runtime_dir: Option<RuntimeDir>,
+    /// The heartbeats of the workers; `None` if it could not be allocated.
+    heartbeats: Option<HeartbeatMemory>,
+    /// Whether hung workers are killed.
+    detects_hangs: bool,
+    /// Makes the job visible to `trainyard top`; `None` if it could not be created.
+    _runtime_dir: Option<RuntimeDir>,
     monitor: HeartbeatMonitor,
     detector: HangDetector,
     /// The kills of the out-of-memory killer before the workers started, if the kernel counts them.
@@ -60,8 +64,9 @@ impl Workers {
     /// trampoline.
     pub fn start(job: &Job) -> Result<Workers, LaunchError> {
         let started = Instant::now();
-        let runtime_dir = job.hang_timeout.and_then(|_| create_runtime_dir(job));
-        let (processes, [stdouts, stderrs]) = start(job, runtime_dir.as_ref())?;
+        let heartbeats = allocate_heartbeats(job);
+        let runtime_dir = create_runtime_dir(job, heartbeats.as_ref());
+        let (processes, [stdouts, stderrs]) = start(job, heartbeats.as_ref())?;
         let stderr_tails = stderrs.iter().map(Source::tail).collect();
         let (stop, stop_output) = pipe_with(PipeFlags::CLOEXEC).map_err(watch_error)?;
         let stops = [stop.try_clone().map_err(watch_error)?, stop];
@@ -79,7 +84,9 @@ impl Workers {
             processes,
             stderr_tails,
             output_threads: threads.collect::<io::Result<_>>().map_err(watch_error)?,
-            runtime_dir,
+            heartbeats,
+            detects_hangs: job.hang_timeout.is_some(),
+            _runtime_dir: runtime_dir,
             monitor: HeartbeatMonitor::new(started),
             detector: HangDetector {
                 default_timeout: job.hang_timeout.unwrap_or(Duration::MAX),
@@ -118,17 +125,17 @@ impl Workers {
         Ok(has_failed)
     }
 
-    /// When to [poll](Self::poll) heartbeats again. `None` without hang detection, or if the workers are stopping.
+    /// When to [poll](Self::poll) heartbeats again. `None` if there are none, or if the workers are stopping.
     pub fn next_poll(&self) -> Option<Instant> {
         let is_watched =
-            self.runtime_dir.is_some() && self.last_signal.is_none() && !self.all_exited();
+            self.heartbeats.is_some() && self.last_signal.is_none() && !self.all_exited();
         is_watched.then(|| self.monitor.next_poll())
     }
 
     /// Reads the heartbeats of running workers, if it is time. Kills workers that hang, whose exits are then recorded
     /// like any other, and logs stragglers. `others` are ranks of other nodes, as far as they are known.
     pub fn poll(&mut self, others: &[RankStatus], now: Instant) {
-        let Some(runtime_dir) = self.runtime_dir.as_ref() else {
+        let Some(heartbeats) = self.heartbeats.as_ref() else {
             return;
         };
         if self.next_poll().is_none_or(|at| at > now) {
@@ -138,11 +145,14 @@ impl Workers {
             .running()
             .map(|(rank, _)| self.first_rank + rank)
             .collect();
-        self.monitor
-            .poll(runtime_dir.path(), running.into_iter(), now);
+        self.monitor.poll(heartbeats, running.into_iter(), now);
         let local = self.monitor.statuses();
         let all: Vec<RankStatus> = local.iter().chain(others).cloned().collect();
-        for hung in self.detector.hung_ranks(&local, &all) {
+        let hung_ranks = match self.detects_hangs {
+            true => self.detector.hung_ranks(&local, &all),
+            false => Vec::new(),
+        };
+        for hung in hung_ranks {
             let local_rank = hung.rank - self.first_rank;
             if self.hung.contains_key(&hung.rank) {
                 continue;
@@ -165,8 +175,10 @@ impl Workers {
     /// Sends SIGTERM to all workers because their world is broken, and marks it as aborted: they have nothing to
     /// finish.
     pub fn abort(&mut self) {
-        if let Some(runtime_dir) = &self.runtime_dir {
-            runtime_dir.mark_aborted();
+        if let Some(heartbeats) = &self.heartbeats
+            && let Err(error) = heartbeats.mark_aborted()
+        {
+            tracing::warn!("cannot let the workers know that their world is broken: {error}");
         }
         self.signal(Signal::TERM);
     }
@@ -253,8 +265,7 @@ impl Workers {
 
     /// The position of a rank in its last heartbeat.
     fn last_position(&self, rank: usize) -> Option<String> {
-        let dir = self.runtime_dir.as_ref()?.path();
-        let heartbeat = Heartbeat::read(dir, rank)?;
+        let heartbeat = self.heartbeats.as_ref()?.read(rank)?;
         Some(heartbeat.describe())
     }
 
@@ -272,7 +283,7 @@ pub(crate) fn watch_error(error: impl Into<io::Error>) -> LaunchError {
 /// Starts every local rank; returns the sources of their stdout and of their stderr.
 fn start(
     job: &Job,
-    runtime_dir: Option<&RuntimeDir>,
+    heartbeats: Option<&HeartbeatMemory>,
 ) -> Result<(WorkerProcesses, [Vec<Source>; 2]), LaunchError> {
     if std::env::var_os(worker::MARK).is_some() {
         return Err(LaunchError::NotATrampoline);
@@ -288,7 +299,9 @@ fn start(
     for rank in 0..job.nproc {
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let mut environment = environment(job, rank, &master, is_set);
-        environment.extend(runtime_dir.map(|dir| (HEARTBEAT_DIR.into(), dir.path().into())));
+        if let Some(heartbeats) = heartbeats {
+            environment.extend(heartbeats.environment(job.rank_of(rank)));
+        }
         let [stdout, stderr] = processes.start(job, &program, &trampoline, environment)?;
         stdouts.push(Source::new(job, rank, Stream::Stdout, stdout)?);
         stderrs.push(Source::new(job, rank, Stream::Stderr, stderr)?);
@@ -297,10 +310,19 @@ fn start(
 }
 
 /// Failures are only logged: a job also runs without hang detection.
-fn create_runtime_dir(job: &Job) -> Option<RuntimeDir> {
-    RuntimeDir::create(job)
+fn allocate_heartbeats(job: &Job) -> Option<HeartbeatMemory> {
+    HeartbeatMemory::create(job.rank_of(0), job.nproc)
         .inspect_err(|error| {
-            tracing::warn!("cannot create the runtime directory, hang detection is off: {error}");
+            tracing::warn!("cannot allocate heartbeats, hang detection is off: {error}");
+        })
+        .ok()
+}
+
+/// Failures are only logged: nothing but `trainyard top` needs the directory.
+fn create_runtime_dir(job: &Job, heartbeats: Option<&HeartbeatMemory>) -> Option<RuntimeDir> {
+    RuntimeDir::create(job, heartbeats)
+        .inspect_err(|error| {
+            tracing::warn!("`trainyard top` will not show the job: {error}");
         })
         .ok()
 }

@@ -282,7 +282,8 @@ fn stubborn_rank() {
 fn hung_rank() {
     let heartbeat = r#"{"rank": 1, "stage": "stepping", "step": 7, "p99_step_ns": 1000000}"#;
     let script = format!(
-        "if [ $RANK = 1 ]; then echo '{heartbeat}' > $TRAINYARD_HEARTBEAT_DIR/rank_1.json; fi; exec sleep 1000"
+        "if [ $RANK = 1 ]; then echo '{heartbeat}' | dd of=$TRAINYARD_HEARTBEATS bs=1 \
+         seek=$TRAINYARD_HEARTBEAT_OFFSET conv=notrunc; fi; exec sleep 1000"
     );
     let start = Instant::now();
     let outcome = launch(&quiet(2, &script)).unwrap();

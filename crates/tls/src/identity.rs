@@ -41,6 +41,8 @@ pub enum Service {
     Rendezvous,
     /// Checkpoints in the memory of peers.
     PeerCheckpoint,
+    /// The workers' store, which agents relay to each other.
+    WorkerStore,
 }
 
 impl Service {
@@ -55,6 +57,10 @@ impl Service {
                 "trainyard peer checkpoint 1 server",
                 "trainyard peer checkpoint 1 client",
             ],
+            Service::WorkerStore => [
+                "trainyard worker store 1 server",
+                "trainyard worker store 1 client",
+            ],
         }
     }
 
@@ -63,6 +69,7 @@ impl Service {
         match self {
             Service::Rendezvous => b"h2",
             Service::PeerCheckpoint => b"trainyard-peer-checkpoint/1",
+            Service::WorkerStore => b"trainyard-worker-store/1",
         }
     }
 }

@@ -5,10 +5,15 @@
 //! fails the TLS handshake, and there are no certificates to issue, distribute or renew.
 //!
 //! This is a crate of its own because its users share nothing else: the rendezvous speaks gRPC over asynchronous
-//! sockets, peer checkpoints speak a framed protocol over blocking ones.
+//! sockets, the workers' store speaks `TCPStore`'s protocol, peer checkpoints speak a framed protocol over blocking
+//! sockets.
 
+#[cfg(feature = "tokio")]
+mod acceptor;
 mod identity;
 mod secret;
 
+#[cfg(feature = "tokio")]
+pub use acceptor::{Acceptor, Limits, NumConnections};
 pub use identity::{Identity, PinnedKeyVerifier, Service, TlsError};
 pub use secret::{RunSecret, SecretError, SecretFile};

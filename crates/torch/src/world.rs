@@ -42,6 +42,8 @@ pub struct Rendezvous {
     /// If an agent serves the store: the prefix of all keys of this attempt, because keys of earlier attempts may
     /// still be in the store. If `None`, rank 0 serves the store.
     pub agent_store: Option<String>,
+    /// The address at which other ranks reach this process; by default the local address that routes to the store.
+    pub node_addr: Option<String>,
     /// The timeout of group creation and of collectives.
     pub timeout: Duration,
 }
@@ -56,6 +58,7 @@ impl Rendezvous {
                 master_addr: "127.0.0.1".to_owned(),
                 master_port: 0,
                 agent_store: None,
+                node_addr: None,
                 timeout,
             });
         }
@@ -65,6 +68,7 @@ impl Rendezvous {
             master_addr: text("MASTER_ADDR")?,
             master_port: number("MASTER_PORT")?,
             agent_store: attempt(),
+            node_addr: std::env::var("TRAINYARD_NODE_ADDR").ok(),
             timeout,
         })
     }
@@ -127,7 +131,10 @@ impl World {
             _ => Transport::Connected {
                 store: at.store()?,
                 attempt: at.agent_store.clone().unwrap_or_default(),
-                address: own_address(&at.master_addr, at.master_port),
+                address: match &at.node_addr {
+                    Some(address) => address.clone(),
+                    None => own_address(&at.master_addr, at.master_port),
+                },
                 timeout: Mutex::new(at.timeout),
             },
         };

@@ -1,15 +1,14 @@
 //! A thread that writes heartbeats: the stage and step of the training loop, and pending collectives.
 //!
-//! It runs beside the loop, so that a heartbeat is written even while the loop hangs. The launcher sets the
-//! directory for the [`Heartbeat`] files; without a launcher no thread is started.
+//! It runs beside the loop, so that a heartbeat is written even while the loop hangs. The launcher has the memory for
+//! the [`Heartbeat`]; without a launcher no thread is started.
 
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use trainyard_heartbeat::{HEARTBEAT_DIR, Heartbeat, PendingCollective, Stage, StepTimeStats};
+use trainyard_heartbeat::{Heartbeat, HeartbeatSlot, PendingCollective, Stage, StepTimeStats};
 use trainyard_mesh::{AxisSet, Mesh};
 use trainyard_torch::World;
 use trainyard_trace::Ledger;
@@ -37,10 +36,13 @@ struct State {
 }
 
 impl HeartbeatWriter {
-    /// Starts the thread if the launcher set a heartbeat directory.
+    /// Starts the thread if a launcher started this rank.
     pub fn from_env(world: &World, num_steps: u64) -> HeartbeatWriter {
-        let dir = std::env::var_os(HEARTBEAT_DIR).map(PathBuf::from);
-        HeartbeatWriter(dir.and_then(|dir| Running::start(dir, world, num_steps)))
+        let slot = HeartbeatSlot::from_env().unwrap_or_else(|error| {
+            tracing::warn!("this rank has no heartbeat: {error}");
+            None
+        });
+        HeartbeatWriter(slot.and_then(|slot| Running::start(slot, world, num_steps)))
     }
 
     /// Records that the loop enters another stage or step.
@@ -64,7 +66,7 @@ impl HeartbeatWriter {
 
 impl Running {
     /// `None` if the thread cannot be started: a job can run without heartbeats.
-    fn start(dir: PathBuf, world: &World, num_steps: u64) -> Option<Running> {
+    fn start(slot: HeartbeatSlot, world: &World, num_steps: u64) -> Option<Running> {
         let ledger = world.ledger().clone();
         let heartbeat = Heartbeat {
             rank: world.rank(),
@@ -78,7 +80,7 @@ impl Running {
             waited_ns: 0,
         }));
         let write_loop = WriteLoop {
-            dir,
+            slot,
             mesh: world.mesh().clone(),
             ledger: ledger.clone(),
             state: Arc::clone(&state),
@@ -134,7 +136,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 /// The body of the thread.
 struct WriteLoop {
-    dir: PathBuf,
+    slot: HeartbeatSlot,
     mesh: Mesh,
     ledger: Ledger,
     state: Arc<Mutex<State>>,
@@ -155,12 +157,8 @@ impl WriteLoop {
         let mut heartbeat = lock(&self.state).snapshot();
         heartbeat.pending = self.pending_collectives();
         heartbeat.completed = self.ledger.last_completed();
-        // A full disk must not stop a job; the launcher then reads an old heartbeat.
-        if let Err(error) = heartbeat.write(&self.dir) {
-            tracing::debug!(
-                "cannot write a heartbeat to {}: {error}",
-                self.dir.display()
-            );
+        if let Err(error) = self.slot.write(&mut heartbeat) {
+            tracing::debug!("cannot write a heartbeat: {error}");
         }
     }
 

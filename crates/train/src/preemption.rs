@@ -5,7 +5,6 @@
 //! aborted the job, collectives may hang, so the process exits on SIGTERM at once.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,7 +14,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use tch::Tensor;
-use trainyard_heartbeat::{HEARTBEAT_DIR, is_aborted};
+use trainyard_heartbeat::HeartbeatSlot;
 use trainyard_torch::{Group, ReduceOp, World};
 use trainyard_trace::Purpose;
 
@@ -39,8 +38,11 @@ impl StopFlag {
     /// its default action: ranks may hang in a collective, and only our launcher marks a job as aborted.
     pub fn watch_sigterm(&self) -> io::Result<()> {
         let is_alone = std::env::var("WORLD_SIZE").map_or(true, |size| size == "1");
-        let heartbeat_dir = std::env::var_os(HEARTBEAT_DIR).map(PathBuf::from);
-        if !is_alone && heartbeat_dir.is_none() {
+        let slot = HeartbeatSlot::from_env().unwrap_or_else(|error| {
+            tracing::warn!("cannot reach the memory of the launcher: {error}");
+            None
+        });
+        if !is_alone && slot.is_none() {
             return Ok(());
         }
         let mut signals = Signals::new([SIGTERM])?;
@@ -50,7 +52,7 @@ impl StopFlag {
             for _ in signals.forever() {
                 is_set.store(true, Ordering::Relaxed);
                 // The training loop may hang in a collective of an aborted job: exit at once.
-                if heartbeat_dir.as_deref().is_some_and(is_aborted) {
+                if slot.as_ref().is_some_and(HeartbeatSlot::is_aborted) {
                     let _ = emulate_default_handler(SIGTERM);
                 }
             }

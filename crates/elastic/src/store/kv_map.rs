@@ -1,7 +1,7 @@
 //! The key-value map of a store, with notification of changes.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
@@ -18,7 +18,8 @@ pub struct KvMap {
 
 #[derive(Debug, Default)]
 struct Values {
-    of: HashMap<Vec<u8>, Vec<u8>>,
+    /// Shared, so that a response to a client is not a copy.
+    of: HashMap<Vec<u8>, Arc<Vec<u8>>>,
     bytes: usize,
 }
 
@@ -37,12 +38,12 @@ pub struct Full;
 
 impl KvMap {
     pub fn set(&self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Full> {
-        self.values().put(key, value)?;
+        self.values().put(key, Arc::new(value))?;
         self.changes.send_replace(());
         Ok(())
     }
 
-    pub fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+    pub fn get(&self, key: &[u8]) -> Option<Arc<Vec<u8>>> {
         self.values().of.get(key).cloned()
     }
 
@@ -53,14 +54,15 @@ impl KvMap {
         key: Vec<u8>,
         expected: Vec<u8>,
         desired: Vec<u8>,
-    ) -> Result<Vec<u8>, Full> {
+    ) -> Result<Arc<Vec<u8>>, Full> {
         let mut values = self.values();
         let now = values.of.get(&key);
-        let is_as_expected = now.map_or(expected.is_empty(), |value| *value == expected);
+        let is_as_expected = now.map_or(expected.is_empty(), |value| **value == expected);
         if !is_as_expected {
-            return Ok(now.cloned().unwrap_or(expected));
+            return Ok(now.cloned().unwrap_or_else(|| Arc::new(expected)));
         }
-        values.put(key, desired.clone())?;
+        let desired = Arc::new(desired);
+        values.put(key, Arc::clone(&desired))?;
         drop(values);
         self.changes.send_replace(());
         Ok(desired)
@@ -91,8 +93,11 @@ impl KvMap {
     /// Replaces a value by a function of the old one. A missing value is empty.
     fn change(&self, key: Vec<u8>, make: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Result<(), Full> {
         let mut values = self.values();
-        let old = values.of.get(&key).cloned().unwrap_or_default();
-        values.put(key, make(old))?;
+        let old = values
+            .of
+            .get(&key)
+            .map_or_else(Vec::new, |old| old.to_vec());
+        values.put(key, Arc::new(make(old)))?;
         drop(values);
         self.changes.send_replace(());
         Ok(())
@@ -117,8 +122,15 @@ impl KvMap {
         }
     }
 
-    pub fn keys(&self) -> Vec<Vec<u8>> {
-        self.values().of.keys().cloned().collect()
+    pub fn num_keys(&self) -> usize {
+        self.values().of.len()
+    }
+
+    /// All keys; `None` if they take more than `max_bytes`.
+    pub fn keys(&self, max_bytes: usize) -> Option<Vec<Vec<u8>>> {
+        let values = self.values();
+        let num_bytes: usize = values.of.keys().map(|key| size(key, &[])).sum();
+        (num_bytes <= max_bytes).then(|| values.of.keys().cloned().collect())
     }
 
     fn values(&self) -> MutexGuard<'_, Values> {
@@ -127,7 +139,7 @@ impl KvMap {
 }
 
 impl Values {
-    fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Full> {
+    fn put(&mut self, key: Vec<u8>, value: Arc<Vec<u8>>) -> Result<(), Full> {
         let before = self.of.get(&key).map_or(0, |old| size(&key, old));
         let bytes = self.bytes - before + size(&key, &value);
         if bytes > MAX_BYTES {
@@ -138,7 +150,7 @@ impl Values {
         Ok(())
     }
 
-    fn take(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+    fn take(&mut self, key: &[u8]) -> Option<Arc<Vec<u8>>> {
         let value = self.of.remove(key)?;
         self.bytes -= size(key, &value);
         Some(value)
@@ -159,7 +171,7 @@ mod tests {
     fn numbers_are_stored_as_digits() {
         let map = KvMap::default();
         assert_eq!(map.add(b"n".into(), 3).unwrap(), 3);
-        assert_eq!(map.get(b"n"), Some(b"3".into()));
+        assert_eq!(*map.get(b"n").unwrap(), b"3");
         assert_eq!(map.add(b"n".into(), -5).unwrap(), -2);
     }
 
@@ -168,7 +180,7 @@ mod tests {
         let map = KvMap::default();
         let set = |expected: &str, desired: &str| {
             let value = map.compare_set(b"k".into(), expected.into(), desired.into());
-            String::from_utf8(value.unwrap()).unwrap()
+            String::from_utf8(value.unwrap().to_vec()).unwrap()
         };
         assert_eq!(set("e", "v"), "e", "the key is missing");
         assert_eq!(map.get(b"k"), None);
@@ -183,7 +195,7 @@ mod tests {
             let map = KvMap::default();
             let claim = |name: &'static [u8]| {
                 let map = &map;
-                move || map.compare_set(b"k".into(), vec![], name.into()).unwrap() == name
+                move || *map.compare_set(b"k".into(), vec![], name.into()).unwrap() == name
             };
             let wins = std::thread::scope(|scope| {
                 let claims = [scope.spawn(claim(b"a")), scope.spawn(claim(b"b"))];
@@ -203,6 +215,6 @@ mod tests {
         assert!(map.delete(b"a"));
         map.set(b"b".into(), half()).unwrap();
         assert!(map.append(b"b".into(), &half()).is_err());
-        assert_eq!(map.get(b"b"), Some(half()));
+        assert_eq!(*map.get(b"b").unwrap(), half());
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::memory_limit::QueryMemory;
+
 /// Limits beyond what any worker needs.
 const MAX_KEY_BYTES: u64 = 64 << 10;
 const MAX_VALUE_BYTES: u64 = 64 << 20;
@@ -55,32 +57,37 @@ pub async fn validate(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
 }
 
 impl Query {
-    /// Reads the rest of a query, after its kind.
-    pub async fn read(kind: u8, from: &mut (impl AsyncRead + Unpin)) -> io::Result<Query> {
+    /// Reads the rest of a query, after its kind. What it allocates is charged to `memory`.
+    pub async fn read(
+        kind: u8,
+        from: &mut (impl AsyncRead + Unpin),
+        memory: &mut QueryMemory<'_>,
+    ) -> io::Result<Query> {
+        let mut fields = Fields { from, memory };
         Ok(match kind {
-            1 => Query::Set(key(from).await?, value(from).await?),
+            1 => Query::Set(fields.key().await?, fields.value().await?),
             2 => Query::CompareSet {
-                key: key(from).await?,
-                expected: value(from).await?,
-                desired: value(from).await?,
+                key: fields.key().await?,
+                expected: fields.value().await?,
+                desired: fields.value().await?,
             },
-            3 => Query::Get(key(from).await?),
-            4 => Query::Add(key(from).await?, from.read_i64_le().await?),
-            5 => Query::Check(keys(from).await?),
-            6 => Query::Wait(keys(from).await?),
+            3 => Query::Get(fields.key().await?),
+            4 => Query::Add(fields.key().await?, fields.from.read_i64_le().await?),
+            5 => Query::Check(fields.keys().await?),
+            6 => Query::Wait(fields.keys().await?),
             7 => Query::NumKeys,
-            8 => Query::Delete(key(from).await?),
-            9 => Query::Append(key(from).await?, value(from).await?),
-            10 => Query::MultiGet(keys(from).await?),
+            8 => Query::Delete(fields.key().await?),
+            9 => Query::Append(fields.key().await?, fields.value().await?),
+            10 => Query::MultiGet(fields.keys().await?),
             11 => {
                 let mut pairs = Vec::new();
-                for _ in 0..count(from).await? {
-                    pairs.push((key(from).await?, value(from).await?));
+                for _ in 0..fields.count().await? {
+                    pairs.push((fields.key().await?, fields.value().await?));
                 }
                 Query::MultiSet(pairs)
             }
             12 => Query::CancelWait,
-            13 => Query::Ping(from.read_u32_le().await?),
+            13 => Query::Ping(fields.from.read_u32_le().await?),
             17 => Query::ListKeys,
             other => return Err(invalid(format!("query type {other} is not supported"))),
         })
@@ -93,48 +100,61 @@ pub fn write(bytes: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(bytes);
 }
 
-async fn key(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    bytes(from, MAX_KEY_BYTES).await
+/// The fields of a query.
+struct Fields<'a, 'm, S> {
+    from: &'a mut S,
+    memory: &'a mut QueryMemory<'m>,
 }
 
-async fn value(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
-    bytes(from, MAX_VALUE_BYTES).await
-}
-
-async fn keys(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<Vec<u8>>> {
-    let mut keys = Vec::new();
-    for _ in 0..count(from).await? {
-        keys.push(key(from).await?);
+impl<S: AsyncRead + Unpin> Fields<'_, '_, S> {
+    async fn key(&mut self) -> io::Result<Vec<u8>> {
+        self.bytes(MAX_KEY_BYTES).await
     }
-    Ok(keys)
-}
 
-async fn count(from: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
-    match from.read_u64_le().await? {
-        count if count <= MAX_KEYS => Ok(count),
-        count => Err(invalid(format!(
-            "{count} keys exceed the limit of {MAX_KEYS}"
-        ))),
+    async fn value(&mut self) -> io::Result<Vec<u8>> {
+        self.bytes(MAX_VALUE_BYTES).await
+    }
+
+    async fn keys(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let mut keys = Vec::new();
+        for _ in 0..self.count().await? {
+            keys.push(self.key().await?);
+        }
+        Ok(keys)
+    }
+
+    async fn count(&mut self) -> io::Result<u64> {
+        match self.from.read_u64_le().await? {
+            count if count <= MAX_KEYS => Ok(count),
+            count => Err(invalid(format!(
+                "{count} keys exceed the limit of {MAX_KEYS}"
+            ))),
+        }
+    }
+
+    /// Reads length-prefixed bytes. Memory is allocated as bytes arrive, not as the length announces them.
+    async fn bytes(&mut self, max_bytes: u64) -> io::Result<Vec<u8>> {
+        let length = self.from.read_u64_le().await?;
+        if length > max_bytes {
+            let message = format!("{length} bytes exceed the limit of {max_bytes}");
+            return Err(invalid(message));
+        }
+        self.memory.charge(length).await?;
+        let mut bytes = Vec::new();
+        (&mut *self.from)
+            .take(length)
+            .read_to_end(&mut bytes)
+            .await?;
+        if bytes.len() as u64 == length {
+            Ok(bytes)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
     }
 }
 
-/// Reads length-prefixed bytes. Memory is allocated as bytes arrive, not as the length announces them.
-async fn bytes(from: &mut (impl AsyncRead + Unpin), max_bytes: u64) -> io::Result<Vec<u8>> {
-    let length = from.read_u64_le().await?;
-    if length > max_bytes {
-        let message = format!("{length} bytes exceed the limit of {max_bytes}");
-        return Err(invalid(message));
-    }
-    let mut bytes = Vec::new();
-    from.take(length).read_to_end(&mut bytes).await?;
-    if bytes.len() as u64 == length {
-        Ok(bytes)
-    } else {
-        Err(io::ErrorKind::UnexpectedEof.into())
-    }
-}
-
-fn invalid(message: String) -> io::Error {
+/// The error of a client that breaks the protocol or exceeds a limit.
+pub fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
@@ -143,13 +163,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::memory_limit::MemoryLimit;
 
     fn read(bytes: &[u8]) -> io::Result<Query> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         runtime.block_on(async {
             let mut from = bytes;
             let kind = from.read_u8().await?;
-            Query::read(kind, &mut from).await
+            let limit = MemoryLimit::default();
+            Query::read(kind, &mut from, &mut limit.query()).await
         })
     }
 

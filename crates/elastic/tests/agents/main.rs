@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod etcd;
+mod hello;
 mod node;
 mod runs;
 
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
         && command == "agent"
     {
         return node::agent_main(args);
+    }
+    if args == ["hello"] {
+        return hello::hello_main();
     }
     libtest_mimic::run(&Arguments::from_args(), trials()).exit_code()
 }

@@ -25,8 +25,9 @@ pub struct WorkerInfo {
     pub store: String,
 }
 
-/// The command that prints a worker's `WorkerInfo`.
-pub const HELLO: &str = "echo hello $TRAINYARD_EPOCH $RANK $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR:$MASTER_PORT; ";
+/// The command that prints a worker's `WorkerInfo`. If the world breaks before all workers have come, the agent ends
+/// the worker.
+pub const HELLO: &str = "\"$TEST_PROGRAM\" hello || exec sleep 1000; ";
 
 pub struct Node {
     child: Child,
@@ -55,6 +56,7 @@ impl Node {
             .args([min, max, run.max_restarts].map(|number| number.to_string()))
             .arg(run.script)
             .env("MARK", &mark)
+            .env("TEST_PROGRAM", std::env::current_exe().unwrap())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

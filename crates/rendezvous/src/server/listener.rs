@@ -1,14 +1,8 @@
-//! Accepts connections, and limits their number and their handshakes.
-//!
-//! A client that does not know the run secret gets no further than the TLS handshake, which has a timeout. When too
-//! many handshakes are in progress the oldest one is closed, so that idle clients cannot keep agents out.
+//! Serves one run: accepts the agents that know its secret, and passes their requests to the coordinator.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -17,16 +11,13 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Sender, channel};
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
-use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
+use tokio::task::JoinHandle;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Code, Status, Streaming};
-use trainyard_tls::{Identity, Service};
+use trainyard_tls::{Acceptor, Identity, Limits, NumConnections, Service};
 
 use super::codec::{Json, MAX_FRAME_BYTES, PROTOCOL_VERSION, SESSION_METHOD};
 use super::coordinator_task::{CoordinatorTask, Inbound, RESPONSE_QUEUE, Traffic};
@@ -35,37 +26,13 @@ use crate::{RendezvousError, Request, Response, RunSecret};
 
 /// The capacity of the queue of requests from all agents.
 const REQUEST_QUEUE: usize = 4096;
-/// The delay after a failed accept, for example when the process is out of file descriptors.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
-
-/// The limits of a server.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// The maximum number of connected agents.
-    pub connections: usize,
-    /// The maximum number of TLS handshakes in progress.
-    pub handshakes: usize,
-    /// The timeout of a TLS handshake.
-    pub handshake_timeout: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            connections: 16_384,
-            handshakes: 1024,
-            handshake_timeout: Duration::from_secs(5),
-        }
-    }
-}
 
 /// A running server. Dropping it stops the server.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     traffic: Arc<Traffic>,
-    connection_slots: Arc<Semaphore>,
-    max_connections: usize,
+    num_connections: NumConnections,
     coordinator: JoinHandle<Result<(), RendezvousError>>,
     acceptor: JoinHandle<()>,
 }
@@ -93,24 +60,18 @@ pub async fn serve(
     let address = listener.local_addr().map_err(|error| failed(&error))?;
     let (requests, inbound) = channel(REQUEST_QUEUE);
     let traffic = Arc::new(Traffic::default());
-    let max_connections = limits.connections;
-    let connection_slots = Arc::new(Semaphore::new(max_connections));
-    let acceptor = Acceptor {
-        tls: TlsAcceptor::from(tls),
-        connection_slots: Arc::clone(&connection_slots),
-        limits,
-        requests,
-        handshakes: VecDeque::new(),
-        connections: JoinSet::new(),
-    };
+    let acceptor = Acceptor::new(limits);
+    let num_connections = acceptor.num_connections();
+    let connections = acceptor.run(listener, tls, move |stream, _| {
+        serve_connection(stream, requests.clone())
+    });
     let coordinator = CoordinatorTask::new(run_state, record_file, Arc::clone(&traffic));
     Ok(Server {
         address,
         traffic,
-        connection_slots,
-        max_connections,
+        num_connections,
         coordinator: tokio::spawn(coordinator.run(inbound)),
-        acceptor: tokio::spawn(acceptor.run(listener)),
+        acceptor: tokio::spawn(connections),
     })
 }
 
@@ -146,8 +107,7 @@ impl Server {
 
     /// The number of connected agents.
     pub fn num_connected(&self) -> usize {
-        self.max_connections
-            .saturating_sub(self.connection_slots.available_permits())
+        self.num_connections.get()
     }
 
     /// The number of requests received so far, and of responses sent.
@@ -171,96 +131,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.acceptor.abort();
         self.coordinator.abort();
-    }
-}
-
-struct Acceptor {
-    tls: TlsAcceptor,
-    connection_slots: Arc<Semaphore>,
-    limits: Limits,
-    requests: Sender<Inbound>,
-    /// The connections whose handshake may be in progress, oldest first.
-    handshakes: VecDeque<(AbortHandle, Arc<Authenticated>)>,
-    connections: JoinSet<()>,
-}
-
-/// Whether a connection has completed its handshake.
-#[derive(Default)]
-struct Authenticated(AtomicBool);
-
-impl Acceptor {
-    async fn run(mut self, listener: TcpListener) {
-        loop {
-            tokio::select! {
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, from)) => self.admit(stream, from),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
-                        tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-                    }
-                },
-                Some(_) = self.connections.join_next() => {}
-            }
-        }
-    }
-
-    fn admit(&mut self, stream: TcpStream, from: SocketAddr) {
-        self.limit_handshakes();
-        let authenticated = Arc::new(Authenticated::default());
-        let handshake = Handshake {
-            tls: self.tls.clone(),
-            timeout: self.limits.handshake_timeout,
-            authenticated: Arc::clone(&authenticated),
-        };
-        let requests = self.requests.clone();
-        let slots = Arc::clone(&self.connection_slots);
-        let task = self.connections.spawn(async move {
-            let Some(stream) = handshake.perform(stream, from).await else {
-                return;
-            };
-            let Ok(_slot) = slots.try_acquire() else {
-                return tracing::warn!(%from, "rejected a connection: too many connections");
-            };
-            serve_connection(stream, requests).await;
-        });
-        self.handshakes.push_back((task, authenticated));
-    }
-
-    fn limit_handshakes(&mut self) {
-        self.handshakes
-            .retain(|(task, authenticated)| !task.is_finished() && !authenticated.0.load(Relaxed));
-        if self.handshakes.len() >= self.limits.handshakes
-            && let Some((oldest, _)) = self.handshakes.pop_front()
-        {
-            tracing::warn!("too many handshakes in progress: rejected the oldest connection");
-            oldest.abort();
-        }
-    }
-}
-
-struct Handshake {
-    tls: TlsAcceptor,
-    timeout: Duration,
-    authenticated: Arc<Authenticated>,
-}
-
-impl Handshake {
-    async fn perform(self, stream: TcpStream, from: SocketAddr) -> Option<TlsStream<TcpStream>> {
-        let _ = stream.set_nodelay(true);
-        match timeout(self.timeout, self.tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
-                self.authenticated.0.store(true, Relaxed);
-                Some(stream)
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(%from, %error, "rejected a connection: the client did not prove the run secret");
-                None
-            }
-            Err(_) => {
-                tracing::warn!(%from, "rejected a connection: the TLS handshake timed out");
-                None
-            }
-        }
     }
 }
 

@@ -15,4 +15,5 @@ mod record_file;
 
 pub use client::Client;
 pub use codec::{PROTOCOL_VERSION, SESSION_METHOD};
-pub use listener::{Limits, Server, serve, serve_forever};
+pub use listener::{Server, serve, serve_forever};
+pub use trainyard_tls::Limits;

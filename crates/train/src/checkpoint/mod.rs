@@ -6,6 +6,7 @@
 mod destinations;
 mod load;
 mod peers;
+mod report_keys;
 mod resume;
 mod resume_changes;
 mod resume_job;

@@ -2,7 +2,7 @@
 //!
 //! A save copies this rank's shards into a staging buffer; then training continues, and a thread writes
 //! the buffer to one or more destinations. Ranks report what they have written to rank 0 through the job's
-//! key-value store, because collectives on a second thread could interleave with those of training. Rank 0
+//! key-value store, each with the rank's tag, because collectives on a second thread could interleave with those of training. Rank 0
 //! commits the checkpoint. A save that fails is logged, training continues, and the next save is not
 //! affected.
 
@@ -21,6 +21,7 @@ use trainyard_checkpoint::{
 use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
 
+use super::report_keys::ReportKeys;
 use super::save_plan::{assign_writes, local_state};
 use super::staging::{Buffer, Staged};
 use crate::error::{Result, TrainError};
@@ -28,6 +29,8 @@ use crate::trainer::Trainer;
 
 /// How long rank 0 waits for the report of another rank.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long rank 0 waits for a rank's own report after it has read a forged one.
+const FORGED_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a waiting rank checks whether the job is shutting down.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -58,7 +61,7 @@ pub struct Destination {
 /// Saves the checkpoints of a job, one at a time.
 pub struct Saver {
     /// Carries the reports of the ranks; `None` in a job of one rank.
-    side_store: Option<KvStore>,
+    reports: Option<Reports>,
     rank: usize,
     num_ranks: usize,
     num_saves: u64,
@@ -84,16 +87,18 @@ impl Saver {
         // A job may have had other savers, whose reports must not be mistaken for those of this one.
         // All ranks have created the same number of savers.
         let rank = world.rank();
-        let side_store = world.side_store("checkpoint")?;
-        let side_store = match &side_store {
+        let reports = match world.side_store("checkpoint")? {
             Some(all) => {
                 let number = all.add(&format!("savers of rank {rank}"), 1)?;
-                Some(all.prefixed(&format!("saver {number}"))?)
+                Some(Reports {
+                    store: all.prefixed(&format!("saver {number}"))?,
+                    keys: ReportKeys::exchange(world)?,
+                })
             }
             None => None,
         };
         Ok(Saver {
-            side_store,
+            reports,
             rank: world.rank(),
             num_ranks: world.size(),
             num_saves: 0,
@@ -130,7 +135,7 @@ impl Saver {
         let staging_bytes = staged.num_bytes();
         let task = |(destination, number): (&Destination, u64)| Task {
             destination: destination.clone(),
-            side_store: self.side_store.clone(),
+            reports: self.reports.clone(),
             rank: self.rank,
             num_ranks: self.num_ranks,
             number,
@@ -169,14 +174,14 @@ impl Saver {
     /// Waits until rank 0 has removed stale files after the last save. It would mistake the files of another
     /// save of the same step, which are in the same directory, for those of an interrupted save.
     fn wait_for_cleanup(&self) -> Result<()> {
-        let Some(side_store) = &self.side_store else {
+        let Some(reports) = &self.reports else {
             return Ok(());
         };
         let key = format!("cleaned up before save {}", self.num_saves);
         if self.rank == 0 {
-            return Ok(side_store.set(&key, b"yes")?);
+            return Ok(reports.store.set(&key, b"yes")?);
         }
-        wait_for_key(side_store, &key, &self.is_shutdown)?;
+        wait_for_key(&reports.store, &key, &self.is_shutdown)?;
         Ok(())
     }
 
@@ -240,12 +245,19 @@ fn wait_for_key(
 /// One save at one destination, which the checkpoint thread runs.
 struct Task {
     destination: Destination,
-    side_store: Option<KvStore>,
+    reports: Option<Reports>,
     rank: usize,
     num_ranks: usize,
     number: u64,
     is_shutdown: Arc<AtomicBool>,
     state: TrainState,
+}
+
+/// How ranks send their reports to rank 0.
+#[derive(Clone)]
+struct Reports {
+    store: KvStore,
+    keys: ReportKeys,
 }
 
 /// What a rank reports to rank 0.
@@ -354,27 +366,54 @@ impl Task {
     }
 
     fn send_report(&self, report: &Report) -> Result<(), CheckpointError> {
-        let Some(side_store) = self.side_store.as_ref().filter(|_| self.rank > 0) else {
+        let Some(reports) = self.reports.as_ref().filter(|_| self.rank > 0) else {
             return Ok(());
         };
         let text = serde_json::to_vec(report).map_err(|e| self.failed(self.rank, e))?;
-        let sent = side_store.set(&self.key(self.rank), &text);
+        let key = self.key(self.rank);
+        let sealed = reports.keys.seal(self.rank, &key, &text);
+        let sent = reports.store.set(&key, &sealed);
         sent.map_err(|e| self.failed(self.rank, e))
     }
 
     fn receive_report(&self, rank: usize) -> Result<Shard, CheckpointError> {
-        let Some(side_store) = &self.side_store else {
+        let Some(Reports { store, keys }) = &self.reports else {
             return Err(self.failed(rank, "there is no key-value store for its report"));
         };
-        let text = wait_for_key(side_store, &self.key(rank), &self.is_shutdown);
-        let text = text.map_err(|e| self.failed(rank, e))?;
+        let key = self.key(rank);
+        let text = self.wait_for_report(store, keys, rank, &key)?;
         // Reports are long, and the store keeps them in memory.
-        side_store
-            .set(&self.key(rank), b"")
-            .map_err(|e| self.failed(rank, e))?;
+        store.set(&key, b"").map_err(|e| self.failed(rank, e))?;
         match serde_json::from_slice(&text).map_err(|e| self.failed(rank, e))? {
             Report::Written(shard) => Ok(shard),
             Report::Failed(reason) => Err(self.failed(rank, reason)),
+        }
+    }
+
+    /// Waits for a report that the rank itself has written. It replaces one that another process wrote before.
+    fn wait_for_report(
+        &self,
+        store: &KvStore,
+        keys: &ReportKeys,
+        rank: usize,
+        key: &str,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let mut forged_since = None;
+        loop {
+            let sealed = wait_for_key(store, key, &self.is_shutdown);
+            let sealed = sealed.map_err(|e| self.failed(rank, e))?;
+            if let Some(report) = keys.open(rank, key, &sealed) {
+                return Ok(report.to_vec());
+            }
+            let reason = "its report is forged: another process writes to the workers' store";
+            let since = *forged_since.get_or_insert_with(|| {
+                tracing::warn!("rank {rank}: {reason}; waiting for the rank's own");
+                Instant::now()
+            });
+            if since.elapsed() > FORGED_TIMEOUT || self.is_shutdown.load(Ordering::Relaxed) {
+                return Err(self.failed(rank, reason));
+            }
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

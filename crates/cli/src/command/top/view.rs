@@ -1,10 +1,10 @@
 //! The jobs to show: collected from the runtime directories on this node and from the heartbeats that agents share.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
-use trainyard_heartbeat::{Heartbeat, RankStatus, Stage};
+use trainyard_heartbeat::{Heartbeat, HeartbeatMemory, RankStatus, Stage};
 use trainyard_launcher::{JobInfo, running_jobs};
 
 /// A running job.
@@ -71,12 +71,9 @@ impl RankView {
 /// The jobs with a launcher on this node, or those with this name.
 pub fn jobs(run: Option<&str>) -> Vec<JobView> {
     let wanted = |info: &JobInfo| run.is_none_or(|run| run == info.run_id);
-    let found = running_jobs().into_iter().filter(|(_, info)| wanted(info));
-    let found: Vec<(PathBuf, JobInfo)> = found.collect();
-    let local = found
-        .iter()
-        .map(|(dir, info)| (info, local_ranks(dir, info)));
-    let remote = found.iter().map(|(_, info)| (info, remote_ranks(info)));
+    let found: Vec<JobInfo> = running_jobs().into_iter().filter(wanted).collect();
+    let local = found.iter().map(|info| (info, local_ranks(info)));
+    let remote = found.iter().map(|info| (info, remote_ranks(info)));
     let mut jobs = BTreeMap::new();
     // Several agents of a job may be on one node: the heartbeats of their ranks are newer than what agents share.
     for (info, ranks) in local.chain(remote) {
@@ -86,9 +83,13 @@ pub fn jobs(run: Option<&str>) -> Vec<JobView> {
 }
 
 /// The ranks on this node, from their heartbeats.
-fn local_ranks(dir: &Path, info: &JobInfo) -> Vec<RankView> {
+fn local_ranks(info: &JobInfo) -> Vec<RankView> {
+    let open = |path: &PathBuf| HeartbeatMemory::open(path, info.first_rank).ok();
+    let Some(memory) = info.heartbeats.as_ref().and_then(open) else {
+        return Vec::new();
+    };
     let ranks = info.first_rank..info.first_rank + info.num_ranks;
-    let heartbeats = ranks.filter_map(|rank| Heartbeat::read(dir, rank));
+    let heartbeats = ranks.filter_map(|rank| memory.read(rank));
     heartbeats
         .map(|heartbeat| RankView::new(info.node_rank, &heartbeat))
         .collect()
@@ -105,15 +106,15 @@ fn remote_ranks(info: &JobInfo) -> Vec<RankView> {
     statuses.iter().map(rank).collect()
 }
 
-/// What identifies a job: its name, and its store, or its launcher if it has no store.
-type Key = (String, Option<(String, u16)>, u32);
+/// What identifies a job: its name, and the store of its agents, or its launcher if it has no agents.
+type Key = (String, Option<String>, u32);
 
 fn key(info: &JobInfo) -> Key {
-    let launcher = match info.store {
+    let launcher = match info.world_store {
         Some(_) => 0,
         None => info.pid,
     };
-    (info.run_id.clone(), info.store.clone(), launcher)
+    (info.run_id.clone(), info.world_store.clone(), launcher)
 }
 
 /// Adds what a launcher knows of its job. Ranks that are known already stay as they are.
@@ -160,7 +161,7 @@ mod tests {
             node_rank,
             num_nodes: 2,
             world_size: 2,
-            store: Some(("a".into(), 1)),
+            world_store: Some("a:1".into()),
             faults: vec![format!("fault on {node_rank}")],
             ..JobInfo::default()
         };
