@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "attention.cc",
     "autograd.cc",
     "device.cc",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 10] = [
     "meta.cc",
     "observe.cc",
     "storage.cc",
+    "uncaught.cc",
 ];
 
 fn main() {

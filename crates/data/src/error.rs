@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use trainyard_torch::TorchError;
+
 /// Why data could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -37,10 +39,10 @@ pub enum DataError {
     Collate(String),
     /// libtorch could not create a tensor.
     #[error("cannot create a batch tensor: {0}")]
-    Tensor(#[from] tch::TchError),
+    Tensor(TorchError),
     /// A batch cannot be copied to the device.
     #[error("cannot copy a batch to the device: {0}")]
-    Device(#[from] trainyard_torch::TorchError),
+    Device(#[from] TorchError),
     /// A data loader thread panicked.
     #[error("a data loader thread panicked: see the panic message above")]
     WorkerLost,
@@ -59,5 +61,11 @@ impl DataError {
             path: path.to_owned(),
             reason: reason.into(),
         }
+    }
+}
+
+impl From<tch::TchError> for DataError {
+    fn from(error: tch::TchError) -> DataError {
+        DataError::Tensor(error.into())
     }
 }

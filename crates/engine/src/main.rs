@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         return code;
     }
     trainyard_launcher::broken_pipe::exit_silently();
+    trainyard_torch::uncaught::report();
     trainyard_torch::memory::use_huge_pages();
     trainyard_torch::memory::keep_freed();
     tracing_subscriber::fmt()

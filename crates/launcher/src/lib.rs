@@ -29,6 +29,7 @@
 //! ```
 
 pub mod broken_pipe;
+mod descendants;
 mod environment;
 mod error;
 mod final_exit;

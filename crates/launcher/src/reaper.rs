@@ -2,9 +2,9 @@
 //! started.
 //!
 //! The kernel kills the workers when the launcher dies, but not their children: the Python of a shell script, the
-//! processes of a data loader. The reaper reads the ids of the workers' process groups from a pipe. The line `done`
-//! means that the launcher has killed all groups itself. If the pipe ends without it, the launcher is dead, and the
-//! reaper kills every group.
+//! processes of a data loader. The reaper reads the id of the launch and the ids of the workers' process groups from a
+//! pipe. The line `done` means that the launcher has killed them all itself. If the pipe ends without it, the launcher
+//! is dead, and the reaper kills every group, and whatever else the launch has left.
 
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::descendants::{self, LaunchId};
 use crate::worker;
 
 /// The argument of the hidden subcommand that starts the reaper.
@@ -26,16 +27,18 @@ pub(crate) struct Reaper(Child);
 
 impl Reaper {
     /// Starts a reaper in its own process group, so that signals of the terminal do not reach it.
-    pub(crate) fn start(trampoline: &Path) -> io::Result<Reaper> {
-        Command::new(trampoline)
+    pub(crate) fn start(trampoline: &Path, launch: &LaunchId) -> io::Result<Reaper> {
+        let child = Command::new(trampoline)
             .args([worker::SUBCOMMAND, FLAG])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .env(worker::MARK, "1")
             .process_group(0)
-            .spawn()
-            .map(Reaper)
+            .spawn()?;
+        let mut reaper = Reaper(child);
+        reaper.send(launch.as_str());
+        Ok(reaper)
     }
 
     /// Adds a process group to those that the reaper kills if the launcher dies.
@@ -60,17 +63,25 @@ impl Reaper {
 
 /// The main function of the reaper process: reads until the launcher is done or dead.
 pub(crate) fn run(pipe: impl BufRead) {
-    for group in orphans(pipe) {
+    let Some((launch, groups)) = orphans(pipe) else {
+        return;
+    };
+    for group in groups {
         let _ = kill_process_group(group, Signal::KILL);
+    }
+    if let Some(launch) = launch {
+        descendants::kill(&launch);
     }
 }
 
-/// The process groups of a launcher that died without sending `done`.
-fn orphans(pipe: impl BufRead) -> Vec<Pid> {
+/// The launch and the process groups of a launcher that died without sending `done`.
+fn orphans(pipe: impl BufRead) -> Option<(Option<LaunchId>, Vec<Pid>)> {
+    let mut lines = pipe.lines().map_while(Result::ok);
+    let launch = lines.next().and_then(|line| LaunchId::parse(&line));
     let mut groups = Vec::new();
-    for line in pipe.lines().map_while(Result::ok) {
+    for line in lines {
         if line == DONE {
-            return Vec::new();
+            return None;
         }
         // For kill(2), 0 and 1 do not mean the group of a worker.
         groups.extend(
@@ -80,7 +91,7 @@ fn orphans(pipe: impl BufRead) -> Vec<Pid> {
                 .and_then(Pid::from_raw),
         );
     }
-    groups
+    Some((launch, groups))
 }
 
 #[cfg(test)]
@@ -89,14 +100,19 @@ mod tests {
 
     #[test]
     fn only_a_launcher_that_died_leaves_orphans() {
-        let groups = [Pid::from_raw(12).unwrap(), Pid::from_raw(34).unwrap()];
-        assert_eq!(orphans(&b"12\n34\n"[..]), groups);
-        assert_eq!(orphans(&b"12\n34\ndone\n"[..]), []);
-        assert_eq!(orphans(&b""[..]), []);
+        let groups = vec![Pid::from_raw(12).unwrap(), Pid::from_raw(34).unwrap()];
+        let launch = LaunchId::parse("0123456789abcdef");
+        assert_eq!(
+            orphans(&b"0123456789abcdef\n12\n34\n"[..]),
+            Some((launch, groups))
+        );
+        assert_eq!(orphans(&b"0123456789abcdef\n12\n34\ndone\n"[..]), None);
+        assert_eq!(orphans(&b""[..]), Some((None, vec![])));
     }
 
     #[test]
     fn only_valid_process_groups_are_killed() {
-        assert_eq!(orphans(&b"0\n1\n-5\nx\n\n"[..]), []);
+        let lines = &b"no id\n0\n1\n-5\nx\n\n"[..];
+        assert_eq!(orphans(lines), Some((None, vec![])));
     }
 }

@@ -1,7 +1,7 @@
 //! The worker processes of a job. Dropping them kills them, so none can be left running by mistake.
 //!
 //! Every worker leads a process group, and signals go to the group, so that processes a worker has started end with
-//! it. A worker that exited stays unreaped until its group has been killed: until then the kernel does not give its
+//! it; in the end, those that have left the group are killed too. A worker that exited stays unreaped until its group has been killed: until then the kernel does not give its
 //! pid to another process.
 
 use std::ffi::OsString;
@@ -14,6 +14,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
 };
 
+use crate::descendants::{self, LAUNCH_ID, LaunchId};
 use crate::reaper::Reaper;
 use crate::report::ExitStatus;
 use crate::{Job, LaunchError, worker};
@@ -28,6 +29,7 @@ pub(crate) struct WorkerProcess {
 /// The processes of all local ranks, by local rank, and the reaper that kills them if the launcher dies.
 #[derive(Debug)]
 pub(crate) struct WorkerProcesses {
+    launch: LaunchId,
     reaper: Option<Reaper>,
     processes: Vec<WorkerProcess>,
 }
@@ -35,12 +37,15 @@ pub(crate) struct WorkerProcesses {
 impl WorkerProcesses {
     /// Starts the reaper, but no worker yet: the reaper must be there before the first worker.
     pub(crate) fn new(trampoline: &Path) -> Result<WorkerProcesses, LaunchError> {
-        let reaper = Reaper::start(trampoline).map_err(|source| LaunchError::Start {
+        let failed = |source| LaunchError::Start {
             rank: 0,
             trampoline: trampoline.to_owned(),
             source,
-        })?;
+        };
+        let launch = LaunchId::random().map_err(failed)?;
+        let reaper = Reaper::start(trampoline, &launch).map_err(failed)?;
         Ok(WorkerProcesses {
+            launch,
             reaper: Some(reaper),
             processes: Vec::new(),
         })
@@ -62,6 +67,7 @@ impl WorkerProcesses {
         };
         let mut child = worker::command(trampoline, program, &job.args)
             .envs(environment)
+            .env(LAUNCH_ID, self.launch.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -93,6 +99,9 @@ impl WorkerProcesses {
     pub(crate) fn kill_all(&mut self) {
         for process in &mut self.processes {
             let _ = kill_process_group(process.pid(), Signal::KILL);
+        }
+        if !self.processes.is_empty() {
+            descendants::kill(&self.launch);
         }
         // After the last group was killed, and before the first pid becomes available to other processes.
         if let Some(reaper) = self.reaper.take() {

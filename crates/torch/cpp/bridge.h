@@ -193,6 +193,8 @@ void register_meta_kernels();
 void use_deterministic_algorithms(bool on);
 
 // --- observers (observe.cc) ----------------------------------------------------------------------
+void report_uncaught_exceptions();
+void throw_in_thread(rust::Str message, bool is_out_of_memory);
 void keep_freed_memory();
 void observe_memory();
 uint8_t set_memory_kind(uint8_t kind);

@@ -285,6 +285,8 @@ pub(crate) mod ffi {
         fn use_deterministic_algorithms(on: bool) -> Result<()>;
 
         fn keep_freed_memory();
+        fn report_uncaught_exceptions();
+        fn throw_in_thread(message: &str, is_out_of_memory: bool);
         fn observe_memory();
         fn set_memory_kind(kind: u8) -> u8;
         fn memory_counters(out: &mut [u64]) -> Result<()>;

@@ -19,6 +19,7 @@ use tch::Tensor;
 use trainyard_trace::MemoryKind;
 
 use crate::bridge::ffi;
+use crate::error::TorchError;
 use crate::ffi_tensor::borrow;
 use crate::memory;
 use crate::sockets::Sockets;
@@ -370,7 +371,7 @@ pub(crate) fn wait_all(posted: Vec<Posted>, on_failure: impl Fn()) -> Result<(),
 }
 
 fn error_text(e: tch::TchError) -> String {
-    e.to_string()
+    TorchError::from(e).to_string()
 }
 
 #[cfg(test)]

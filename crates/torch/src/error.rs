@@ -85,7 +85,7 @@ impl From<tch::TchError> for TorchError {
 }
 
 /// Removes the C++ stack that libtorch appends to every message, which does not help users.
-fn without_backtrace(message: &str) -> &str {
+pub(crate) fn without_backtrace(message: &str) -> &str {
     let end = message
         .find("\nException raised from")
         .unwrap_or(message.len());

@@ -12,6 +12,7 @@
 //! - [`device`]: the current device, streams, events and pinned memory.
 //! - [`bytes`]: reads and writes the raw bytes of a tensor.
 //! - [`kernel`]: operators that `tch` does not bind.
+//! - [`uncaught`]: messages for exceptions that nothing catches.
 //! - [`memory`] and [`operators`]: records of allocations and of executed operators.
 #![allow(unsafe_code)]
 
@@ -35,6 +36,7 @@ pub mod saved;
 mod sockets;
 pub mod storage;
 mod store;
+pub mod uncaught;
 mod work;
 mod world;
 

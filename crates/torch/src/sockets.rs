@@ -13,7 +13,15 @@ static CREATING_GROUP: Mutex<()> = Mutex::new(());
 
 /// The connections that were opened while a group was created.
 #[derive(Debug, Default)]
-pub(crate) struct Sockets(Vec<RawFd>);
+pub(crate) struct Sockets(Vec<Connection>);
+
+/// A connected socket. Gloo may close it at any time, and the number of its descriptor is then given to another file,
+/// so the inode tells whether the descriptor is still that of the socket.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Connection {
+    fd: RawFd,
+    inode: u64,
+}
 
 /// Bytes that the kernel counted on a group's connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,17 +49,17 @@ impl Sockets {
 
     /// Shuts down every connection; a thread that waits on one gets an error at once.
     pub(crate) fn shutdown(&self) {
-        for &fd in &self.0 {
+        for connection in self.0.iter().filter(|connection| connection.is_open()) {
             // Fails only if the socket is closed already.
-            let _ = rustix::net::shutdown(borrowed(fd), Shutdown::Both);
+            let _ = rustix::net::shutdown(borrowed(connection.fd), Shutdown::Both);
         }
     }
 
     /// The bytes that the kernel counted so far.
     pub(crate) fn wire_bytes(&self) -> WireBytes {
         let mut total = WireBytes::default();
-        for &fd in &self.0 {
-            if let Some(bytes) = tcp_info(fd) {
+        for connection in self.0.iter().filter(|connection| connection.is_open()) {
+            if let Some(bytes) = tcp_info(connection.fd) {
                 total.sent += bytes.sent;
                 total.received += bytes.received;
             }
@@ -61,14 +69,31 @@ impl Sockets {
 }
 
 /// The connected TCP sockets of this process, except those that use `except_port` on either end.
-fn connections(except_port: Option<u16>) -> BTreeSet<RawFd> {
+fn connections(except_port: Option<u16>) -> BTreeSet<Connection> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return BTreeSet::new();
     };
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|&fd| is_connection(fd, except_port))
+        .filter_map(|fd| {
+            Some(Connection {
+                fd,
+                inode: inode(fd)?,
+            })
+        })
         .collect()
+}
+
+impl Connection {
+    /// Whether the descriptor is still that of the socket.
+    fn is_open(self) -> bool {
+        inode(self.fd) == Some(self.inode)
+    }
+}
+
+fn inode(fd: RawFd) -> Option<u64> {
+    Some(rustix::fs::fstat(borrowed(fd)).ok()?.st_ino)
 }
 
 fn is_connection(fd: RawFd, except_port: Option<u16>) -> bool {
@@ -119,4 +144,33 @@ fn tcp_info(fd: RawFd) -> Option<WireBytes> {
         sent: read(SENT).saturating_sub(read(RETRANSMITTED)),
         received: read(RECEIVED),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_of_another_file_is_left_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let create = || Ok::<_, std::io::Error>((TcpStream::connect(address)?, listener.accept()?));
+        let ((client, _server), sockets) = Sockets::created_during(None, create).unwrap();
+        let fd = client.as_raw_fd();
+        assert!(sockets.0.iter().any(|connection| connection.fd == fd));
+        let other = TcpStream::connect(address).unwrap();
+        let _accepted = listener.accept().unwrap();
+        // The number of the closed socket now belongs to another connection.
+        let mut reused = std::os::fd::OwnedFd::from(client);
+        rustix::io::dup2(&other, &mut reused).unwrap();
+        sockets.shutdown();
+        assert!(other.peer_addr().is_ok());
+        let mut byte = [0];
+        other.set_nonblocking(true).unwrap();
+        let read = std::io::Read::read(&mut &other, &mut byte);
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
 }

@@ -63,9 +63,13 @@ enum StagingError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]
-    Tensor(#[from] tch::TchError),
-    #[error(transparent)]
     Torch(#[from] TorchError),
+}
+
+impl From<tch::TchError> for StagingError {
+    fn from(error: tch::TchError) -> StagingError {
+        StagingError::Torch(error.into())
+    }
 }
 
 /// The shards of one save, staged or being staged.
