@@ -22,3 +22,5 @@ pub use heartbeat_exchange::peer_heartbeats;
 pub use rendezvous_config::RendezvousConfig;
 pub use state::{Action, AgentExit, Event, GracePeriods, State};
 pub use store::WorkerStore;
+#[doc(hidden)]
+pub use store::serve_alone;

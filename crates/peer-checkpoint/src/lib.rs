@@ -32,4 +32,6 @@ pub use environment::{
 pub use peer_store::PeerStore;
 pub use placement::{PlacementError, ReplicaPlacement, buddy};
 pub use resume_point::{ResumePoint, Tier, select_resume_point};
+#[doc(hidden)]
+pub use server::replies;
 pub use server::{ReplicaServer, ReplicaServerError};

@@ -19,7 +19,7 @@ use trainyard_tls::{Identity, RunSecret, Service};
 use crate::connection_limiter::{ConnectionLimiter, ConnectionPermit};
 use crate::memory_store::{CapacityError, MemoryStore, PartialFile};
 use crate::stream::ServerStream;
-use crate::wire::{CHUNK_BYTES, MAX_MESSAGE_BYTES, Reply, Request};
+use crate::wire::{CHUNK_BYTES, MAX_MESSAGE_BYTES, Malformed, Reply, Request};
 
 /// How long a client may be idle; it reconnects when it needs to.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -182,16 +182,13 @@ impl ServerState {
                 }
                 Err(_) => return,
             };
-            let request = match Request::decode(&message) {
-                Ok(request) => request,
+            match connection.receive(&message) {
+                Ok(None) => {}
+                Ok(Some(reply)) if stream.send(&reply).is_ok() => {}
+                Ok(Some(_)) => return,
                 Err(error) => {
                     return tracing::warn!("replica server: disconnected {from}: {error}");
                 }
-            };
-            if let Some(reply) = connection.handle(request)
-                && stream.send(&reply).is_err()
-            {
-                return;
             }
         }
     }
@@ -221,7 +218,11 @@ impl<'a> Connection<'a> {
         Connection { store, file: None }
     }
 
-    /// Executes a request; the encoded reply, if the request has one.
+    /// Decodes and executes a request; the encoded reply, if the request has one.
+    fn receive(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+        Ok(self.handle(Request::decode(message)?))
+    }
+
     fn handle(&mut self, request: Request<'_>) -> Option<Vec<u8>> {
         let store = self.store;
         let reply = match request {
@@ -281,6 +282,15 @@ impl<'a> Connection<'a> {
             None => Reply::Rejected("this connection has not created a file").encode(),
         }
     }
+}
+
+/// What a server without files replies to the messages of one client, up to the first malformed one. For fuzzing.
+#[doc(hidden)]
+pub fn replies<'a>(messages: impl Iterator<Item = &'a [u8]>, capacity: u64) -> Vec<Vec<u8>> {
+    let store = Arc::new(MemoryStore::new(capacity));
+    let mut connection = Connection::new(&store);
+    let received = messages.map_while(|message| connection.receive(message).ok());
+    received.flatten().collect()
 }
 
 fn names(names: &BTreeSet<String>) -> Vec<u8> {

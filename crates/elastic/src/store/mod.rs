@@ -22,6 +22,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -233,6 +234,12 @@ async fn serve_agent(
         current.with_route(act).await
     };
     log_rejection(serve.await, from);
+}
+
+/// Serves one client with a store of its own. For fuzzing.
+#[doc(hidden)]
+pub async fn serve_alone(stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    connection::serve(stream, &Contents::default()).await
 }
 
 /// Clients that disconnect are no news; those that the store rejects are.
