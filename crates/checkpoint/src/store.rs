@@ -66,6 +66,11 @@ pub trait Store: Debug + Send + Sync {
     fn lock(&self, _path: &str) -> Result<Lock> {
         Ok(Lock::Unsupported)
     }
+
+    /// How many bytes can still be written; `None` if that has no limit, or is not known.
+    fn available_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 }
 
 /// A file that is being written.

@@ -118,6 +118,12 @@ impl Store for LocalStore {
         }
     }
 
+    fn available_bytes(&self) -> Result<Option<u64>> {
+        let disk = rustix::fs::statvfs(&self.root).map_err(io::Error::from);
+        let disk = disk.map_err(io_error(&self.root))?;
+        Ok(Some(disk.f_bavail.saturating_mul(disk.f_frsize)))
+    }
+
     fn lock(&self, path: &str) -> Result<Lock> {
         let path = self.absolute(path);
         make_parents(&path)?;

@@ -75,6 +75,10 @@ impl Store for Subfolder {
     fn lock(&self, path: &str) -> Result<Lock> {
         self.store.lock(&self.below(path))
     }
+
+    fn available_bytes(&self) -> Result<Option<u64>> {
+        self.store.available_bytes()
+    }
 }
 
 #[cfg(test)]

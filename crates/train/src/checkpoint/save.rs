@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::{
-    CheckpointError, MANIFEST, Ownership, Shard, Store, TrainState, check_files, commit, retain,
-    step_dir, write_shard,
+    CheckpointError, MANIFEST, Ownership, Shard, Store, TrainState, check_files, commit,
+    lacking_bytes, retain, step_dir, write_shard,
 };
 use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
@@ -76,6 +76,8 @@ pub struct Saver {
     first_done: Option<Receiver<()>>,
     /// Set when the job ends: no thread waits for other ranks any more.
     is_shutdown: Arc<AtomicBool>,
+    /// Whether a save has checked that storage has room for those to come.
+    knows_room: Arc<AtomicBool>,
 }
 
 /// What the thread returns: the staging buffer, and the result at every destination.
@@ -108,6 +110,7 @@ impl Saver {
             failed_step: None,
             first_done: None,
             is_shutdown: Arc::default(),
+            knows_room: Arc::default(),
         })
     }
 
@@ -140,6 +143,7 @@ impl Saver {
             num_ranks: self.num_ranks,
             number,
             is_shutdown: Arc::clone(&self.is_shutdown),
+            knows_room: Arc::clone(&self.knows_room),
             state: state.clone(),
         };
         let tasks: Vec<Task> = destinations
@@ -250,6 +254,7 @@ struct Task {
     num_ranks: usize,
     number: u64,
     is_shutdown: Arc<AtomicBool>,
+    knows_room: Arc<AtomicBool>,
     state: TrainState,
 }
 
@@ -302,7 +307,26 @@ impl Task {
         if let Err(error) = cleaned {
             tracing::warn!("cannot delete older checkpoints: {error}");
         }
+        if self.destination.is_durable && !self.knows_room.swap(true, Ordering::Relaxed) {
+            self.warn_if_full(num_bytes);
+        }
         Ok(())
+    }
+
+    /// After the first save its size is known, so it is known whether the disk will be full.
+    fn warn_if_full(&self, num_bytes: u64) {
+        let (store, keep) = (&*self.destination.store, self.destination.keep);
+        if let Ok(Some(lack)) = lacking_bytes(store, self.state.step, num_bytes, keep) {
+            let kept = match keep {
+                0 => "the next checkpoint".to_owned(),
+                keep => format!("the {keep} checkpoints of checkpoint.keep_latest_k and one more"),
+            };
+            tracing::warn!(
+                "{} has no room for {kept}: free {}, or later saves will fail",
+                store.describe(""),
+                readable_bytes(lack)
+            );
+        }
     }
 
     /// Commits the shards of all ranks: the directory and the size of the checkpoint.
