@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use trainyard_rendezvous::etcd::{Cluster, ClusterTls, Etcd};
+use trainyard_rendezvous::etcd::{Cluster, ClusterTls, ClusterUser, Etcd};
 use trainyard_rendezvous::server::{Client, Limits, Server, serve};
 use trainyard_rendezvous::{Address, Backend, RendezvousError, RunSecret};
 
@@ -23,6 +23,8 @@ pub enum RendezvousConfig {
         members: Vec<String>,
         /// TLS certificates, for `https`.
         tls: Option<ClusterTls>,
+        /// The user, if the cluster has users.
+        user: Option<ClusterUser>,
     },
 }
 
@@ -50,8 +52,8 @@ impl RendezvousConfig {
                 server: serve_if_local(address, run, secret).await?,
                 backend: Arc::new(Client::new(address.clone(), run, secret)?),
             }),
-            RendezvousConfig::Etcd { members, tls } => {
-                let cluster = Cluster::new(members, tls.as_ref())?;
+            RendezvousConfig::Etcd { members, tls, user } => {
+                let cluster = Cluster::new(members, tls.as_ref())?.with_user(user.clone());
                 Ok(Connected {
                     backend: Arc::new(Etcd::new(Arc::new(cluster), run, secret)),
                     server: None,

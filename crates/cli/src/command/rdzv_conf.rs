@@ -1,11 +1,12 @@
-//! `--rdzv-conf`: the timeouts of the rendezvous, and TLS for etcd.
+//! `--rdzv-conf`: the timeouts of the rendezvous, and TLS and the user for etcd.
 
 use std::fs;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use trainyard_elastic::RendezvousConfig;
-use trainyard_rendezvous::etcd::ClusterTls;
+use trainyard_rendezvous::etcd::{ClusterTls, ClusterUser};
 use trainyard_rendezvous::{Address, Policy};
 
 use crate::failure::Failure;
@@ -21,7 +22,8 @@ const IGNORED: [&str; 8] = [
     "rank",
     "tcp_store_port",
 ];
-const KNOWN: &str = "lease, last_call_timeout, join_timeout, rejoin_timeout, stop_timeout, protocol, cacert, cert, key";
+const KNOWN: &str = "lease, last_call_timeout, join_timeout, rejoin_timeout, stop_timeout, protocol, cacert, cert, key, \
+     user, password_file";
 
 /// Long enough that leases do not expire during a leader election in etcd.
 const ETCD_LEASE: Duration = Duration::from_secs(6);
@@ -77,6 +79,8 @@ pub struct RdzvConf {
     cacert: Option<String>,
     cert: Option<String>,
     key: Option<String>,
+    user: Option<String>,
+    password_file: Option<String>,
 }
 
 impl RdzvConf {
@@ -108,6 +112,8 @@ impl RdzvConf {
             "cacert" => self.cacert = Some(value.to_owned()),
             "cert" => self.cert = Some(value.to_owned()),
             "key" => self.key = Some(value.to_owned()),
+            "user" => self.user = Some(value.to_owned()),
+            "password_file" => self.password_file = Some(value.to_owned()),
             _ if IGNORED.contains(&key) => {}
             _ => {
                 let message = format!("--rdzv-conf: `{key}` is not a known key");
@@ -156,12 +162,19 @@ impl RdzvConf {
             Protocol::Http => ("http", self.no_tls()?),
             Protocol::Https => ("https", Some(self.tls()?)),
         };
+        let is_local = endpoints.iter().all(|endpoint| is_loopback(&endpoint.host));
+        let user = self.user()?;
+        if user.is_some() && protocol == Protocol::Http && !is_local {
+            let message = "etcd would receive the password over an unencrypted connection";
+            return Err(Failure::usage(message).hint("add --rdzv-conf protocol=https,cacert=FILE"));
+        }
         Ok(RendezvousConfig::Etcd {
             members: endpoints
                 .iter()
                 .map(|endpoint| format!("{scheme}://{endpoint}"))
                 .collect(),
             tls,
+            user,
         })
     }
 }
@@ -183,6 +196,20 @@ impl RdzvConf {
         }
     }
 
+    fn user(&self) -> Result<Option<ClusterUser>, Failure> {
+        match (&self.user, &self.password_file) {
+            (Some(name), Some(file)) => Ok(Some(ClusterUser {
+                name: name.clone(),
+                password: read(file)?.trim_end_matches('\n').to_owned(),
+            })),
+            (None, None) => Ok(None),
+            (Some(_), None) | (None, Some(_)) => {
+                let message = "--rdzv-conf user and password_file belong together";
+                Err(Failure::usage(message).hint("write both or none"))
+            }
+        }
+    }
+
     fn tls(&self) -> Result<ClusterTls, Failure> {
         let Some(ca) = &self.cacert else {
             let message = "etcd over https needs a CA certificate";
@@ -201,6 +228,11 @@ impl RdzvConf {
             identity,
         })
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn read(path: &str) -> Result<String, Failure> {
@@ -238,7 +270,11 @@ mod tests {
     fn what_cannot_be_secured_as_asked_is_rejected() {
         let etcd = |conf: &str, endpoints: &str| {
             let named = Protocol::of_endpoints(endpoints)?;
-            RdzvConf::parse(conf)?.etcd(&[], named)
+            let address = Address {
+                host: "h".into(),
+                port: 1,
+            };
+            RdzvConf::parse(conf)?.etcd(&[address], named)
         };
         let ca = tempfile::NamedTempFile::new().unwrap();
         let ca = ca.path().display().to_string();
@@ -256,12 +292,19 @@ mod tests {
             (&format!("protocol=https,cacert={ca},cert={ca}"), "h:1"),
             (&format!("protocol=https,cacert={ca},key={ca}"), "h:1"),
             (&format!("protocol=https,cacert={ca}"), "http://h:1"),
+            (&format!("user=u,password_file={ca}"), "http://h:1"),
+            (&format!("cacert={ca},user=u"), "https://h:1"),
+            (&format!("cacert={ca},password_file={ca}"), "https://h:1"),
         ] {
             assert!(etcd(conf, endpoints).is_err(), "{conf} {endpoints}");
         }
         for (conf, endpoints) in [
             (format!("protocol=HTTPS,cacert={ca}"), "h:1"),
             (format!("cacert={ca}"), "https://h:1"),
+            (
+                format!("cacert={ca},user=u,password_file={ca}"),
+                "https://h:1",
+            ),
         ] {
             let Ok(RendezvousConfig::Etcd { tls, .. }) = etcd(&conf, endpoints) else {
                 panic!("{conf} {endpoints}");

@@ -208,6 +208,7 @@ fn rendezvous_config(endpoint: &str) -> RendezvousConfig {
         return RendezvousConfig::Etcd {
             members: vec![endpoint.to_owned()],
             tls: None,
+            user: None,
         };
     }
     let (host, port) = endpoint.rsplit_once(':').unwrap();

@@ -1,5 +1,6 @@
 //! An etcd cluster over the network: requests go to one member, and to the next one when it fails.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -8,11 +9,13 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use http::uri::PathAndQuery;
 use prost::Message;
+use tokio::sync::Mutex;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tonic::client::Grpc;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Request, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::api;
@@ -31,6 +34,26 @@ pub struct Cluster {
     members: Vec<(String, Channel)>,
     /// The member that the next request goes to.
     current: AtomicUsize,
+    user: Option<ClusterUser>,
+    /// The token that etcd has issued to the user.
+    token: Mutex<Option<Token>>,
+}
+
+type Token = MetadataValue<Ascii>;
+
+/// A user of an etcd cluster that has users.
+#[derive(Clone)]
+pub struct ClusterUser {
+    /// The name of the user.
+    pub name: String,
+    /// The password of the user.
+    pub password: String,
+}
+
+impl fmt::Debug for ClusterUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterUser({:?})", self.name)
+    }
 }
 
 /// The TLS configuration for etcd, in PEM.
@@ -57,7 +80,36 @@ impl Cluster {
         Ok(Cluster {
             members: members.collect::<Result<_, RendezvousError>>()?,
             current: AtomicUsize::new(0),
+            user: None,
+            token: Mutex::new(None),
         })
+    }
+
+    /// The same cluster, as a user of it.
+    pub fn with_user(self, user: Option<ClusterUser>) -> Cluster {
+        Cluster { user, ..self }
+    }
+
+    /// Adds the token of the user to a request. etcd keeps a token while it is used.
+    async fn authorize<Q>(&self, request: &mut Request<Q>) -> Result<(), KvError> {
+        let Some(user) = &self.user else {
+            return Ok(());
+        };
+        let mut token = self.token.lock().await;
+        if token.is_none() {
+            let login = api::AuthenticateRequest {
+                name: user.name.clone(),
+                password: user.password.clone(),
+            };
+            let response: api::AuthenticateResponse =
+                self.send(api::AUTHENTICATE, Request::new(login)).await?;
+            let issued = response.token.parse();
+            *token = Some(issued.map_err(|_| KvError("etcd issued an invalid token".into()))?);
+        }
+        if let Some(token) = &*token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        Ok(())
     }
 
     fn grpc(&self) -> (usize, Grpc<Channel>) {
@@ -77,22 +129,44 @@ impl Cluster {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
+        let mut request = Request::new(request);
+        self.authorize(&mut request).await?;
+        self.send(path, request).await
+    }
+
+    async fn send<Q, A>(&self, path: &'static str, request: Request<Q>) -> Result<A, KvError>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
         let (at, mut grpc) = self.grpc();
         let response = async {
             grpc.ready()
                 .await
                 .map_err(|error| Status::unavailable(error.to_string()))?;
             let codec = ProstCodec::<Q, A>::default();
-            grpc.unary(
-                Request::new(request),
-                PathAndQuery::from_static(path),
-                codec,
-            )
-            .await
+            grpc.unary(request, PathAndQuery::from_static(path), codec)
+                .await
         };
-        match timeout(CALL_TIMEOUT, response).await {
+        self.received(at, timeout(CALL_TIMEOUT, response).await)
+    }
+
+    /// What a member has answered. A token that it does not know is forgotten: the next request asks for another one.
+    fn received<A>(
+        &self,
+        at: usize,
+        response: Result<Result<Response<A>, Status>, Elapsed>,
+    ) -> Result<A, KvError> {
+        match response {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.fail(at, status.to_string())),
+            Ok(Err(status)) => {
+                if status.code() == Code::Unauthenticated
+                    && let Ok(mut token) = self.token.try_lock()
+                {
+                    *token = None;
+                }
+                Err(self.fail(at, status.to_string()))
+            }
             Err(_) => Err(self.fail(at, format!("no response within {CALL_TIMEOUT:?}"))),
         }
     }
@@ -120,6 +194,7 @@ impl Cluster {
         request
             .metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));
+        self.authorize(&mut request).await?;
         let response = async {
             grpc.ready()
                 .await
@@ -128,11 +203,7 @@ impl Cluster {
             grpc.streaming(request, PathAndQuery::from_static(path), codec)
                 .await
         };
-        match timeout(CALL_TIMEOUT, response).await {
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.fail(at, status.to_string())),
-            Err(_) => Err(self.fail(at, format!("no response within {CALL_TIMEOUT:?}"))),
-        }
+        self.received(at, timeout(CALL_TIMEOUT, response).await)
     }
 }
 

@@ -24,6 +24,6 @@ mod leader;
 mod session;
 mod store;
 
-pub use cluster::{Cluster, ClusterTls};
+pub use cluster::{Cluster, ClusterTls, ClusterUser};
 pub use kv::{Change, Compare, Entry, Kv, KvError, Lease, Put, Range};
 pub use session::Etcd;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use trainyard_rendezvous::etcd::{Cluster, Etcd, Kv, Put, Range};
+use trainyard_rendezvous::etcd::{Cluster, ClusterUser, Etcd, Kv, Put, Range};
 use trainyard_rendezvous::{Backend, Decision, Epoch, FORMAT_VERSION, RendezvousError, RunSecret};
 
 use super::agent::{Agent, join, policy};
@@ -83,6 +83,25 @@ impl Members {
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Adds the user `root` with a password, and from then on serves nobody else.
+    fn enable_users(&self, password: &str) {
+        let post = |path: &str, body: &str| {
+            let output = Command::new("curl")
+                .args(["-sf", "-X", "POST", "-d", body])
+                .arg(format!("{}/v3/auth/{path}", self.urls[0]))
+                .output()
+                .expect("curl is installed");
+            assert!(output.status.success(), "{path}: {output:?}");
+        };
+        post(
+            "user/add",
+            &format!(r#"{{"name": "root", "password": "{password}"}}"#),
+        );
+        post("role/add", r#"{"name": "root"}"#);
+        post("user/grant", r#"{"user": "root", "role": "root"}"#);
+        post("enable", "{}");
     }
 
     /// The index of the member that reports itself as the leader.
@@ -267,5 +286,40 @@ async fn a_record_in_etcd_without_a_format_version_is_rejected() {
                 if what.contains(key) && *supported == FORMAT_VERSION
         ),
         "{error:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_users_serves_only_them() {
+    let Some(members) = Members::start(1, "a_cluster_with_users_serves_only_them").await else {
+        return;
+    };
+    members.enable_users("right");
+    let cluster = |password: Option<&str>| {
+        let user = password.map(|password| ClusterUser {
+            name: "root".to_owned(),
+            password: password.to_owned(),
+        });
+        Cluster::new(&members.urls, None).unwrap().with_user(user)
+    };
+    for stranger in [None, Some("wrong")] {
+        let read = cluster(stranger).get(Range::Key("any".into())).await;
+        assert!(read.is_err(), "{stranger:?}");
+    }
+    let user = Arc::new(cluster(Some("right")));
+    user.get(Range::Key("any".into())).await.unwrap();
+    let secret = RunSecret::random().unwrap();
+    let etcd = Etcd::new(user, "run", &secret);
+    let membership = etcd.join(join("run", "a", &policy(1, 1))).await.unwrap();
+    let decision = tokio::time::timeout(Duration::from_secs(20), async {
+        loop {
+            if let decision @ Decision::Run(_) = membership.next().await.unwrap() {
+                return decision;
+            }
+        }
+    });
+    assert!(
+        decision.await.is_ok(),
+        "leases and watches have the token too"
     );
 }
