@@ -73,10 +73,21 @@ fn remove_stale_files(store: &dyn Store, dir: &str, manifest: &Manifest) -> Resu
 }
 
 /// Applies the retention policy after step `saved` was saved: keeps the newest `keep` checkpoints up to that
-/// step (0 keeps all) and deletes older ones, and the remainders of interrupted saves of older steps.
-pub fn retain(store: &dyn Store, saved: u64, keep: usize) -> Result<()> {
+/// step (0 keeps all) and deletes older ones, and the remainders of interrupted saves of older steps. A checkpoint
+/// whose state is not `is_own`, of another job that used the storage before, is not deleted, and neither is one whose
+/// manifest cannot be read; without `is_own` all are.
+pub fn retain(
+    store: &dyn Store,
+    saved: u64,
+    keep: usize,
+    is_own: Option<&dyn Fn(&TrainState) -> bool>,
+) -> Result<()> {
     let (complete, partial) = steps_below(store, saved)?;
-    for step in outdated(complete, keep).into_iter().chain(partial) {
+    let is_own = |step: &u64| {
+        is_own.is_none_or(|is_own| state_of(store, *step).is_ok_and(|state| is_own(&state)))
+    };
+    let outdated = outdated(complete, keep).into_iter().filter(is_own);
+    for step in outdated.chain(partial) {
         let dir = step_dir(step);
         // The manifest goes first: an interrupted deletion must not leave a directory that looks complete.
         for marker in [MANIFEST, VERSION_1_STATE] {
@@ -85,6 +96,17 @@ pub fn retain(store: &dyn Store, saved: u64, keep: usize) -> Result<()> {
         store.remove_dir(&dir)?;
     }
     Ok(())
+}
+
+/// The state in the manifest of a step.
+fn state_of(store: &dyn Store, step: u64) -> Result<TrainState> {
+    let path = format!("{}/{MANIFEST}", step_dir(step));
+    let size = store.size(&path)?.unwrap_or(0);
+    let manifest = Manifest::decode(&store.describe(&path), &store.read(&path, 0..size)?)?;
+    manifest.state.ok_or_else(|| CheckpointError::Corrupted {
+        path: store.describe(&path),
+        reason: "it has no training state".to_owned(),
+    })
 }
 
 /// The steps to delete: of those before the step just saved, all but the newest `keep - 1`.

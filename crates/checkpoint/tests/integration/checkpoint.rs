@@ -190,12 +190,28 @@ fn latest_finds_the_newest_complete_checkpoint_and_retain_deletes_old_ones() {
     fs::remove_file(dir.path().join("step-4/manifest.json")).unwrap();
     fs::remove_file(dir.path().join("step-1/manifest.json")).unwrap();
     assert_eq!(latest(&*store).unwrap().as_deref(), Some("step-3"));
-    retain(&*store, 3, 1).unwrap();
+    retain(&*store, 3, 1, None).unwrap();
     let names: Vec<_> = files(dir.path())
         .iter()
         .map(|p| p.file_name().unwrap().to_owned())
         .collect();
     assert_eq!(names, ["step-3", "step-4"]);
+}
+
+#[test]
+fn checkpoints_of_another_job_are_not_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store::open(dir.path()).unwrap();
+    for step in [1, 2, 3, 4] {
+        save(&*store, step, &mesh(2, 1)).unwrap();
+    }
+    fs::write(dir.path().join("step-3/manifest.json"), "damaged").unwrap();
+    retain(&*store, 4, 1, Some(&|state| state.step != 1)).unwrap();
+    let names: Vec<_> = files(dir.path())
+        .iter()
+        .map(|p| p.file_name().unwrap().to_owned())
+        .collect();
+    assert_eq!(names, ["step-1", "step-3", "step-4"]);
 }
 
 #[test]
@@ -344,7 +360,7 @@ fn a_failed_save_leaves_the_previous_checkpoint() {
             inner: Arc::clone(&inner),
             left: fails_at.into(),
         };
-        let saved = save(&failing, 2, &mesh(2, 1)).and_then(|_| retain(&failing, 2, 1));
+        let saved = save(&failing, 2, &mesh(2, 1)).and_then(|_| retain(&failing, 2, 1, None));
         let newest = latest(&*inner).unwrap().unwrap();
         let checkpoint = Checkpoint::open(Arc::clone(&inner), &newest).unwrap();
         checkpoint.verify(|_| ()).unwrap();

@@ -65,7 +65,7 @@ fn save(store: &dyn Store, step: u64) -> trainyard_checkpoint::Result<()> {
         extra_state: serde_json::Value::Null,
     };
     commit(store, state, shards)?;
-    retain(store, step, 1)
+    retain(store, step, 1, None)
 }
 
 /// Not a test by itself: the child process of the tests below.

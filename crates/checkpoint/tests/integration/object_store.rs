@@ -192,7 +192,7 @@ fn check_checkpoints(store: &Arc<dyn Store>) {
     // The remainder of an interrupted save is ignored, and deleted.
     store.remove("step-1/manifest.json").unwrap();
     save(&**store, 4, 2).unwrap();
-    retain(&**store, 4, 2).unwrap();
+    retain(&**store, 4, 2, None).unwrap();
     assert_eq!(store.list("").unwrap(), ["step-3", "step-4"]);
     let checkpoint = Checkpoint::open(Arc::clone(store), "step-4").unwrap();
     check(&checkpoint, rows(0, ROWS)).unwrap();

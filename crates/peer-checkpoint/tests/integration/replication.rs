@@ -88,7 +88,7 @@ fn save(stores: &[Arc<dyn Store>], step: u64) {
     };
     let shards = shards.collect();
     commit(&*stores[0], state, shards).unwrap();
-    retain(&*stores[0], step, 1).unwrap();
+    retain(&*stores[0], step, 1, None).unwrap();
 }
 
 /// The step of the newest complete checkpoint, whose digests are right.

@@ -18,6 +18,7 @@ use trainyard_checkpoint::{
     CheckpointError, MANIFEST, Ownership, Shard, Store, TrainState, check_files, commit,
     lacking_bytes, retain, step_dir, write_shard,
 };
+use trainyard_config::Config;
 use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
 
@@ -25,6 +26,7 @@ use super::report_keys::ReportKeys;
 use super::save_plan::{assign_writes, local_state};
 use super::staging::{Buffer, Staged};
 use crate::error::{Result, TrainError};
+use crate::fingerprint::fingerprint;
 use crate::trainer::Trainer;
 
 /// How long rank 0 waits for the report of another rank.
@@ -258,6 +260,11 @@ struct Task {
     state: TrainState,
 }
 
+/// The fingerprint of the job that wrote a checkpoint; `None` if this build does not understand its config.
+fn fingerprint_of(state: &TrainState) -> Option<String> {
+    fingerprint(&Config::parse(&state.config, &[]).ok()?).ok()
+}
+
 /// How ranks send their reports to rank 0.
 #[derive(Clone)]
 struct Reports {
@@ -301,9 +308,7 @@ impl Task {
             store.describe(&folder),
             readable_bytes(num_bytes)
         );
-        let cleaned = self
-            .check_owner()
-            .and_then(|()| retain(store, self.state.step, self.destination.keep));
+        let cleaned = self.check_owner().and_then(|()| self.retain(store));
         if let Err(error) = cleaned {
             tracing::warn!("cannot delete older checkpoints: {error}");
         }
@@ -311,6 +316,17 @@ impl Task {
             self.warn_if_full(num_bytes);
         }
         Ok(())
+    }
+
+    /// Deletes what the destination no longer keeps. Storage that is not durable belongs to this job alone.
+    fn retain(&self, store: &dyn Store) -> Result<(), CheckpointError> {
+        let own = fingerprint_of(&self.state);
+        let is_own = |state: &TrainState| fingerprint_of(state) == own;
+        let is_own: Option<&dyn Fn(&TrainState) -> bool> = match self.destination.is_durable {
+            true => Some(&is_own),
+            false => None,
+        };
+        retain(store, self.state.step, self.destination.keep, is_own)
     }
 
     /// After the first save its size is known, so it is known whether the disk will be full.
