@@ -43,12 +43,11 @@ pub struct Workers {
     output_threads: Vec<JoinHandle<()>>,
     /// The heartbeats of the workers; `None` if it could not be allocated.
     heartbeats: Option<HeartbeatMemory>,
-    /// Whether hung workers are killed.
-    detects_hangs: bool,
     /// Makes the job visible to `trainyard top`; `None` if it could not be created.
     _runtime_dir: Option<RuntimeDir>,
     monitor: HeartbeatMonitor,
-    detector: HangDetector,
+    /// `None` without hang detection.
+    detector: Option<HangDetector>,
     /// The kills of the out-of-memory killer before the workers started, if the kernel counts them.
     oom_kills: Option<u64>,
     /// The ranks that the launcher killed because they hung, and the reasons.
@@ -85,12 +84,11 @@ impl Workers {
             stderr_tails,
             output_threads: threads.collect::<io::Result<_>>().map_err(watch_error)?,
             heartbeats,
-            detects_hangs: job.hang_timeout.is_some(),
             _runtime_dir: runtime_dir,
             monitor: HeartbeatMonitor::new(started),
-            detector: HangDetector {
-                default_timeout: job.hang_timeout.unwrap_or(Duration::MAX),
-            },
+            detector: job
+                .hang_timeout
+                .map(|default_timeout| HangDetector { default_timeout }),
             oom_kills: oom_kills(),
             hung: BTreeMap::new(),
             stop_output,
@@ -148,11 +146,8 @@ impl Workers {
         self.monitor.poll(heartbeats, running.into_iter(), now);
         let local = self.monitor.statuses();
         let all: Vec<RankStatus> = local.iter().chain(others).cloned().collect();
-        let hung_ranks = match self.detects_hangs {
-            true => self.detector.hung_ranks(&local, &all),
-            false => Vec::new(),
-        };
-        for hung in hung_ranks {
+        let detect = |detector: &HangDetector| detector.hung_ranks(&local, &all);
+        for hung in self.detector.as_ref().map_or_else(Vec::new, detect) {
             let local_rank = hung.rank - self.first_rank;
             if self.hung.contains_key(&hung.rank) {
                 continue;

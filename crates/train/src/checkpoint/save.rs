@@ -322,10 +322,8 @@ impl Task {
     fn retain(&self, store: &dyn Store) -> Result<(), CheckpointError> {
         let own = fingerprint_of(&self.state);
         let is_own = |state: &TrainState| fingerprint_of(state) == own;
-        let is_own: Option<&dyn Fn(&TrainState) -> bool> = match self.destination.is_durable {
-            true => Some(&is_own),
-            false => None,
-        };
+        let is_own: &dyn Fn(&TrainState) -> bool = &is_own;
+        let is_own = self.destination.is_durable.then_some(is_own);
         retain(store, self.state.step, self.destination.keep, is_own)
     }
 
