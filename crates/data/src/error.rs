@@ -31,6 +31,9 @@ pub enum DataError {
         /// The number of samples.
         len: u64,
     },
+    /// The index of prepared token files cannot be read.
+    #[error(transparent)]
+    Index(#[from] trainyard_tokenize::TokenizeError),
     /// A setting of a source, sampler or loader is not valid.
     #[error("{0}")]
     Setting(String),

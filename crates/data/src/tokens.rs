@@ -5,14 +5,12 @@
 //! Samples are read with positional reads. Memory-mapping would save a copy of a few kilobytes per sample,
 //! but it is unsafe (a file that shrinks kills the process), and both use the page cache.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use trainyard_tokenize::{
-    HEADER_BYTES, INDEX_FILE, Index, Shard as ShardEntry, Width, header, read_header,
-};
+use trainyard_tokenize::{HEADER_BYTES, INDEX_FILE, Index, Width, header, read_header};
 
 use crate::DataError;
 use crate::source::{Sample, Source, check_index};
@@ -84,26 +82,16 @@ fn files(path: &Path, vocab_size: usize) -> Result<Vec<PathBuf>, DataError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let index_path = path.join(INDEX_FILE);
-    let invalid = |reason: String| DataError::format(&index_path, reason);
-    let text = fs::read(&index_path).map_err(|error| DataError::io(&index_path, error))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+    let index = Index::read(path)?;
     if index.vocab_size > vocab_size {
-        return Err(invalid(format!(
+        let reason = format!(
             "it was tokenized with a vocabulary of {} tokens, and the model has {vocab_size}: use the model's \
              tokenizer, or a model with as many tokens",
             index.vocab_size
-        )));
+        );
+        return Err(DataError::format(&path.join(INDEX_FILE), reason));
     }
-    let file = |shard: ShardEntry| match Path::new(&shard.file).components().collect::<Vec<_>>()[..]
-    {
-        [Component::Normal(name)] => Ok(path.join(name)),
-        _ => Err(invalid(format!(
-            "{:?} is not the name of a file in this directory",
-            shard.file
-        ))),
-    };
-    index.shards.into_iter().map(file).collect()
+    Ok(index.paths(path))
 }
 
 /// One shard: a token file.
@@ -205,7 +193,10 @@ pub fn write_tokens(path: impl AsRef<Path>, tokens: &[u32]) -> Result<(), DataEr
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
+    use trainyard_tokenize::Shard as ShardEntry;
 
     use super::*;
 
@@ -288,6 +279,7 @@ mod tests {
                 file: file.into(),
                 num_tokens: 100,
                 num_documents: 1,
+                digest: String::new(),
             };
             let index = Index {
                 vocab_size,

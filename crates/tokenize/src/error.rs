@@ -43,6 +43,14 @@ pub enum TokenizeError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A prepared file is not as it was written.
+    #[error("{}: {reason}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The output directory has token files of other inputs or options.
     #[error(
         "{} has token files of other inputs or another tokenizer: choose another --output, or delete it",
@@ -55,6 +63,13 @@ pub enum TokenizeError {
 }
 
 impl TokenizeError {
+    pub(crate) fn damaged(path: &Path, reason: String) -> TokenizeError {
+        TokenizeError::Damaged {
+            path: path.to_owned(),
+            reason,
+        }
+    }
+
     /// Adds the path of the file or directory to an I/O error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> TokenizeError {
         let path = path.to_owned();

@@ -8,7 +8,7 @@
 //! ```text
 //! out/settings.json            the inputs and options that the files were made from
 //! out/00000-00000.bin          the tokens of the first shard of the first input
-//! out/index.json               all token files in order, with their numbers of tokens and documents
+//! out/index.json               all token files in order, with their numbers of tokens and documents, and digests
 //! ```
 
 mod catch_panic;
@@ -22,6 +22,7 @@ mod row_group;
 mod thrift;
 mod token_file;
 mod token_writer;
+mod verify;
 mod write_atomic;
 
 pub use error::{Result, TokenizeError};
@@ -30,3 +31,4 @@ pub use input_shard::{InputRange, InputShard, SHARD_BYTES, input_shards};
 pub use prepare::{Options, Summary, prepare};
 pub use row_group::{RowGroup, row_groups};
 pub use token_file::{HEADER_BYTES, Width, header, read_header};
+pub use verify::verify;

@@ -228,17 +228,19 @@ impl<'a> Worker<'a> {
     fn tokenize(&self, input: &InputShard) -> Result<(Shard, bool)> {
         let path = self.options.output.join(&input.token_file);
         let documents = path.with_extension("documents");
-        if let Some(num_tokens) = completed_tokens(&path)
-            && let Some(num_documents) = fs::read_to_string(&documents)
-                .ok()
-                .and_then(|text| text.trim().parse().ok())
-        {
-            let shard = Shard {
+        let count = |text: String| text.trim().parse().ok();
+        let shard = |num_tokens, num_documents| -> Result<Shard> {
+            Ok(Shard {
                 file: input.token_file.clone(),
                 num_tokens,
                 num_documents,
-            };
-            return Ok((shard, true));
+                digest: digest(&path)?,
+            })
+        };
+        if let Some(num_tokens) = completed_tokens(&path)
+            && let Some(num_documents) = fs::read_to_string(&documents).ok().and_then(count)
+        {
+            return Ok((shard(num_tokens, num_documents)?, true));
         }
         let mut tokens = TokenWriter::create(&path, self.width)?;
         let num_documents = match &input.range {
@@ -246,12 +248,7 @@ impl<'a> Worker<'a> {
             InputRange::RowGroup(group) => self.row_group(&input.path, group, &mut tokens)?,
         };
         write_atomic(&documents, format!("{num_documents}\n").as_bytes())?;
-        let shard = Shard {
-            file: input.token_file.clone(),
-            num_tokens: tokens.finish()?,
-            num_documents,
-        };
-        Ok((shard, false))
+        Ok((shard(tokens.finish()?, num_documents)?, false))
     }
 
     /// Writes the tokens of a range of lines and returns the number of documents.
@@ -299,6 +296,15 @@ impl<'a> Worker<'a> {
         let ids = encoding.get_ids().iter().copied().chain(self.end);
         tokens.write(ids).map_err(|e| e.to_string())
     }
+}
+
+/// The digest of a file, which was just written and is still in memory, unless an earlier run wrote it.
+fn digest(path: &Path) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let file = File::open(path).map_err(TokenizeError::io(path))?;
+    let read = hasher.update_reader(file);
+    read.map_err(TokenizeError::io(path))?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// The number of tokens in a complete token file; `None` if it does not exist or is not complete.

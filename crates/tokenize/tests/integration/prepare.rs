@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
-use trainyard_tokenize::{INDEX_FILE, Index, Options, TokenizeError, prepare};
+use trainyard_tokenize::{INDEX_FILE, Index, Options, TokenizeError, prepare, verify};
 
 /// A word-level tokenizer.
 const TOKENIZER: &str = r#"{
@@ -75,6 +75,27 @@ fn json_lines_and_plain_text_become_tokens() {
     let expected = [2, 2, 1, 3, 2, 1, 4, 2, 1, 0, 2, 1, 2, 3, 1, 3, 2, 1, 4, 1];
     assert_eq!(tokens(&options), expected);
     assert_eq!(summary.num_tokens, expected.len() as u64);
+}
+
+#[test]
+fn damaged_token_files_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(dir.path(), &[("a.jsonl", lines(50))]);
+    prepare(&options, &|_| ()).unwrap();
+    let index = verify(&options.output, &|_| ()).unwrap();
+    let file = options.output.join(&index.shards[0].file);
+    let bytes = fs::read(&file).unwrap();
+    for position in [0, 9, 20, 24, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[position] ^= 1;
+        fs::write(&file, damaged).unwrap();
+        let error = verify(&options.output, &|_| ()).unwrap_err().to_string();
+        assert!(error.contains(&index.shards[0].file), "{position}: {error}");
+    }
+    fs::write(&file, &bytes[..bytes.len() - 2]).unwrap();
+    assert!(verify(&options.output, &|_| ()).is_err());
+    fs::write(&file, &bytes).unwrap();
+    assert!(verify(&options.output, &|_| ()).is_ok());
 }
 
 /// One input has several shards.

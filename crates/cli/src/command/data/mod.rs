@@ -1,6 +1,7 @@
-//! `trainyard data`: prepares training data.
+//! `trainyard data`: prepares and checks training data.
 
 mod prepare;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
 
-/// Prepare training data
+/// Prepare and check training data
 #[derive(Debug, Args)]
 pub struct Data {
     #[command(subcommand)]
@@ -18,6 +19,7 @@ pub struct Data {
 #[derive(Debug, Subcommand)]
 enum Command {
     Prepare(prepare::Prepare),
+    Verify(verify::Verify),
 }
 
 impl Data {
@@ -25,6 +27,7 @@ impl Data {
     pub fn execute(self) -> Result<ExitCode, Failure> {
         match self.command {
             Command::Prepare(prepare) => prepare.execute(),
+            Command::Verify(verify) => verify.execute(),
         }
     }
 }
