@@ -78,8 +78,8 @@ mod tests {
         let hint = hint_for_key(Schema::get(), "debug.qqqqqqqqqqqqqqqqqqqq");
         assert_eq!(
             hint,
-            "[debug] has the keys seed, deterministic, sample_log_folder, routing_skew, bad_sample, flip_bit, \
-             flip_bit_step, flip_bit_rank"
+            "[debug] has the keys seed, deterministic, sample_log_folder, routing_skew, bad_sample, bad_rank, bad_step, \
+             flip_bit, flip_bit_step, flip_bit_rank"
         );
         let hint = hint_for_section(Schema::get(), "zzzz");
         assert!(hint.starts_with("the sections are job, model,"), "{hint}");

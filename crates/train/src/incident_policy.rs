@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use trainyard_config::{GuardPolicy, ValueGuardSection};
 
+use crate::rerun::Verdict;
 use crate::{Drift, Incident};
 
 /// Why the values of a step cannot be used.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Cause {
-    /// The loss or the gradient norm is not finite.
-    NotFinite(Incident),
+    /// The loss or the gradient norm is not finite; with `value_guard.rerun`, also why.
+    NotFinite(Incident, Option<Verdict>),
     /// The loss is far above those before.
     Spike {
         step: u64,
@@ -28,7 +29,7 @@ impl Cause {
     /// The positions of the step's samples in the stream of samples.
     pub(crate) fn samples(&self) -> Range<u64> {
         match self {
-            Cause::NotFinite(incident) => incident.samples.clone(),
+            Cause::NotFinite(incident, _) => incident.samples.clone(),
             Cause::Spike { samples, .. } => samples.clone(),
             Cause::Drift { .. } => 0..0,
         }
@@ -37,7 +38,11 @@ impl Cause {
     /// What a user can do if the job ends.
     pub(crate) fn advice(&self) -> &'static str {
         match self {
-            Cause::NotFinite(_) | Cause::Spike { .. } => {
+            Cause::NotFinite(_, Some(Verdict::Transient | Verdict::Persistent { .. })) => {
+                "Memory or a device has corrupted values: test the node of these ranks, then start the job again; to go \
+                 on after such steps, set value_guard.policy to \"skip\" or \"rollback\""
+            }
+            Cause::NotFinite(..) | Cause::Spike { .. } => {
                 "Look at these samples and at the learning rate; to go on without such steps, set value_guard.policy \
                  to \"skip\" or \"rollback\""
             }
@@ -51,7 +56,7 @@ impl Cause {
     /// Whether the step has changed parameters.
     pub(crate) fn has_updated(&self) -> bool {
         match self {
-            Cause::NotFinite(incident) => incident.grad_norm.is_finite(),
+            Cause::NotFinite(incident, _) => incident.grad_norm.is_finite(),
             Cause::Spike { .. } | Cause::Drift { .. } => true,
         }
     }
@@ -60,7 +65,7 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cause::NotFinite(incident) => {
+            Cause::NotFinite(incident, verdict) => {
                 let Incident {
                     step,
                     samples,
@@ -76,7 +81,11 @@ impl fmt::Display for Cause {
                         write!(f, "the losses of ranks {} are not finite", ranks.join(", "))?;
                     }
                 }
-                write!(f, ", samples {} to {}", samples.start, last(samples))
+                write!(f, ", samples {} to {}", samples.start, last(samples))?;
+                match verdict {
+                    Some(verdict) => write!(f, "; {verdict}"),
+                    None => Ok(()),
+                }
             }
             Cause::Spike {
                 step,
@@ -134,12 +143,13 @@ mod tests {
     use super::*;
 
     fn not_finite(ranks: &[usize]) -> Cause {
-        Cause::NotFinite(Incident {
+        let incident = Incident {
             step: 7,
             samples: 48..56,
             grad_norm: f64::NAN,
             ranks: ranks.to_vec(),
-        })
+        };
+        Cause::NotFinite(incident, None)
     }
 
     fn drift() -> Cause {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trainyard_checkpoint::TrainState;
-use trainyard_config::Config;
+use trainyard_config::{Batching, Config};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
@@ -23,10 +23,12 @@ use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
 use crate::preemption::{PreemptionHandler, StopFlag};
+use crate::rerun::{self, Verdict};
 use crate::same_job;
 use crate::sample_log::SampleLog;
 use crate::spike::SpikeDetector;
 use crate::trainer::{StepOutcome, Trainer};
+use crate::value_guard::Incident;
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
 pub fn run(config: &Config, world: &World) -> Result<()> {
@@ -127,10 +129,10 @@ impl<'a> Job<'a> {
         let loader = loader(
             config,
             world,
-            &trainer,
+            trainer.batching(),
             Arc::clone(&training_source),
             Phase::Training,
-            trainer.samples_seen(),
+            (trainer.samples_seen(), trainer.data_group().index()),
         )?;
         // Opened now, so that a wrong path is found before the first step.
         let validation_source = || build::source(config, Phase::Validation);
@@ -270,8 +272,10 @@ impl<'a> Job<'a> {
             return Ok(causes);
         }
         if has_incident || is_stored {
-            let incidents = self.trainer.incidents()?;
-            causes.extend(incidents.into_iter().map(Cause::NotFinite));
+            for incident in self.trainer.incidents()? {
+                let verdict = section.rerun.then(|| self.rerun(&incident)).transpose()?;
+                causes.push(Cause::NotFinite(incident, verdict));
+            }
         }
         let (step, every) = (self.trainer.steps_taken(), section.digest_interval);
         if every > 0 && (step.is_multiple_of(every) || is_stored) {
@@ -279,6 +283,36 @@ impl<'a> Job<'a> {
             causes.extend(drift.map(|drift| Cause::Drift { step, drift }));
         }
         Ok(causes)
+    }
+
+    /// Computes the samples of a step again, without changing anything, to find out why its values were not finite.
+    fn rerun(&self, incident: &Incident) -> Result<Verdict> {
+        let group = self.trainer.data_group();
+        let own = self.rerun_share(incident, group.index())?;
+        let next = (group.index() + 1) % group.size();
+        let other = if group.size() > 1 {
+            Some(self.rerun_share(incident, next)?)
+        } else {
+            None
+        };
+        Ok(rerun::verdict(&own, other.as_deref()))
+    }
+
+    /// Which shares of a step's batch have a loss that is not finite, if this replica computes `share`.
+    fn rerun_share(&self, incident: &Incident, share: usize) -> Result<Vec<bool>> {
+        let source = Arc::clone(&self.training_source);
+        let first = incident.samples.start;
+        let loader = loader(
+            self.config,
+            self.world,
+            self.trainer.batching(),
+            source,
+            Phase::Training,
+            (first, share),
+        )?;
+        let num = self.trainer.batching().num_microbatches;
+        let batches = loader.take(num).collect::<Result<Vec<_>, _>>()?;
+        self.trainer.rerun(&batches, first, share)
     }
 
     /// Acts on values that cannot be used, as `value_guard.policy` says. Whether the job went back to a checkpoint.
@@ -352,10 +386,10 @@ impl<'a> Job<'a> {
         self.loader = loader(
             self.config,
             self.world,
-            &self.trainer,
+            self.trainer.batching(),
             Arc::clone(&self.training_source),
             Phase::Training,
-            first,
+            (first, self.trainer.data_group().index()),
         )?;
         Ok(())
     }
@@ -440,10 +474,10 @@ impl<'a> Job<'a> {
         let loader = loader(
             self.config,
             self.world,
-            &self.trainer,
+            self.trainer.batching(),
             source,
             Phase::Validation,
-            0,
+            (0, self.trainer.data_group().index()),
         )?;
         let batches = loader.take(num).collect::<Result<Vec<_>, _>>()?;
         let validation_loss = self.trainer.evaluate(&batches)?;
@@ -555,17 +589,16 @@ fn report_offload(files: &[Counters]) {
     }
 }
 
-/// Loads the micro-batches of this rank, starting at sample `first` of the stream. The batch size may differ
-/// from that of the run before.
+/// Loads the micro-batches of one share of every batch, starting at sample `first` of the stream. The batch size may
+/// differ from that of the run before.
 fn loader(
     config: &Config,
     world: &World,
-    trainer: &Trainer,
+    batching: &Batching,
     source: Arc<dyn Source>,
     phase: Phase,
-    first: u64,
+    (first, share): (u64, usize),
 ) -> Result<Loader> {
-    let batching = trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let sampler = sampler.starting_at(first);
     let order = match source.len() {
@@ -579,12 +612,7 @@ fn loader(
         device: world.device(),
         ..LoaderOptions::default()
     };
-    Ok(Loader::new(
-        source,
-        sampler,
-        trainer.data_group().index(),
-        options,
-    )?)
+    Ok(Loader::new(source, sampler, share, options)?)
 }
 
 fn write_trace(config: &Config, world: &World) -> Result<()> {

@@ -27,6 +27,7 @@ mod pipeline;
 mod preemption;
 mod recompute;
 mod replica_digest;
+mod rerun;
 mod same_job;
 mod sample_log;
 mod scalar;

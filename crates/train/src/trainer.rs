@@ -54,6 +54,8 @@ pub struct Trainer {
     /// Whether values that are not finite are incidents.
     is_guarded: bool,
     bad_sample: Option<u64>,
+    /// The rank whose loss is NaN, and the step if it is not every one, for tests.
+    bad_rank: Option<(usize, Option<u64>)>,
     bit_flip: Option<PlannedBitFlip>,
     replicas: ReplicaDigests,
     /// Offloaded states are not in memory when replicas are compared.
@@ -205,6 +207,10 @@ impl Trainer {
             guard: ValueGuard::new(world.world_group()?),
             is_guarded: config.value_guard.enable,
             bad_sample: config.debug.bad_sample,
+            bad_rank: config
+                .debug
+                .bad_rank
+                .map(|rank| (rank, config.debug.bad_step)),
             bit_flip: PlannedBitFlip::from_config(&config.debug, world.rank()),
             replicas: ReplicaDigests::new(&parameters, world)?,
             is_offloaded: config.parallelism.offload != Offload::None,
@@ -358,18 +364,51 @@ impl Trainer {
         &mut self.guard.state
     }
 
+    /// Which shares of a step's batch have a loss that is not finite, if this replica computes `share` of the batch that
+    /// begins at sample `first`: without gradients, and without a change. This is a collective call, and the result is
+    /// the same on all ranks.
+    pub(crate) fn rerun(&self, batches: &[Batch], first: u64, share: usize) -> Result<Vec<bool>> {
+        let batches = &self.local_microbatches(batches)?;
+        let count = if self.is_bad(first, share, None) {
+            f64::NAN
+        } else {
+            self.nominal_targets
+        };
+        let step = StepInputs {
+            microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
+            count,
+            scale: 1.0,
+            ledger: &self.ledger,
+        };
+        let loss = self.loss_or_zero(self.model.evaluate(&step)?)?;
+        let mut is_bad = vec![0i64; self.data_group.size()];
+        is_bad[share] = i64::from(!f64::try_from(loss)?.is_finite());
+        let is_bad = Tensor::from_slice(&is_bad);
+        let work = self
+            .world_group
+            .all_reduce(&is_bad, ReduceOp::Max, Purpose::Control)?;
+        work.wait()?;
+        let is_bad = Vec::<i64>::try_from(&is_bad)?;
+        Ok(is_bad.into_iter().map(|bad| bad > 0).collect())
+    }
+
     /// The index of the first sample of a micro-batch in the global batch of the step.
     fn first_sample(&self, microbatch: usize) -> u64 {
         let before = self.data_group.index() * self.batching.num_microbatches + microbatch;
         (before * self.batching.local) as u64
     }
 
-    /// Whether this rank's batch of the step has the sample whose loss is NaN for tests.
-    fn has_bad_sample(&self) -> bool {
-        let first = self.samples_seen + self.first_sample(0);
+    /// Whether the loss of this rank is NaN for tests: in its share of the batch that begins at sample `first` is a bad
+    /// sample, or the rank itself is bad in this step; a step that is computed again is none of them.
+    fn is_bad(&self, first: u64, share: usize, step: Option<u64>) -> bool {
         let num = self.batching.num_microbatches * self.batching.local;
+        let first = first + (share * num) as u64;
         let own = first..first + num as u64;
-        self.bad_sample.is_some_and(|sample| own.contains(&sample))
+        let has_bad_sample = self.bad_sample.is_some_and(|sample| own.contains(&sample));
+        let is_bad_rank = self.bad_rank.is_some_and(|(rank, bad_step)| {
+            rank == self.world_group.index() && (bad_step.is_none() || bad_step == step)
+        });
+        has_bad_sample || is_bad_rank
     }
 
     /// This rank's positions of the sequences, under context parallelism.
@@ -399,7 +438,8 @@ impl Trainer {
     }
 
     fn forward_backward(&mut self, microbatches: &[LocalMicrobatch], count: f64) -> Result<Tensor> {
-        let count = if self.has_bad_sample() {
+        let step = Some(self.step + 1);
+        let count = if self.is_bad(self.samples_seen, self.data_group.index(), step) {
             f64::NAN
         } else {
             count

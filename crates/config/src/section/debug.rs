@@ -31,6 +31,10 @@ pub struct DebugSection {
     pub routing_skew: f64,
     /// The position of a sample whose loss is NaN, to test what the job does about it; none if absent.
     pub bad_sample: Option<u64>,
+    /// A rank whose loss is NaN, to test the same; none if absent.
+    pub bad_rank: Option<usize>,
+    /// The step of that; every step if absent.
+    pub bad_step: Option<u64>,
     /// What a bit is flipped in, on one rank in one step, to test that it is found; none if absent.
     pub flip_bit: Option<BitFlip>,
     /// The step of that.
@@ -47,6 +51,8 @@ impl Default for DebugSection {
             sample_log_folder: None,
             routing_skew: 0.0,
             bad_sample: None,
+            bad_rank: None,
+            bad_step: None,
             flip_bit: None,
             flip_bit_step: 1,
             flip_bit_rank: 0,

@@ -28,6 +28,9 @@ pub struct ValueGuardSection {
     pub policy: GuardPolicy,
     /// How many steps may be skipped or rolled back before the job ends.
     pub max_incidents: u64,
+    /// Whether the samples of a step with values that are not finite are computed again, by the same ranks and by
+    /// others, to tell a fault of a device from one in the data.
+    pub rerun: bool,
     /// Steps between two comparisons of replicas; 0 for none. They are compared before every save to storage too.
     pub digest_interval: u64,
     /// The robust z-score above which the loss of a reported step is a spike; 0 turns this off.
@@ -42,6 +45,7 @@ impl Default for ValueGuardSection {
             enable: true,
             policy: GuardPolicy::Stop,
             max_incidents: 10,
+            rerun: false,
             digest_interval: 100,
             spike_threshold: 0.0,
             spike_window: 100,

@@ -68,6 +68,36 @@ pub fn stops() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A step that is computed again tells a transient fault from one of a rank and from one in the data.
+pub fn reruns() -> Result<(), Failed> {
+    for (keys, verdict) in [
+        ("--debug.bad_rank 1 --debug.bad_step 3", "a transient fault"),
+        (
+            "--debug.bad_rank 1",
+            "only data-parallel replica 1 has such values",
+        ),
+        (
+            "--debug.bad_sample 37",
+            "every replica has such values from share 1 of the batch",
+        ),
+        (
+            "--debug.bad_sample 37 --parallelism.data_parallel_shard_degree 2",
+            "every replica has such values from share 1 of the batch",
+        ),
+        (
+            "--debug.bad_sample 17 --parallelism.tensor_parallel_degree 2",
+            "there is no other replica",
+        ),
+    ] {
+        let folder = TempDir::new()?;
+        let output = train(folder.path(), &format!("{keys} --value_guard.rerun true"))?;
+        let text = describe(&output);
+        assert_eq!(output.status.code(), Some(EXIT_CODE), "{keys}: {text}");
+        assert!(text.contains(verdict), "{keys}: {text}");
+    }
+    Ok(())
+}
+
 /// The job goes on without the update.
 pub fn skips() -> Result<(), Failed> {
     let folder = TempDir::new()?;

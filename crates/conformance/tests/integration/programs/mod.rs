@@ -20,7 +20,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 32] = [
+    let tests: [(&str, Test); 33] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
@@ -82,6 +82,7 @@ pub fn trials() -> Vec<Trial> {
         ),
         ("a_step_that_is_not_finite_ends_the_job", guard::stops),
         ("a_step_that_is_not_finite_is_skipped", guard::skips),
+        ("a_step_that_is_computed_again_tells_why", guard::reruns),
         (
             "a_step_that_is_not_finite_is_rolled_back",
             guard::rolls_back,
