@@ -43,10 +43,10 @@ def train_command(folder, num_ranks, keys):
     return [*launcher, program("trainyard"), "train", config, *config_options({**defaults, **keys})]
 
 
-def train(folder, num_ranks, keys):
+def train(folder, num_ranks, keys, timeout=120):
     """Trains to the end; the exit code and the output."""
     command = train_command(folder, num_ranks, keys)
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
     return ended.returncode, ended.stdout
 
 
