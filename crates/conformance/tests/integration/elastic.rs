@@ -17,7 +17,7 @@ use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use trainyard_conformance::as_trials;
-use trainyard_conformance::programs::{Running, find, processes, repository, signal_rank};
+use trainyard_conformance::programs::{Running, find, processes, python, repository, signal_rank};
 
 const STEPS: u64 = 60;
 /// Longer than anything here takes.
@@ -54,6 +54,10 @@ pub fn trials() -> Vec<Trial> {
             (
                 "a_terminated_node_costs_no_step",
                 a_terminated_node_costs_no_step,
+            ),
+            (
+                "pytorch_ranks_meet_in_the_store_of_their_agents",
+                pytorch_ranks_meet_in_the_store_of_their_agents,
             ),
             (
                 "a_world_shrinks_and_grows_and_the_losses_stay_the_same",
@@ -121,6 +125,25 @@ fn a_stopped_worker_is_killed_and_the_losses_stay_the_same() -> Outcome {
     let mentions_rank_0 = |line: &str| line.contains("rank 0 (pid") && line.contains("hung");
     assert!(!text.lines().any(mentions_rank_0), "{text}");
     assert_same_losses(&run)
+}
+
+/// A PyTorch script, unchanged, on two agents: each rank reaches its own agent over loopback, and one agent relays.
+fn pytorch_ranks_meet_in_the_store_of_their_agents() -> Outcome {
+    let run = Run::new("2")?;
+    let script = "import os, torch, torch.distributed as dist\n\
+         dist.init_process_group('gloo')\n\
+         sum = torch.tensor([dist.get_rank() + 1.0])\n\
+         dist.all_reduce(sum)\n\
+         print('sum', sum.item(), os.environ['MASTER_ADDR'], flush=True)\n\
+         dist.destroy_process_group()\n";
+    let worker = [python()?.display().to_string(), "-c".into(), script.into()];
+    let start = || run.start_agent(&mut Command::new(find("trainyard")?), "1", &worker);
+    for mut agent in [start()?, start()?] {
+        assert!(agent.0.wait()?.success(), "{}", run.text());
+    }
+    run.wait_for("sum 3.0 127.0.0.1")?;
+    run.wait_for("sum 3.0 127.0.0.1")?;
+    Ok(())
 }
 
 /// As a scheduler preempts a job: all agents get SIGTERM, and the same job is started again later.
@@ -248,7 +271,9 @@ impl Run {
     }
 
     fn agent_with(&self, keys: &[&str]) -> Outcome<Running> {
-        self.start_agent(&mut Command::new(find("trainyard")?), "1", keys)
+        let mut worker = train()?;
+        worker.extend(keys.iter().map(|key| (*key).to_owned()));
+        self.start_agent(&mut Command::new(find("trainyard")?), "1", &worker)
     }
 
     /// An agent with two ranks on simulated GPUs.
@@ -257,14 +282,16 @@ impl Run {
         command
             .args(["simulate", "--gpus", "2", "--"])
             .arg(find("trainyard")?);
-        self.start_agent(&mut command, "2", &["--checkpoint.memory_interval", "1"])
+        let mut worker = train()?;
+        worker.extend(["--checkpoint.memory_interval", "1"].map(str::to_owned));
+        self.start_agent(&mut command, "2", &worker)
     }
 
     fn start_agent(
         &self,
         command: &mut Command,
         num_ranks: &str,
-        keys: &[&str],
+        worker: &[String],
     ) -> Outcome<Running> {
         command
             .args(["run", "--nnodes", self.nodes, "--max-restarts", "5"])
@@ -274,8 +301,7 @@ impl Run {
             .args(["--rdzv-endpoint", &self.endpoint, "--run-secret-file"])
             .arg(self.dir.path().join("secret"))
             .arg("--")
-            .args(train()?)
-            .args(keys)
+            .args(worker)
             .current_dir(repository(""))
             .env(MARK, self.dir.path())
             .env("OMP_NUM_THREADS", "1");
