@@ -302,17 +302,22 @@ impl<'a> Job<'a> {
     fn rerun_share(&self, incident: &Incident, share: usize) -> Result<Vec<bool>> {
         let source = Arc::clone(&self.training_source);
         let first = incident.samples.start;
-        let loader = loader(
-            self.config,
-            self.world,
-            self.trainer.batching(),
-            source,
-            Phase::Training,
-            (first, share),
-        )?;
         let num = self.trainer.batching().num_microbatches;
-        let batches = loader.take(num).collect::<Result<Vec<_>, _>>()?;
+        let batches = self.load(source, Phase::Training, (first, share), num)?;
         self.trainer.rerun(&batches, first, share)
+    }
+
+    /// Loads micro-batches of one share beside those of training, starting at a sample of the stream.
+    fn load(
+        &self,
+        source: Arc<dyn Source>,
+        phase: Phase,
+        start: (u64, usize),
+        num: usize,
+    ) -> Result<Vec<Batch>> {
+        let batching = self.trainer.batching();
+        let loader = loader(self.config, self.world, batching, source, phase, start)?;
+        Ok(loader.take(num).collect::<Result<_, _>>()?)
     }
 
     /// Acts on values that cannot be used, as `value_guard.policy` says. Whether the job went back to a checkpoint.
@@ -471,15 +476,8 @@ impl<'a> Job<'a> {
         let step = self.trainer.steps_taken();
         self.heartbeat.enter(Stage::Between, step);
         let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
-        let loader = loader(
-            self.config,
-            self.world,
-            self.trainer.batching(),
-            source,
-            Phase::Validation,
-            (0, self.trainer.data_group().index()),
-        )?;
-        let batches = loader.take(num).collect::<Result<Vec<_>, _>>()?;
+        let start = (0, self.trainer.data_group().index());
+        let batches = self.load(source, Phase::Validation, start, num)?;
         let validation_loss = self.trainer.evaluate(&batches)?;
         self.sinks.write_validation(&ValidationMetrics {
             step,

@@ -48,7 +48,7 @@ pub struct WorkerStore {
     tasks: [JoinHandle<()>; 2],
 }
 
-/// Where clients of the current epoch find their keys. Between epochs nobody knows yet, and clients wait.
+/// Where clients of the current epoch find their keys. Between epochs there is no route, and clients wait.
 #[derive(Debug, Default)]
 struct CurrentEpoch(Mutex<watch::Sender<Option<Route>>>);
 

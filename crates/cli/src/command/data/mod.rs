@@ -6,6 +6,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::failure::Failure;
 
@@ -30,4 +31,14 @@ impl Data {
             Command::Verify(verify) => verify.execute(),
         }
     }
+}
+
+/// The progress of reading this many bytes.
+fn progress_bar(num_bytes: u64) -> Result<ProgressBar, Failure> {
+    let style = ProgressStyle::with_template(
+        "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+    );
+    let bar = ProgressBar::new(num_bytes);
+    bar.set_style(style.map_err(Failure::new)?);
+    Ok(bar)
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use trainyard_tokenize::{Options, TokenizeError, prepare};
 
 use crate::failure::Failure;
@@ -50,11 +49,7 @@ impl Prepare {
             end_of_document: self.end_of_document,
         };
         let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-        let style = ProgressStyle::with_template(
-            "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-        );
-        let bar = ProgressBar::new(options.inputs.iter().map(size).sum());
-        bar.set_style(style.map_err(Failure::new)?);
+        let bar = super::progress_bar(options.inputs.iter().map(size).sum())?;
         let prepared = prepare(&options, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let summary = prepared.map_err(|error| match error {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use trainyard_tokenize::{Index, verify};
 
 use crate::failure::Failure;
@@ -24,12 +23,8 @@ impl Verify {
     pub(super) fn execute(self) -> Result<ExitCode, Failure> {
         let index = Index::read(&self.directory).map_err(Failure::new)?;
         let size = |path: PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-        let style = ProgressStyle::with_template(
-            "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-        );
         let paths = index.paths(&self.directory).into_iter();
-        let bar = ProgressBar::new(paths.map(size).sum());
-        bar.set_style(style.map_err(Failure::new)?);
+        let bar = super::progress_bar(paths.map(size).sum())?;
         let verified = verify(&self.directory, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let index = verified.map_err(|error| {

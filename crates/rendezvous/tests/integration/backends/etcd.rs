@@ -85,7 +85,7 @@ impl Members {
         }
     }
 
-    /// Adds the user `root` with a password, and from then on serves nobody else.
+    /// Adds the user `root` with a password, and enables authentication: requests without it are rejected.
     fn enable_users(&self, password: &str) {
         let post = |path: &str, body: &str| {
             let output = Command::new("curl")
