@@ -1,15 +1,14 @@
 //! The owner of a checkpoint folder: one running job at a time.
 //!
-//! On a file system the owner holds a lock, which the kernel releases when it ends, and a second job is rejected. An
-//! object store has no locks: there the job that comes last takes the folder over. In both, the owner writes
-//! [`OWNER`] with a token of its own, and before it commits or deletes a checkpoint it reads the file again: a job
+//! The owner holds a lock, and a second job is rejected. On a file system the kernel releases the lock when its holder
+//! ends; in an object store it is a lease that the holder renews. The owner also writes [`OWNER`] with a token of its own, and before it commits or deletes a checkpoint it reads the file again: a job
 //! that is no longer the owner, because a newer epoch of the run or another job took over, changes nothing any more.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CheckpointError, Digest, Result, Store};
+use crate::{CheckpointError, Result, Store};
 
 /// The file in a checkpoint folder that names its owner.
 pub const OWNER: &str = "owner.json";
@@ -33,21 +32,32 @@ pub struct Owner {
 
 impl Owner {
     /// This process as the owner of a folder, for an epoch of a run.
-    pub fn this_process(run: &str, epoch: u64) -> Owner {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
-        let host = host.map_or("unknown".into(), |host| host.trim().to_owned());
-        let pid = std::process::id();
-        let time = SystemTime::now().duration_since(UNIX_EPOCH);
-        let nanoseconds = time.map_or(0, |time| time.as_nanos());
-        let token = Digest::of(format!("{host} {pid} {nanoseconds}").as_bytes());
-        Owner {
+    pub fn this_process(run: &str, epoch: u64) -> Result<Owner> {
+        Ok(Owner {
             run: run.to_owned(),
             epoch,
-            host,
-            pid,
-            token: token.to_string()[..16].to_owned(),
-        }
+            host: host(),
+            pid: std::process::id(),
+            token: unique_token()?,
+        })
     }
+
+    /// Whether this is a newer epoch of the run that `other` is an epoch of.
+    fn supersedes(&self, other: &Owner) -> bool {
+        self.run == other.run && self.epoch > other.epoch
+    }
+}
+
+fn host() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    host.map_or("unknown".into(), |host| host.trim().to_owned())
+}
+
+/// A text that no other call on any host returns.
+pub(crate) fn unique_token() -> Result<String> {
+    let token = getrandom::u64()
+        .map_err(|error| CheckpointError::io("a random number")(io::Error::other(error)))?;
+    Ok(format!("{token:016x}"))
 }
 
 impl std::fmt::Display for Owner {
@@ -83,19 +93,21 @@ impl std::fmt::Debug for Ownership {
 impl Ownership {
     /// Makes `owner` the owner of a folder, unless another job that runs owns it.
     pub fn claim(store: &dyn Store, owner: Owner) -> Result<Ownership> {
-        let lock = match store.lock(LOCK)? {
+        let before = current(store)?;
+        let is_superseded = before
+            .as_ref()
+            .is_some_and(|before| owner.supersedes(before));
+        let lock = match store.lock(LOCK, is_superseded)? {
             Lock::Acquired(lock) => Some(lock),
             Lock::Unsupported => None,
-            Lock::Held => match current(store)? {
-                // The rest of an older epoch, on a host that cannot be reached.
-                Some(before) if before.run == owner.run && before.epoch < owner.epoch => None,
-                before => {
-                    return Err(CheckpointError::Owned {
-                        path: store.describe(""),
-                        owner: before.map_or("another job".into(), |owner| owner.to_string()),
-                    });
-                }
-            },
+            // The rest of an older epoch, on a host that cannot be reached.
+            Lock::Held if is_superseded => None,
+            Lock::Held => {
+                return Err(CheckpointError::Owned {
+                    path: store.describe(""),
+                    owner: before.map_or("another job".into(), |owner| owner.to_string()),
+                });
+            }
         };
         let text = serde_json::to_vec_pretty(&owner);
         let text =
@@ -134,7 +146,7 @@ mod tests {
     use crate::store;
 
     fn owner(run: &str, epoch: u64) -> Owner {
-        Owner::this_process(run, epoch)
+        Owner::this_process(run, epoch).unwrap()
     }
 
     #[test]

@@ -62,8 +62,9 @@ pub trait Store: Debug + Send + Sync {
     /// Deletes a directory and its content. Succeeds if it does not exist.
     fn remove_dir(&self, dir: &str) -> Result<()>;
 
-    /// Tries to lock a file, which it creates, against all other processes.
-    fn lock(&self, _path: &str) -> Result<Lock> {
+    /// Tries to lock a file, which it creates, against all other processes. `is_superseded` says that whoever may hold
+    /// it now need not be respected; a store may still find it held, if only the holder can give it back.
+    fn lock(&self, _path: &str, _is_superseded: bool) -> Result<Lock> {
         Ok(Lock::Unsupported)
     }
 

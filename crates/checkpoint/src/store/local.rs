@@ -124,7 +124,7 @@ impl Store for LocalStore {
         Ok(Some(disk.f_bavail.saturating_mul(disk.f_frsize)))
     }
 
-    fn lock(&self, path: &str) -> Result<Lock> {
+    fn lock(&self, path: &str, _is_superseded: bool) -> Result<Lock> {
         let path = self.absolute(path);
         make_parents(&path)?;
         let file = File::options().create(true).append(true).open(&path);

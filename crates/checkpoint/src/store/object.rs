@@ -7,6 +7,7 @@
 //! thread; the methods of [`Store`] block until a request is complete.
 
 mod error_kind;
+mod lease;
 mod upload;
 
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Store, Writer};
-use crate::{CheckpointError, Result};
+use crate::{CheckpointError, Lock, Result};
 
 pub use error_kind::RemoteErrorKind;
 use upload::Upload;
@@ -46,6 +47,8 @@ const VARIABLE_PREFIX: &str = "AWS_";
 #[derive(Debug)]
 pub struct ObjectStore {
     bucket: Arc<Bucket>,
+    /// How long a lock lasts whose holder is dead.
+    lease: Duration,
 }
 
 /// The client of a bucket, shared by a store and its uploads.
@@ -95,7 +98,13 @@ impl ObjectStore {
         bucket.path("")?;
         Ok(ObjectStore {
             bucket: Arc::new(bucket),
+            lease: lease::LEASE,
         })
+    }
+
+    /// The same store, with locks that last `lease` after their holder died instead of 30 seconds.
+    pub fn with_lease(self, lease: Duration) -> ObjectStore {
+        ObjectStore { lease, ..self }
     }
 }
 
@@ -270,6 +279,11 @@ impl Store for ObjectStore {
         let removed = client.delete_stream(files.boxed());
         let removed = removed.try_for_each(|_| async { Ok(()) });
         self.bucket.wait(&dir, removed)
+    }
+
+    fn lock(&self, path: &str, is_superseded: bool) -> Result<Lock> {
+        let path = self.bucket.path(path)?;
+        lease::lock(&self.bucket, path, self.lease, is_superseded)
     }
 }
 

@@ -72,8 +72,8 @@ impl Store for Subfolder {
         self.store.remove_dir(&self.below(dir))
     }
 
-    fn lock(&self, path: &str) -> Result<Lock> {
-        self.store.lock(&self.below(path))
+    fn lock(&self, path: &str, is_superseded: bool) -> Result<Lock> {
+        self.store.lock(&self.below(path), is_superseded)
     }
 
     fn available_bytes(&self) -> Result<Option<u64>> {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::bucket::{BUCKET, Server, free_port, open, python, variables};
 use trainyard_checkpoint::store::{self, LocalStore, ObjectStore, RemoteErrorKind};
 use trainyard_checkpoint::{
-    Checkpoint, CheckpointError, Dtype, ElementSource, ReadRequest, Store, TrainState, WriteItem,
-    commit, latest, retain, step_dir, write_shard,
+    Checkpoint, CheckpointError, Dtype, ElementSource, Owner, Ownership, ReadRequest, Store,
+    TrainState, WriteItem, commit, latest, retain, step_dir, write_shard,
 };
 use trainyard_mesh::{Region, Slice};
 
@@ -239,6 +239,34 @@ fn a_bucket_fulfills_the_contract() {
             store.describe("./step-4"),
             format!("s3://{BUCKET}/some/checkpoints/step-4")
         );
+    });
+}
+
+/// A lease that is renewed all the time, and one that is never renewed while a test runs.
+const SHORT: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_bucket_has_one_owner() {
+    with_server(|_, port| {
+        let store = |lease| open("run", port).with_lease(lease);
+        let claim = |lease, run, epoch| {
+            Ownership::claim(&store(lease), Owner::this_process(run, epoch).unwrap())
+        };
+        let first = claim(SHORT, "a", 1).unwrap();
+        let rejected = claim(Duration::from_secs(60), "b", 0).unwrap_err();
+        assert!(rejected.to_string().contains("run `a`"), "{rejected}");
+        first.check(&store(SHORT)).unwrap();
+        // Neither of these two waits for the other's lease to end.
+        let newer = claim(LONG, "a", 2).unwrap();
+        let fenced = first.check(&store(SHORT)).unwrap_err();
+        assert!(matches!(fenced, CheckpointError::Fenced { .. }), "{fenced}");
+        drop(first);
+        newer.check(&store(LONG)).unwrap();
+        drop(newer);
+        let killed = claim(LONG, "b", 0).unwrap();
+        std::mem::forget(killed);
+        claim(SHORT, "c", 0).unwrap().check(&store(SHORT)).unwrap();
     });
 }
 

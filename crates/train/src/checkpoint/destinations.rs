@@ -57,7 +57,7 @@ fn claim_for_all(
 
 /// Claims the storage. If it cannot be used at all, a job that can continue from peer memory goes on without it.
 fn claim(store: &dyn Store, has_memory: bool) -> Result<Option<Arc<Ownership>>> {
-    match Ownership::claim(store, this_owner()) {
+    match this_owner().and_then(|owner| Ownership::claim(store, owner)) {
         Ok(owner) => Ok(Some(Arc::new(owner))),
         Err(error) if has_memory && !matches!(error, CheckpointError::Owned { .. }) => {
             tracing::warn!("the checkpoint storage cannot be used: {error}");
@@ -68,7 +68,7 @@ fn claim(store: &dyn Store, has_memory: bool) -> Result<Option<Arc<Ownership>>> 
 }
 
 /// This process as the owner of a checkpoint folder: the run and the epoch that the launcher names.
-fn this_owner() -> Owner {
+fn this_owner() -> trainyard_checkpoint::Result<Owner> {
     let run = std::env::var("TORCHELASTIC_RUN_ID").unwrap_or("none".into());
     let number = |name| std::env::var(name).ok()?.parse().ok();
     let epoch = number("TRAINYARD_EPOCH").or(number("TORCHELASTIC_RESTART_COUNT"));
