@@ -119,7 +119,7 @@ impl AgentConfig {
     fn join(&self, store_port: u16) -> io::Result<Join> {
         let node_info = NodeInfo {
             node: self.node_name.clone(),
-            instance: random()?,
+            instance: getrandom::u64().map_err(io::Error::other)?,
             num_workers: u32::try_from(self.job.nproc).unwrap_or(u32::MAX),
             capabilities: BTreeSet::new(),
             node_rank: self.node_rank,
@@ -301,7 +301,7 @@ impl Agent<'_> {
             assignment.num_nodes,
             assignment.store
         );
-        match Workers::start(&job) {
+        match Workers::start(&job, &self.signals) {
             Ok(workers) => {
                 self.workers = Some(workers);
                 self.exchange = Some(HeartbeatExchange::start(
@@ -351,12 +351,6 @@ fn shortened(message: &str) -> String {
         start += 1;
     }
     format!("{first}{GAP}{}", &rest[start..])
-}
-
-fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 #[cfg(test)]

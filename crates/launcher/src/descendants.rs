@@ -21,9 +21,8 @@ pub(crate) struct LaunchId(String);
 
 impl LaunchId {
     pub(crate) fn random() -> io::Result<LaunchId> {
-        let mut bytes = [0; 8];
-        io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut bytes)?;
-        Ok(LaunchId(format!("{:016x}", u64::from_le_bytes(bytes))))
+        let id = getrandom::u64().map_err(io::Error::other)?;
+        Ok(LaunchId(format!("{id:016x}")))
     }
 
     /// An id that another process has printed; `None` if it is not one.

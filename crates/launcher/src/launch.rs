@@ -19,8 +19,8 @@ use crate::{Job, LaunchError};
 pub fn launch(job: &Job) -> Result<Outcome, LaunchError> {
     let signals = Signals::watch().map_err(watch_error)?;
     let mut supervisor = Supervisor {
+        workers: Workers::start(job, &signals)?,
         signals,
-        workers: Workers::start(job)?,
         grace: job.grace,
         phase: Phase::Running,
         interrupted_by: None,

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -41,6 +42,12 @@ impl Signals {
             .pending()
             .filter_map(Signal::from_named_raw)
             .collect()
+    }
+
+    /// Whether signals have arrived since the last call of [`pending`](Self::pending).
+    pub fn have_arrived(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|num_ready| num_ready > 0)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::oom_kills::oom_kills;
 use crate::output::{Source, Stream, forward};
 use crate::report::{ExitStatus, Outcome, WorkerExit};
 use crate::runtime_dir::RuntimeDir;
+use crate::signals::Signals;
 use crate::worker_process::{WorkerProcess, WorkerProcesses};
 use crate::{Job, LaunchError, Master, environment, find_program, worker};
 
@@ -57,15 +58,16 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts every local rank of a job and forwards their output.
+    /// Starts every local rank of a job and forwards their output. A signal ends the starting: the caller finds it in
+    /// `signals`, and stops the ranks that have been started.
     ///
     /// The calling program must call [`worker::intercept`] first in its `main`, unless the job names another
     /// trampoline.
-    pub fn start(job: &Job) -> Result<Workers, LaunchError> {
+    pub fn start(job: &Job, signals: &Signals) -> Result<Workers, LaunchError> {
         let started = Instant::now();
         let heartbeats = allocate_heartbeats(job);
         let runtime_dir = create_runtime_dir(job, heartbeats.as_ref());
-        let (processes, [stdouts, stderrs]) = start(job, heartbeats.as_ref())?;
+        let (processes, [stdouts, stderrs]) = start(job, heartbeats.as_ref(), signals)?;
         let stderr_tails = stderrs.iter().map(Source::tail).collect();
         let (stop, stop_output) = pipe_with(PipeFlags::CLOEXEC).map_err(watch_error)?;
         let stops = [stop.try_clone().map_err(watch_error)?, stop];
@@ -275,10 +277,11 @@ pub(crate) fn watch_error(error: impl Into<io::Error>) -> LaunchError {
     LaunchError::Watch { source }
 }
 
-/// Starts every local rank; returns the sources of their stdout and of their stderr.
+/// Starts every local rank, or fewer if a signal arrives; returns the sources of their stdout and of their stderr.
 fn start(
     job: &Job,
     heartbeats: Option<&HeartbeatMemory>,
+    signals: &Signals,
 ) -> Result<(WorkerProcesses, [Vec<Source>; 2]), LaunchError> {
     if std::env::var_os(worker::MARK).is_some() {
         return Err(LaunchError::NotATrampoline);
@@ -292,6 +295,10 @@ fn start(
     let mut processes = WorkerProcesses::new(&trampoline)?;
     let (mut stdouts, mut stderrs) = (Vec::new(), Vec::new());
     for rank in 0..job.nproc {
+        // There is always a first rank, so that the job ends as one that was interrupted.
+        if rank > 0 && signals.have_arrived() {
+            break;
+        }
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let mut environment = environment(job, rank, &master, is_set);
         if let Some(heartbeats) = heartbeats {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use trainyard_launcher::{Console, ExitStatus, Job, LaunchError, launch, worker};
+use trainyard_launcher::{Console, ExitStatus, Job, LaunchError, Signals, Workers, launch, worker};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -39,7 +39,7 @@ fn launcher(nproc: usize, script: &str) -> ExitCode {
 }
 
 fn trials() -> Vec<Trial> {
-    let trials: [(&str, fn()); 21] = [
+    let trials: [(&str, fn()); 22] = [
         ("ranks_get_the_environment_of_torchrun", environment),
         ("lines_are_prefixed_and_keep_their_stream", prefixes),
         ("a_console_can_be_plain_or_silent", plain_console),
@@ -57,6 +57,7 @@ fn trials() -> Vec<Trial> {
             hung_rank,
         ),
         ("a_rank_without_heartbeats_is_not_killed", no_heartbeat),
+        ("a_signal_ends_the_starting_of_ranks", interrupted_start),
         ("children_of_ranks_are_killed", grandchildren),
         (
             "leftover_children_of_successful_ranks_are_killed",
@@ -404,6 +405,19 @@ fn sigterm() {
 fn sigint() {
     let report = forwarded(Signal::INT, "sigint");
     assert!(report.starts_with("interrupted by SIGINT"), "{report}");
+}
+
+fn interrupted_start() {
+    let signals = Signals::watch().unwrap();
+    kill_process(rustix::process::getpid(), Signal::TERM).unwrap();
+    wait_until("the signal has arrived", || signals.have_arrived());
+    let mut workers = Workers::start(&quiet(1000, "sleep 1000"), &signals).unwrap();
+    workers.signal(Signal::TERM);
+    wait_until("the ranks have exited", || {
+        workers.reap_exited().unwrap();
+        workers.all_exited()
+    });
+    assert_eq!(workers.finish(None).exits.len(), 1);
 }
 
 fn nohup() {
