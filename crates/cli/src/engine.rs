@@ -8,6 +8,7 @@ use std::process::Command;
 use trainyard_launcher::find_program;
 
 use crate::failure::Failure;
+use crate::libtorch;
 
 const NAME: &str = "trainyard-engine";
 
@@ -59,12 +60,14 @@ pub fn ask(
     })
 }
 
-/// The path of the engine.
+/// The path of the engine. Fails if there is none, or if it would not find its libtorch.
 pub fn program() -> Result<PathBuf, Failure> {
     let named = std::env::var_os(VARIABLE);
     let beside = std::env::current_exe().ok();
     let search_path = std::env::var_os("PATH");
-    find(named.as_deref(), beside.as_deref(), search_path.as_deref())
+    let program = find(named.as_deref(), beside.as_deref(), search_path.as_deref())?;
+    libtorch::check(&program)?;
+    Ok(program)
 }
 
 /// The engine of the environment variable, else the one in the directory of this program, else the first on `PATH`.

@@ -6,6 +6,7 @@
 mod command;
 mod engine;
 mod failure;
+mod libtorch;
 mod log;
 
 use std::process::ExitCode;
