@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(
             hint,
             "[debug] has the keys seed, deterministic, sample_log_folder, routing_skew, bad_sample, bad_rank, bad_step, \
-             flip_bit, flip_bit_step, flip_bit_rank"
+             flip_bit, flip_bit_step, flip_bit_rank, guard_cost_block"
         );
         let hint = hint_for_section(Schema::get(), "zzzz");
         assert!(hint.starts_with("the sections are job, model,"), "{hint}");

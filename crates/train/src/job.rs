@@ -229,6 +229,11 @@ impl<'a> Job<'a> {
         } else {
             None
         };
+        if let Some(block) = self.config.debug.guard_cost_block {
+            // After the report, so that the step time of a block is that of steps which are all guarded, or none.
+            let number = step.checked_div(block).unwrap_or(0);
+            self.trainer.set_guarded(number.is_multiple_of(2));
+        }
         let mut causes = self.find_causes(outcome.has_incident, is_stored)?;
         causes.extend(spike);
         if self.has_rolled_back(&causes)? {
@@ -268,7 +273,7 @@ impl<'a> Job<'a> {
     fn find_causes(&mut self, has_incident: bool, is_stored: bool) -> Result<Vec<Cause>> {
         let section = &self.config.value_guard;
         let mut causes = Vec::new();
-        if !section.enable {
+        if !self.trainer.is_guarded() {
             return Ok(causes);
         }
         if has_incident || is_stored {

@@ -306,6 +306,16 @@ impl Trainer {
         Ok(grad_norm)
     }
 
+    /// Whether values that are not finite are incidents.
+    pub fn is_guarded(&self) -> bool {
+        self.is_guarded
+    }
+
+    /// Turns the value guard on or off for the steps that follow.
+    pub(crate) fn set_guarded(&mut self, is_guarded: bool) {
+        self.is_guarded = is_guarded;
+    }
+
     /// Whether the values of steps are looked at: to guard them, or to scale the loss.
     fn watches_values(&self) -> bool {
         let has_values = !self.is_dry_run && device::computes_values();

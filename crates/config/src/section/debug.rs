@@ -41,6 +41,8 @@ pub struct DebugSection {
     pub flip_bit_step: u64,
     /// The rank of that.
     pub flip_bit_rank: usize,
+    /// The value guard is off in every second block of that many steps, to measure what it costs; never if absent.
+    pub guard_cost_block: Option<u64>,
 }
 
 impl Default for DebugSection {
@@ -56,6 +58,7 @@ impl Default for DebugSection {
             flip_bit: None,
             flip_bit_step: 1,
             flip_bit_rank: 0,
+            guard_cost_block: None,
         }
     }
 }
