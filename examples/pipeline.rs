@@ -88,6 +88,7 @@ fn main() -> Result<()> {
             microbatches: microbatches.collect(),
             count: batches.iter().map(|batch| batch.num_targets).sum::<i64>() as f64,
             scale: 1.0,
+            is_guarded: false,
             ledger: world.ledger(),
         })?;
         optimizer.step(LEARNING_RATE)?;

@@ -72,11 +72,36 @@ pub fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
     }
 }
 
+/// The loss from which backward starts: `loss` times `scale`. If `is_guarded`, a loss that is not finite has gradients of
+/// NaN, which every rank sees after their reduction; gradients of an infinite loss may be finite otherwise.
+pub(crate) fn backward_loss(loss: &Tensor, scale: f64, is_guarded: bool) -> Result<Tensor> {
+    if !is_guarded {
+        return scaled(loss, scale);
+    }
+    // Exactly `scale` for a finite loss.
+    let factor = loss.f_detach()?.f_mul_scalar(0.0)?.f_add_scalar(scale)?;
+    Ok(loss.f_mul(&factor)?)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_infinite_loss_has_no_finite_gradients() -> Result<()> {
+        let gradient = |offset: f64, is_guarded| -> Result<f64> {
+            let x = Tensor::from(1.0).set_requires_grad(true);
+            let loss = &x + offset;
+            backward_loss(&loss, 3.0, is_guarded)?.backward();
+            Ok(x.grad().double_value(&[]))
+        };
+        assert_eq!(gradient(2.0, true)?, 3.0);
+        assert_eq!(gradient(f64::INFINITY, false)?, 3.0);
+        assert!(gradient(f64::INFINITY, true)?.is_nan());
+        Ok(())
+    }
 
     #[test]
     fn overflow_halves_the_scale_and_good_steps_double_it() {

@@ -6,7 +6,7 @@ use trainyard_nn::{Context, Model, Parameter, Run};
 use trainyard_trace::{Ledger, SpanKind};
 
 use crate::error::Result;
-use crate::loss_scale::scaled;
+use crate::loss_scale::backward_loss;
 use crate::offload::Counters;
 use crate::volume::{StateBytes, Volume};
 
@@ -70,6 +70,8 @@ pub struct StepInputs<'a> {
     pub count: f64,
     /// Factor of the loss before backward (loss scaling).
     pub scale: f64,
+    /// Whether a loss that is not finite makes all gradients NaN, so that nobody takes the step.
+    pub is_guarded: bool,
     /// The ledger that records the spans of the step.
     pub ledger: &'a Ledger,
 }
@@ -160,7 +162,11 @@ pub trait Strategy: Model {
                 if sync == GradSync::ShardOnly || !self.needs_grad_hooks() {
                     weights.add_in_place();
                 }
-                self.backward(run, &scaled(&loss, step.scale)?, sync)?;
+                self.backward(
+                    run,
+                    &backward_loss(&loss, step.scale, step.is_guarded)?,
+                    sync,
+                )?;
             }
             total = Some(accumulated(total, loss.f_detach()?)?);
         }

@@ -388,6 +388,7 @@ impl Trainer {
             microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
             count,
             scale: 1.0,
+            is_guarded: false,
             ledger: &self.ledger,
         };
         let loss = self.loss_or_zero(self.model.evaluate(&step)?)?;
@@ -461,6 +462,7 @@ impl Trainer {
             ),
             count,
             scale: self.scale(),
+            is_guarded: self.watches_values(),
             ledger: &self.ledger,
         };
         self.loss_or_zero(self.model.run_step(&step)?)
@@ -530,6 +532,7 @@ impl Trainer {
             microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
             count: self.start_target_count(batches)?.finish()?.0,
             scale: 1.0,
+            is_guarded: false,
             ledger: &self.ledger,
         };
         let total = self.loss_or_zero(self.model.evaluate(&step)?)?;

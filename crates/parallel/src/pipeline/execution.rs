@@ -14,7 +14,7 @@ use super::Pipeline;
 use super::planned_instruction::PlannedInstruction;
 use super::stage_comm::StageComm;
 use crate::error::{ParallelError, Result};
-use crate::loss_scale::scaled;
+use crate::loss_scale::backward_loss;
 use crate::strategy::{GradSync, Microbatch, StepInputs, Strategy, accumulated};
 
 /// One step in progress.
@@ -238,7 +238,7 @@ impl<'a> Execution<'a> {
             weights,
         } = in_flight;
         let seed = match seed {
-            Seed::Loss(loss) => scaled(&loss, self.step.scale)?,
+            Seed::Loss(loss) => backward_loss(&loss, self.step.scale, self.step.is_guarded)?,
             Seed::Gradient(scalar, _) => scalar,
         };
         let pipeline = self.pipeline;
