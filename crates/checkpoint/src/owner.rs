@@ -1,8 +1,9 @@
 //! The owner of a checkpoint folder: one running job at a time.
 //!
 //! The owner holds a lock, and a second job is rejected. On a file system the kernel releases the lock when its holder
-//! ends; in an object store it is a lease that the holder renews. The owner also writes [`OWNER`] with a token of its own, and before it commits or deletes a checkpoint it reads the file again: a job
-//! that is no longer the owner, because a newer epoch of the run or another job took over, changes nothing any more.
+//! ends; in an object store it is a lease that the holder renews. The owner also writes [`OWNER`] with a token of its
+//! own, and before it commits or deletes a checkpoint it reads the file again: a job that is no longer the owner,
+//! because a newer epoch of the run or another job took over, changes nothing any more.
 
 use std::io;
 

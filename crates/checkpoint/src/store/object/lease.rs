@@ -26,7 +26,7 @@ use crate::{Lock, Result};
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 
 /// The content of a lease object.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Content {
     /// Differs for every holder.
     token: String,
@@ -139,7 +139,7 @@ impl LeaseObject {
         Some((version, content))
     }
 
-    /// The version written; `None` if another process wrote meanwhile.
+    /// The version written, by this or an earlier request of this process; `None` if another process wrote meanwhile.
     async fn put(
         &self,
         content: &Content,
@@ -155,11 +155,11 @@ impl LeaseObject {
             .await
         {
             Ok(PutResult { e_tag, version, .. }) => Ok(Some(UpdateVersion { e_tag, version })),
-            // The client sends a request again if it got no response to the first, which may have succeeded.
+            // An earlier request of this process may have succeeded although it got no response.
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(self
                 .read()
                 .await?
-                .and_then(|(version, found)| (found == *content).then_some(version))),
+                .and_then(|(version, found)| (found.token == content.token).then_some(version))),
             Err(error) => Err(error),
         }
     }
