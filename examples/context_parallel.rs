@@ -12,8 +12,8 @@ use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::parallel::{GradSync, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, ContextParallel, ContextParallelMethod, Ddp, DdpOptions, Llama,
-    LlamaConfig, Model, Module, Purpose, ReduceOp, Result,
+    Axis, Builder, Context, ContextParallel, ContextParallelMethod, Ddp, DdpOptions, Decoder,
+    DecoderConfig, Model, Module, Purpose, ReduceOp, Result,
 };
 
 const STEPS: u64 = 30;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let builder = Builder::new(1)
         .device(world.device().into())
         .with_context_parallel(cp.clone());
-    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
+    let model = Decoder::build(&DecoderConfig::debug(), SEQ_LEN, &builder)?;
 
     // Every rank has a part of the loss, so gradients are summed over ranks.
     let options = DdpOptions {
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
     let model = Ddp::new(model, &group, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(4, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {

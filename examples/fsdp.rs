@@ -12,7 +12,7 @@ use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::parallel::{FullyShard, GradSync, Precision, ShardOptions, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Kind, Llama, LlamaConfig, Model, Module, Purpose, ReduceOp, Result,
+    Axis, Builder, Context, Decoder, DecoderConfig, Kind, Model, Module, Purpose, ReduceOp, Result,
 };
 
 const STEPS: u64 = 30;
@@ -22,8 +22,8 @@ const LEARNING_RATE: f64 = 3e-3;
 fn main() -> Result<()> {
     // init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
     let world = trainyard::init_along(Axis::DpShard)?;
-    let model = Llama::build(
-        &LlamaConfig::debug(),
+    let model = Decoder::build(
+        &DecoderConfig::debug(),
         SEQ_LEN,
         &Builder::new(1)
             .device(world.device().into())
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
     let world_group = world.world_group()?;
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {

@@ -8,12 +8,13 @@
 //! Losses are the same on any number of ranks. A router bias per expert balances their load, although a few
 //! tokens make up most of the text.
 
+use trainyard::arch::{MoeConfig, ScoringFunc};
 use trainyard::data::Batch;
-use trainyard::nn::{ExpertParallel, MoeConfig, Router, Scoring};
+use trainyard::nn::{ExpertParallel, Router};
 use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, AxisSet, Builder, Context, Group, Kind, Llama, LlamaConfig, Model, Module, Purpose,
+    Axis, AxisSet, Builder, Context, Decoder, DecoderConfig, Group, Kind, Model, Module, Purpose,
     ReduceOp, Result, Tensor,
 };
 
@@ -32,15 +33,15 @@ fn main() -> Result<()> {
     let sharers = world.group(AxisSet::of([Axis::Cp, Axis::Tp]))?;
     let experts = ExpertParallel::new(&world.group(Axis::Ep)?, &sharers);
 
-    let config = LlamaConfig {
+    let config = DecoderConfig {
         moe: Some(mixture()),
-        ..LlamaConfig::debug()
+        ..DecoderConfig::debug()
     };
     // In float64 the printed losses on several ranks equal those on one rank in every digit.
     let builder = Builder::new(1)
         .kind(Kind::Double)
         .with_expert_parallel(experts);
-    let model = Llama::build(&config, SEQ_LEN as usize, &builder)?;
+    let model = Decoder::build(&config, SEQ_LEN as usize, &builder)?;
     // Gradients of experts are reduced over the ranks that have the same experts; here every rank has others.
     let same_experts = world.group(Axis::Efsdp)?;
     let options = DdpOptions {
@@ -82,18 +83,10 @@ fn main() -> Result<()> {
 /// Each token is routed to two of eight experts and to one shared expert, as in DeepSeek-V3.
 fn mixture() -> MoeConfig {
     MoeConfig {
-        num_experts: NUM_EXPERTS,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 64,
         n_shared_experts: 1,
-        first_k_dense_replace: 0,
-        scoring_func: Scoring::Sigmoid,
-        norm_topk_prob: true,
-        routed_scaling_factor: 1.0,
-        router_aux_loss_coef: 0.0,
-        router_z_loss_coef: 0.0,
+        scoring_func: ScoringFunc::Sigmoid,
         bias_update_rate: Some(2e-3),
-        capacity_factor: None,
+        ..MoeConfig::plain(NUM_EXPERTS, 2, 64)
     }
 }
 

@@ -17,7 +17,7 @@ use trainyard::parallel::{
 use trainyard::schedule::{ScheduleKind, ShardingPolicy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Ddp, DdpOptions, Kind, Llama, LlamaConfig, Model, Module, Result,
+    Axis, Builder, Context, Ddp, DdpOptions, Decoder, DecoderConfig, Kind, Model, Module, Result,
     Tensor,
 };
 
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let kind: ScheduleKind = kind.parse().unwrap_or(ScheduleKind::OneForwardOneBackward);
     let world = trainyard::init_along(Axis::Pp)?;
     let group = world.group(Axis::Pp)?;
-    let config = LlamaConfig::debug();
+    let config = DecoderConfig::debug();
 
     // ScheduleGPipe, Schedule1F1B, ...: here a list of actions per rank, computed before training
     let chunks = kind.num_chunks().unwrap_or(1);
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     };
 
     // PipelineStage(module, stage_index, num_stages, device): a range of units of the model
-    let model: Rc<dyn Model> = Rc::new(Llama::build(
+    let model: Rc<dyn Model> = Rc::new(Decoder::build(
         &config,
         SEQ_LEN,
         &Builder::new(1).device(world.device().into()),

@@ -12,7 +12,7 @@ use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::parallel::{GradSync, Strategy};
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Ddp, DdpOptions, Llama, LlamaConfig, Model, Module, Result,
+    Axis, Builder, Context, Ddp, DdpOptions, Decoder, DecoderConfig, Model, Module, Result,
     SequenceParallel, TensorParallel,
 };
 
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     let builder = Builder::new(1)
         .device(world.device().into())
         .with_tensor_parallel(tp);
-    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &builder)?;
+    let model = Decoder::build(&DecoderConfig::debug(), SEQ_LEN, &builder)?;
     if world.rank() == 0 {
         show_layouts(&model);
     }
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     )?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
 
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
 }
 
 /// Prints the layouts of the parameters of the first block and the sizes of this rank's shards.
-fn show_layouts(model: &Llama) {
+fn show_layouts(model: &Decoder) {
     let first_block = |name: &str| name.starts_with("model.layers.0.");
     for parameter in model.parameters().iter().filter(|p| first_block(p.name())) {
         let local = parameter.tensor().size();

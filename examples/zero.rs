@@ -10,7 +10,7 @@ use trainyard::parallel::{FullyShard, GradSync, ShardOptions, Stage, Strategy};
 use trainyard::torch::memory;
 use trainyard::train::optimizer;
 use trainyard::{
-    Axis, Builder, Context, Device, Error, Llama, LlamaConfig, Model, Module, Result, World,
+    Axis, Builder, Context, Decoder, DecoderConfig, Device, Error, Model, Module, Result, World,
 };
 
 const SEQ_LEN: usize = 64;
@@ -26,14 +26,14 @@ fn main() -> Result<()> {
 
 fn train(stage: Stage, world: &World) -> Result<()> {
     let before = memory::report()?.allocated;
-    let model = Llama::build(&LlamaConfig::debug(), SEQ_LEN, &Builder::new(1))?;
+    let model = Decoder::build(&DecoderConfig::debug(), SEQ_LEN, &Builder::new(1))?;
     let options = ShardOptions {
         stage,
         ..ShardOptions::default()
     };
     let model = FullyShard::new(model, world, options)?;
     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
-    let source = SyntheticTokens::new(SEQ_LEN, LlamaConfig::debug().vocab_size, 1)?;
+    let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     for step in 0..3 {
         let batch =

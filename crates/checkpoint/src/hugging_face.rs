@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use trainyard_arch::{DecoderConfig, FusedProjection};
 use trainyard_mesh::Slice;
 
+use crate::fused_projections::{fused_with, split_projections};
 use crate::group_by_bytes::group_by_bytes;
 use crate::load::{Checkpoint, ReadRequest};
 use crate::manifest::{Manifest, TensorEntry};
@@ -17,12 +19,15 @@ use crate::shard::{ElementSource, WriteItem, write_shard};
 use crate::{CheckpointError, MODEL, Result, Store, experts, model_name};
 
 const ONE_FILE: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 /// Suffixes of buffers in old files that the model computes from its config.
 const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 /// Suffixes of GPT-2's fused QKV projections. Our tensors have an extra dimension of three for query, key
 /// and value, so that tensor parallelism can shard the heads of each; elements and order are the same.
 const FUSED: [&str; 2] = [".attn.c_attn.weight", ".attn.c_attn.bias"];
+/// The suffix of the fused QKV projection of other families. Its rows are those of queries, keys and values.
+const QKV: &str = ".self_attn.qkv_proj.weight";
 /// Prefixes of GPT-2's names in a model that was saved without its language-model head.
 const HEADLESS: [&str; 4] = ["wte.", "wpe.", "h.", "ln_f."];
 /// The largest accepted index, in bytes.
@@ -85,8 +90,25 @@ pub(crate) fn manifest(store: &dyn Store, dir: &str) -> Result<Option<Manifest>>
     for (name, tensor) in &mut manifest.tensors {
         unfuse(name, tensor);
     }
-    experts::stack_experts(&mut manifest, &store.describe(dir))?;
+    let path = store.describe(dir);
+    if manifest.tensors.keys().any(|name| name.ends_with(QKV)) {
+        let projections = decoder(store, dir)?.fused_projections();
+        split_projections(&mut manifest, &projections, &path)?;
+    }
+    experts::stack_experts(&mut manifest, &path)?;
     Ok(Some(manifest))
+}
+
+/// The model that the directory's `config.json` describes.
+fn decoder(store: &dyn Store, dir: &str) -> Result<DecoderConfig> {
+    let path = format!("{dir}/{CONFIG}");
+    let described = store.describe(&path);
+    let size = store.size(&path)?.filter(|size| *size <= MAX_INDEX);
+    let reason = "it is missing, but projections to queries, keys and values are one matrix here";
+    let size = size.ok_or_else(|| CheckpointError::format(&described, reason))?;
+    let text = store.read(&path, 0..size)?;
+    DecoderConfig::from_hugging_face(&String::from_utf8_lossy(&text))
+        .map_err(|e| CheckpointError::format(&described, e))
 }
 
 /// The name of a tensor in the model with its language-model head.
@@ -119,7 +141,7 @@ fn unfuse(name: &str, tensor: &mut TensorEntry) {
 }
 
 /// The shape of a tensor in a Hugging Face file.
-fn fused(name: &str, shape: &[usize]) -> Vec<usize> {
+fn fused_shape(name: &str, shape: &[usize]) -> Vec<usize> {
     match shape {
         [before @ .., 3, each] if is_fused(name) => [before, &[3 * each]].concat(),
         _ => shape.to_vec(),
@@ -153,11 +175,12 @@ pub fn export(
     config_json: &str,
     max_bytes: u64,
 ) -> Result<()> {
-    let is_mixtral = is_mixtral(config_json)?;
-    let tensors = checkpoint.manifest().tensors.iter();
+    let layout = FileLayout::of(config_json)?;
+    let tensors = &checkpoint.manifest().tensors;
     let tensors: Vec<ExportedTensor> = tensors
-        .filter_map(|(name, tensor)| Some((name.strip_prefix(MODEL)?, tensor)))
-        .flat_map(|(name, tensor)| exported(name, tensor, is_mixtral))
+        .keys()
+        .filter_map(|name| name.strip_prefix(MODEL))
+        .flat_map(|name| layout.exported(name, tensors))
         .collect();
     let size = |tensor: &ExportedTensor| tensor.item.num_bytes().unwrap_or(0);
     let groups = group_by_bytes(&tensors, max_bytes, size);
@@ -184,7 +207,7 @@ pub fn export(
             serde_json::to_vec_pretty(&index).map_err(|e| CheckpointError::format(INDEX, e))?;
         to.put(INDEX, &text)?;
     }
-    to.put("config.json", config_json.as_bytes())
+    to.put(CONFIG, config_json.as_bytes())
 }
 
 /// Deletes the weights of an earlier export, the index first, so that no reader loads a mixture of both.
@@ -199,38 +222,89 @@ fn remove_old(store: &dyn Store) -> Result<()> {
     Ok(())
 }
 
-/// Whether the model family is Mixtral, which names its experts differently from all others.
-fn is_mixtral(config_json: &str) -> Result<bool> {
-    let config: serde_json::Value =
-        serde_json::from_str(config_json).map_err(|e| CheckpointError::format("config.json", e))?;
-    Ok(config["model_type"] == "mixtral")
+/// How the files of a family differ from the model.
+struct FileLayout {
+    /// Mixtral names its experts differently from all others.
+    is_mixtral: bool,
+    projections: Vec<FusedProjection>,
 }
 
-/// A tensor of the exported files, and the slice of the checkpoint that it comes from.
-struct ExportedTensor {
-    item: WriteItem,
-    from: ReadRequest,
-}
+impl FileLayout {
+    fn of(config_json: &str) -> Result<FileLayout> {
+        let invalid = |error: &dyn fmt::Display| CheckpointError::format(CONFIG, error);
+        let keys: serde_json::Value =
+            serde_json::from_str(config_json).map_err(|error| invalid(&error))?;
+        let decoder = DecoderConfig::from_hugging_face(config_json);
+        Ok(FileLayout {
+            is_mixtral: keys["model_type"] == "mixtral",
+            projections: decoder
+                .map_err(|error| invalid(&error))?
+                .fused_projections(),
+        })
+    }
 
-/// The exported tensors of one tensor of the checkpoint: one, or one per expert and matrix.
-fn exported(name: &str, tensor: &TensorEntry, is_mixtral: bool) -> Vec<ExportedTensor> {
-    let tensors = experts::split_experts(name, &tensor.shape, is_mixtral).into_iter();
-    let exported = tensors.map(|(in_file, shape, slice)| {
-        let shape = fused(name, &shape);
-        ExportedTensor {
-            item: WriteItem {
-                name: in_file,
-                dtype: tensor.dtype,
-                slice: Slice::full(&shape),
-                shape,
-            },
-            from: ReadRequest {
+    /// The exported tensors of one tensor of the checkpoint: one, one per expert and matrix, or none if it is in the
+    /// tensor of another.
+    fn exported(&self, name: &str, tensors: &BTreeMap<String, TensorEntry>) -> Vec<ExportedTensor> {
+        let find = |name: &str| tensors.get(&model_name(name));
+        if let Some((fused, parts)) = fused_with(name, &self.projections) {
+            let is_first = parts.first().is_some_and(|first| first == name);
+            let found = parts
+                .iter()
+                .filter(|_| is_first)
+                .filter_map(|part| Some((part.as_str(), find(part)?)));
+            return ExportedTensor::joined(fused, &found.collect::<Vec<_>>())
+                .into_iter()
+                .collect();
+        }
+        let Some(tensor) = find(name) else {
+            return Vec::new();
+        };
+        let tensors = experts::split_experts(name, &tensor.shape, self.is_mixtral).into_iter();
+        let exported = tensors.map(|(in_file, shape, slice)| {
+            let from = ReadRequest {
                 name: model_name(name),
                 slice,
-            },
-        }
-    });
-    exported.collect()
+            };
+            ExportedTensor::new(in_file, tensor, fused_shape(name, &shape), vec![from])
+        });
+        exported.collect()
+    }
+}
+
+/// A tensor of the exported files, and the slices of the checkpoint that it consists of, one after the other.
+struct ExportedTensor {
+    item: WriteItem,
+    from: Vec<ReadRequest>,
+}
+
+impl ExportedTensor {
+    fn new(
+        name: String,
+        like: &TensorEntry,
+        shape: Vec<usize>,
+        from: Vec<ReadRequest>,
+    ) -> ExportedTensor {
+        let item = WriteItem {
+            name,
+            dtype: like.dtype,
+            slice: Slice::full(&shape),
+            shape,
+        };
+        ExportedTensor { item, from }
+    }
+
+    /// Matrices, one below the other.
+    fn joined(name: String, parts: &[(&str, &TensorEntry)]) -> Option<ExportedTensor> {
+        let (_, first) = parts.first()?;
+        let rows = parts.iter().filter_map(|(_, part)| part.shape.first());
+        let shape = vec![rows.sum(), *first.shape.get(1)?];
+        let from = parts.iter().map(|(name, part)| ReadRequest {
+            name: model_name(name),
+            slice: Slice::full(&part.shape),
+        });
+        Some(ExportedTensor::new(name, first, shape, from.collect()))
+    }
 }
 
 /// Reads exported tensors from a checkpoint and keeps one of them in memory at a time.
@@ -255,8 +329,12 @@ impl ElementSource for FromCheckpoint<'_> {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
         let mut current = self.current.lock().unwrap_or_else(|e| e.into_inner());
         if current.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
-            let bytes = self.checkpoint.read_slice(&self.tensors[index].from);
-            *current = Some((index, bytes.map_err(io::Error::other)?));
+            let mut bytes = Vec::new();
+            for part in &self.tensors[index].from {
+                let part = self.checkpoint.read_slice(part);
+                bytes.append(&mut part.map_err(io::Error::other)?);
+            }
+            *current = Some((index, bytes));
         }
         if let Some((_, bytes)) = &*current {
             into.copy_from_slice(&bytes[start..start + into.len()]);

@@ -22,6 +22,7 @@
 mod digest;
 mod error;
 mod experts;
+mod fused_projections;
 mod group_by_bytes;
 mod hugging_face;
 mod load;

@@ -232,12 +232,10 @@ impl Config {
 
 fn check_dataset(model: &ModelSpec, key: &str, dataset: Dataset) -> Result<(), ConfigError> {
     match (model, dataset) {
-        (ModelSpec::Llama(_) | ModelSpec::Gpt2(_), Dataset::Mnist) => {
-            Err(ConfigError::contradiction(
-                format!("the model reads tokens, but {key} = \"mnist\" has images"),
-                format!("use {key} = \"synthetic\" or \"tokens\""),
-            ))
-        }
+        (ModelSpec::Decoder(_), Dataset::Mnist) => Err(ConfigError::contradiction(
+            format!("the model reads tokens, but {key} = \"mnist\" has images"),
+            format!("use {key} = \"synthetic\" or \"tokens\""),
+        )),
         (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
             format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
             format!("use {key} = \"synthetic\" or \"mnist\""),

@@ -1,8 +1,9 @@
 //! Whether tensor-, context- and pipeline-parallel degrees divide the dimensions of the model.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_mesh::chunk;
 
-use crate::{Config, ConfigError, ContextMethod, DecoderSizes, ModelSpec, OptimizerName};
+use crate::{Config, ConfigError, ContextMethod, ModelSpec, OptimizerName};
 
 impl Config {
     /// Rejects degrees of `tp` and `cp` that do not divide the model. Expects validated degrees.
@@ -29,7 +30,7 @@ impl Config {
                 "use optimizer.name = \"AdamW\"",
             ));
         }
-        for requirement in self.requirements(&sizes) {
+        for requirement in self.requirements(sizes) {
             requirement.check()?;
         }
         check_words(sizes.vocab_size, tp)
@@ -95,7 +96,7 @@ impl Config {
         usize::try_from(self.parallelism.context_parallel_degree).unwrap_or(1)
     }
 
-    fn requirements(&self, shape: &DecoderSizes) -> Vec<Requirement> {
+    fn requirements(&self, shape: &DecoderConfig) -> Vec<Requirement> {
         let (tp, cp) = (self.num_tensor_ranks(), self.num_context_ranks());
         let (by_tp, by_cp) = (
             ("tensor_parallel_degree", tp),

@@ -1,6 +1,8 @@
 //! Validation of expert parallelism against the model.
 
-use crate::{Config, ConfigError, ModelSpec, MoeConfig, Offload, OptimizerName};
+use trainyard_arch::MoeConfig;
+
+use crate::{Config, ConfigError, ModelSpec, Offload, OptimizerName};
 
 impl Config {
     /// Rejects degrees and settings that do not fit the experts of the model. Expects validated degrees.

@@ -21,13 +21,9 @@ mod degrees;
 mod divisibility;
 mod error;
 mod experts;
-mod gpt2;
-mod hugging_face;
 mod ignored_keys;
-mod llama;
 mod load;
 mod mixture;
-mod moe;
 mod overrides;
 mod rescale;
 mod schema;
@@ -41,21 +37,17 @@ use serde::{Deserialize, Serialize};
 pub use batch::Batching;
 pub use command_line::split_overrides;
 pub use error::{ConfigError, Location};
-pub use gpt2::Gpt2Config;
-pub use llama::{LlamaConfig, RopeScaling};
 pub use mixture::{MixtureEntry, is_mixture, read_mixture};
-pub use moe::MoeConfig;
 pub use rescale::Rescaled;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
     BitFlip, CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType,
-    Dtype, Flavor, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection,
-    MetricsSection, ModelName, ModelSection, MoeSection, Offload, OptimizerImplementation,
-    OptimizerName, OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection,
-    ReshardAfterForward, ResumeChange, ScoringFunc, SelectiveOption, TrainingSection,
-    ValidationSection, ValueGuardSection,
+    Dtype, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection, MetricsSection,
+    ModelName, ModelSection, MoeSection, Offload, OptimizerImplementation, OptimizerName,
+    OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection, ReshardAfterForward,
+    ResumeChange, SelectiveOption, TrainingSection, ValidationSection, ValueGuardSection,
 };
-pub use spec::{DecoderSizes, ModelSpec};
+pub use spec::ModelSpec;
 
 /// One training job: one field per section of its config file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,9 +3,11 @@
 //! Dimensions shrink, structure stays: query heads per KV head, MLP width per hidden size, a tied head, types, degrees,
 //! accumulation. Nothing is read from or written to disk.
 
+use trainyard_arch::{DecoderConfig, LatentAttention, MoeConfig, SlidingWindow};
+
 use crate::{
-    Backend, CheckpointSection, Config, ContextMethod, Dataset, Flavor, Gpt2Config, LlamaConfig,
-    ModelName, ModelSection, ModelSpec, MoeConfig, MoeSection, ProfilingSection, ValidationSection,
+    Backend, CheckpointSection, Config, ContextMethod, Dataset, ModelSection, ModelSpec,
+    MoeSection, ProfilingSection, ValidationSection,
 };
 
 /// The maximum number of micro-batches; divisible by 1, 2, 3, 4 and 6 data-parallel ranks.
@@ -14,6 +16,8 @@ const MICROBATCHES: usize = 12;
 const HEAD_DIM: usize = 8;
 /// The sequence length, unless context parallelism needs more.
 const SEQ_LEN: usize = 64;
+/// The width of a sliding window, less than a sequence.
+const WINDOW: usize = 16;
 const LONGEST: usize = 4096;
 /// The maximum tensor-parallel degree.
 const MOST_RANKS: usize = 64;
@@ -61,20 +65,26 @@ impl Config {
         small
     }
 
-    /// A model that cannot be resolved stays as it is, and [`Config::check`] rejects it.
+    /// The same model with small dimensions. One that cannot be resolved stays as it is, and [`Config::check`] rejects it.
     fn shrunk_model(&self) -> ModelSection {
+        let unchanged = ModelSection {
+            initial_weights: None,
+            ..self.model.clone()
+        };
         match self.model.resolve() {
-            Ok(ModelSpec::Llama(shape)) => section_of(&self.shrunk_llama(&shape)),
-            Ok(ModelSpec::Gpt2(shape)) => self.shrunk_gpt2(&shape),
-            Ok(ModelSpec::Cnn) | Err(_) => ModelSection {
-                initial_weights: None,
-                ..self.model.clone()
+            Ok(ModelSpec::Decoder(decoder)) if decoder.is_gpt2() => ModelSection {
+                // Such a model has no key for them: it has as many as query heads.
+                num_key_value_heads: None,
+                head_dim: None,
+                ..unchanged.resized(&self.shrunk_gpt2(&decoder))
             },
+            Ok(ModelSpec::Decoder(decoder)) => unchanged.resized(&self.shrunk_decoder(&decoder)),
+            Ok(ModelSpec::Cnn) | Err(_) => unchanged,
         }
     }
 
     /// Enough heads for the tensor-parallel ranks, and little else.
-    fn shrunk_gpt2(&self, shape: &Gpt2Config) -> ModelSection {
+    fn shrunk_gpt2(&self, decoder: &DecoderConfig) -> DecoderConfig {
         let tp = self.num_tensor_ranks().clamp(1, MOST_RANKS);
         let sharers = match self.parallelism.context_parallel_method {
             ContextMethod::Ulysses => tp * self.num_context_ranks().clamp(1, MOST_RANKS),
@@ -82,19 +92,14 @@ impl Config {
         };
         let num_attention_heads = 2usize.next_multiple_of(sharers);
         let hidden_size = num_attention_heads * HEAD_DIM;
-        ModelSection {
-            name: ModelName::Gpt2,
+        DecoderConfig {
             // An indivisible vocabulary stays indivisible.
-            vocab_size: Some(shape.vocab_size.min(509)),
-            hidden_size: Some(hidden_size),
-            intermediate_size: Some(4 * hidden_size),
-            num_hidden_layers: Some(shape.num_hidden_layers.min(4)),
-            num_attention_heads: Some(num_attention_heads),
-            max_position_embeddings: Some(shape.max_position_embeddings),
-            layer_norm_epsilon: Some(shape.layer_norm_epsilon),
-            tie_word_embeddings: Some(shape.tie_word_embeddings),
-            resid_pdrop: Some(shape.resid_pdrop),
-            ..ModelSection::default()
+            vocab_size: decoder.vocab_size.min(509),
+            hidden_size,
+            intermediate_size: 4 * hidden_size,
+            num_hidden_layers: decoder.num_hidden_layers.min(4),
+            num_attention_heads,
+            ..decoder.clone()
         }
     }
 
@@ -113,10 +118,10 @@ impl Config {
     /// experts.
     fn shrunk_experts(&self, moe: &MoeConfig) -> MoeConfig {
         let ranks = usize::try_from(self.parallelism.expert_parallel_degree).unwrap_or(1);
-        let few = moe
-            .num_experts_per_tok
-            .max(8)
-            .next_multiple_of(ranks.max(1));
+        // Groups of two experts each.
+        let groups = moe.groups.map_or(1, |groups| 2 * groups.n_group);
+        let unit = least_common_multiple(ranks.max(1), groups);
+        let few = moe.num_experts_per_tok.max(8).next_multiple_of(unit);
         let tp = self.num_tensor_ranks().clamp(1, MOST_RANKS);
         MoeConfig {
             num_experts: moe.num_experts.min(few),
@@ -127,26 +132,26 @@ impl Config {
     }
 
     /// As few KV heads as the tensor-parallel degree allows; unchanged dimensions if that is many.
-    fn shrunk_llama(&self, shape: &LlamaConfig) -> LlamaConfig {
+    fn shrunk_decoder(&self, shape: &DecoderConfig) -> DecoderConfig {
         let tp = self.num_tensor_ranks();
         let few = shape.num_key_value_heads.min(2)..=shape.num_key_value_heads.min(MOST_RANKS);
-        let fits = |small: &LlamaConfig| {
-            let model = ModelSpec::Llama(small.clone());
+        let fits = |small: &DecoderConfig| {
+            let model = ModelSpec::Decoder(small.clone());
             tp <= MOST_RANKS && self.check_sharing(&model).is_ok()
         };
         let moe = shape.moe.as_ref().map(|moe| self.shrunk_experts(moe));
         let num_hidden_layers = shape.num_hidden_layers.min(self.fewest_layers());
-        few.map(|kv_heads| LlamaConfig {
+        few.map(|kv_heads| DecoderConfig {
             moe: moe.clone(),
             num_hidden_layers,
-            ..shrink_llama(shape, kv_heads, tp.min(MOST_RANKS))
+            ..shrink_decoder(shape, kv_heads, tp.min(MOST_RANKS))
         })
         .find(fits)
         .unwrap_or_else(|| shape.clone())
     }
 }
 
-fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> LlamaConfig {
+fn shrink_decoder(shape: &DecoderConfig, num_key_value_heads: usize, tp: usize) -> DecoderConfig {
     let queries_per_key = shape.num_attention_heads / shape.num_key_value_heads;
     let num_attention_heads = num_key_value_heads * queries_per_key.min(16);
     let hidden_size = num_attention_heads * HEAD_DIM;
@@ -157,7 +162,7 @@ fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> L
         std::cmp::Ordering::Greater => HEAD_DIM * 2,
     };
     let mlp = hidden_size * shape.intermediate_size / shape.hidden_size;
-    LlamaConfig {
+    DecoderConfig {
         vocab_size: shape.vocab_size.min(512usize.next_multiple_of(tp)),
         hidden_size,
         intermediate_size: mlp.clamp(8, 4 * hidden_size).next_multiple_of(8 * tp),
@@ -165,31 +170,55 @@ fn shrink_llama(shape: &LlamaConfig, num_key_value_heads: usize, tp: usize) -> L
         num_attention_heads,
         num_key_value_heads,
         head_dim,
+        sliding_window: shape.sliding_window.map(|window| SlidingWindow {
+            sliding_window: window.sliding_window.min(WINDOW),
+            ..window
+        }),
+        latent: shape.latent.as_ref().map(|latent| LatentAttention {
+            q_lora_rank: latent.q_lora_rank.map(|_| 3 * HEAD_DIM),
+            kv_lora_rank: 2 * HEAD_DIM,
+            qk_nope_head_dim: HEAD_DIM,
+            qk_rope_head_dim: HEAD_DIM / 2,
+            v_head_dim: HEAD_DIM,
+        }),
         ..shape.clone()
     }
 }
 
-/// The keys that describe these dimensions completely.
-fn section_of(shape: &LlamaConfig) -> ModelSection {
-    ModelSection {
-        flavor: Some(Flavor::Tiny),
-        vocab_size: Some(shape.vocab_size),
-        hidden_size: Some(shape.hidden_size),
-        intermediate_size: Some(shape.intermediate_size),
-        num_hidden_layers: Some(shape.num_hidden_layers),
-        num_attention_heads: Some(shape.num_attention_heads),
-        num_key_value_heads: Some(shape.num_key_value_heads),
-        head_dim: Some(shape.head_dim),
-        rope_theta: Some(shape.rope_theta),
-        rope_scaling: shape.rope_scaling,
-        rms_norm_eps: Some(shape.rms_norm_eps),
-        tie_word_embeddings: Some(shape.tie_word_embeddings),
-        attention_bias: Some(shape.attention_bias),
-        qk_norm: Some(shape.qk_norm),
-        resid_pdrop: Some(shape.resid_pdrop),
-        max_position_embeddings: Some(shape.max_position_embeddings),
-        moe: shape.moe.as_ref().map(MoeSection::from),
-        ..ModelSection::default()
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let mut multiples = (1..=b).map(|times| times * a);
+    let found = multiples.find(|multiple| multiple.is_multiple_of(b));
+    found.unwrap_or(a)
+}
+
+impl ModelSection {
+    /// The same model with other dimensions.
+    fn resized(self, decoder: &DecoderConfig) -> ModelSection {
+        let moe = |experts: &MoeConfig| MoeSection {
+            num_experts: Some(experts.num_experts),
+            moe_intermediate_size: Some(experts.moe_intermediate_size),
+            first_k_dense_replace: Some(experts.first_k_dense_replace),
+            ..self.moe.clone().unwrap_or_default()
+        };
+        let latent = decoder.latent.as_ref();
+        let window = decoder.sliding_window.as_ref();
+        ModelSection {
+            moe: decoder.moe.as_ref().map(moe),
+            sliding_window: window.map(|window| window.sliding_window),
+            q_lora_rank: latent.and_then(|latent| latent.q_lora_rank),
+            kv_lora_rank: latent.map(|latent| latent.kv_lora_rank),
+            qk_nope_head_dim: latent.map(|latent| latent.qk_nope_head_dim),
+            qk_rope_head_dim: latent.map(|latent| latent.qk_rope_head_dim),
+            v_head_dim: latent.map(|latent| latent.v_head_dim),
+            vocab_size: Some(decoder.vocab_size),
+            hidden_size: Some(decoder.hidden_size),
+            intermediate_size: Some(decoder.intermediate_size),
+            num_hidden_layers: Some(decoder.num_hidden_layers),
+            num_attention_heads: Some(decoder.num_attention_heads),
+            num_key_value_heads: Some(decoder.num_key_value_heads),
+            head_dim: Some(decoder.head_dim),
+            ..self
+        }
     }
 }
 
@@ -199,11 +228,9 @@ mod tests {
 
     use super::*;
 
-    fn llama(config: &Config) -> LlamaConfig {
-        match config.model.resolve().unwrap() {
-            ModelSpec::Llama(shape) => shape,
-            ModelSpec::Gpt2(_) | ModelSpec::Cnn => panic!("not a Llama"),
-        }
+    fn decoder(config: &Config) -> DecoderConfig {
+        let spec = config.model.resolve().unwrap();
+        spec.decoder().unwrap().clone()
     }
 
     #[test]
@@ -213,7 +240,7 @@ mod tests {
         let big = Config::parse(text, &[]).unwrap();
         let small = big.shrink();
         small.check().unwrap();
-        let (before, after) = (llama(&big), llama(&small));
+        let (before, after) = (decoder(&big), decoder(&small));
         assert!(
             after.num_parameters() < 4_000_000,
             "{}",
@@ -260,7 +287,7 @@ mod tests {
             big.check().unwrap();
             let small = big.shrink();
             small.check().unwrap();
-            prop_assert!(llama(&small).num_parameters() < 10_000_000);
+            prop_assert!(decoder(&small).num_parameters() < 10_000_000);
         }
     }
 }

@@ -1,50 +1,25 @@
-//! Resolves the keys of `[model]` to a complete model specification.
+//! Resolves the keys of `[model]` to a complete description of the model.
 
 use std::path::Path;
 
-use crate::llama::nearest_divisor;
-use crate::{ConfigError, Gpt2Config, LlamaConfig, ModelName, ModelSection, MoeConfig, MoeSection};
+use trainyard_arch::{ArchError, DecoderConfig, MoeConfig, QkNorm, nearest_divisor};
+
+use crate::{ConfigError, ModelName, ModelSection, MoeSection};
 
 /// A model with all defaults resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSpec {
-    /// A Llama decoder.
-    Llama(LlamaConfig),
-    /// A GPT-2 decoder.
-    Gpt2(Gpt2Config),
+    /// A decoder-only transformer.
+    Decoder(DecoderConfig),
     /// The CNN, which has fixed dimensions.
     Cnn,
-}
-
-/// The dimensions of a decoder of any family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecoderSizes {
-    /// Vocabulary size.
-    pub vocab_size: usize,
-    /// Hidden size.
-    pub hidden_size: usize,
-    /// Width of the MLP.
-    pub intermediate_size: usize,
-    /// Number of transformer blocks.
-    pub num_hidden_layers: usize,
-    /// Number of query heads.
-    pub num_attention_heads: usize,
-    /// Number of KV heads.
-    pub num_key_value_heads: usize,
-    /// Width of one head.
-    pub head_dim: usize,
-    /// Maximum sequence length.
-    pub max_position_embeddings: usize,
-    /// Whether the output head shares the weights of the embedding.
-    pub tie_word_embeddings: bool,
 }
 
 impl ModelSpec {
     /// The number of parameters, in closed form.
     pub fn num_parameters(&self) -> u64 {
         match self {
-            ModelSpec::Llama(shape) => shape.num_parameters(),
-            ModelSpec::Gpt2(shape) => shape.num_parameters(),
+            ModelSpec::Decoder(decoder) => decoder.num_parameters(),
             ModelSpec::Cnn => {
                 let conv = |from: u64, to: u64| 3 * 3 * from * to + to;
                 let linear = |from: u64, to: u64| from * to + to;
@@ -53,57 +28,27 @@ impl ModelSpec {
         }
     }
 
-    /// The number of active parameters per token, in closed form.
-    pub fn num_active_parameters(&self) -> u64 {
+    /// The decoder, if it is one.
+    pub fn decoder(&self) -> Option<&DecoderConfig> {
         match self {
-            ModelSpec::Llama(shape) => shape.num_active_parameters(),
-            ModelSpec::Gpt2(_) | ModelSpec::Cnn => self.num_parameters(),
-        }
-    }
-
-    /// The mixture of experts, if there is one.
-    pub fn experts(&self) -> Option<&MoeConfig> {
-        match self {
-            ModelSpec::Llama(shape) => shape.moe.as_ref(),
-            ModelSpec::Gpt2(_) | ModelSpec::Cnn => None,
-        }
-    }
-
-    /// The dimensions, if it is a decoder.
-    pub fn decoder(&self) -> Option<DecoderSizes> {
-        match self {
-            ModelSpec::Llama(shape) => Some(DecoderSizes {
-                vocab_size: shape.vocab_size,
-                hidden_size: shape.hidden_size,
-                intermediate_size: shape.intermediate_size,
-                num_hidden_layers: shape.num_hidden_layers,
-                num_attention_heads: shape.num_attention_heads,
-                num_key_value_heads: shape.num_key_value_heads,
-                head_dim: shape.head_dim,
-                max_position_embeddings: shape.max_position_embeddings,
-                tie_word_embeddings: shape.tie_word_embeddings,
-            }),
-            ModelSpec::Gpt2(shape) => Some(DecoderSizes {
-                vocab_size: shape.vocab_size,
-                hidden_size: shape.hidden_size,
-                intermediate_size: shape.intermediate_size,
-                num_hidden_layers: shape.num_hidden_layers,
-                num_attention_heads: shape.num_attention_heads,
-                num_key_value_heads: shape.num_attention_heads,
-                head_dim: shape.hidden_size / shape.num_attention_heads,
-                max_position_embeddings: shape.max_position_embeddings,
-                tie_word_embeddings: shape.tie_word_embeddings,
-            }),
+            ModelSpec::Decoder(decoder) => Some(decoder),
             ModelSpec::Cnn => None,
         }
     }
+
+    /// The experts, if there are some.
+    pub fn experts(&self) -> Option<&MoeConfig> {
+        self.decoder()?.moe.as_ref()
+    }
 }
 
-impl DecoderSizes {
-    /// Total width of all query heads.
-    pub fn query_width(&self) -> usize {
-        self.num_attention_heads * self.head_dim
-    }
+/// Replaces fields by the keys of a section that are set.
+macro_rules! set_fields {
+    ($section:expr => $target:expr; $($field:ident),+ $(,)?) => {
+        $(if let Some(value) = $section.$field {
+            $target.$field = value;
+        })+
+    };
 }
 
 impl ModelSection {
@@ -111,60 +56,80 @@ impl ModelSection {
     pub fn resolve(&self) -> Result<ModelSpec, ConfigError> {
         let base = match (self.name, &self.hf_assets_path) {
             (ModelName::Cnn, _) => return self.cnn(),
-            (_, Some(folder)) => read_shape(folder)?,
-            (ModelName::Llama, None) => {
-                ModelSpec::Llama(LlamaConfig::of(self.flavor.unwrap_or_default()))
-            }
-            (ModelName::Gpt2, None) => ModelSpec::Gpt2(Gpt2Config::default()),
+            (_, Some(folder)) => read_decoder(folder)?,
+            (ModelName::Llama, None) => DecoderConfig::from(self.flavor.unwrap_or_default()),
+            (ModelName::Gpt2, None) => DecoderConfig::gpt2(),
         };
-        match base {
-            ModelSpec::Llama(base) => self.llama(base).map(ModelSpec::Llama),
-            ModelSpec::Gpt2(base) => self.gpt2(base).map(ModelSpec::Gpt2),
-            ModelSpec::Cnn => Ok(base),
+        let decoder = if base.is_gpt2() {
+            self.gpt2(base)?
+        } else {
+            self.refuse_keys(
+                "a Llama",
+                &[("layer_norm_epsilon", self.layer_norm_epsilon.is_some())],
+            )?;
+            self.overridden(base)?
+        };
+        decoder.check().map_err(in_section)?;
+        Ok(ModelSpec::Decoder(decoder))
+    }
+
+    /// The keys that are set, in place of those of `base`.
+    fn overridden(&self, mut base: DecoderConfig) -> Result<DecoderConfig, ConfigError> {
+        set_fields!(self => base; vocab_size, hidden_size, intermediate_size, num_hidden_layers,
+            num_attention_heads, num_key_value_heads, rope_theta, tie_word_embeddings,
+            attention_bias, max_position_embeddings, resid_pdrop);
+        base.rope_scaling = self.rope_scaling.or(base.rope_scaling);
+        base.norm_eps = self.rms_norm_eps.unwrap_or(base.norm_eps);
+        if let Some(is_normed) = self.qk_norm {
+            base.qk_norm = is_normed.then_some(QkNorm::Head);
+        }
+        let is_reshaped = self.hidden_size.is_some() || self.num_attention_heads.is_some();
+        base.head_dim = match self.head_dim {
+            Some(head_dim) => head_dim,
+            None if !is_reshaped => base.head_dim,
+            None => divide(base.hidden_size, base.num_attention_heads)?,
+        };
+        self.override_window(&mut base)?;
+        self.override_latent(&mut base)?;
+        if let Some(keys) = &self.moe {
+            base.moe = Some(keys.overridden(base.moe, base.intermediate_size)?);
+        }
+        Ok(base)
+    }
+
+    fn override_window(&self, base: &mut DecoderConfig) -> Result<(), ConfigError> {
+        match &mut base.sliding_window {
+            Some(window) => {
+                set_fields!(self => window; sliding_window);
+                Ok(())
+            }
+            None => self.refuse_keys(
+                "this model",
+                &[("sliding_window", self.sliding_window.is_some())],
+            ),
         }
     }
 
-    fn llama(&self, base: LlamaConfig) -> Result<LlamaConfig, ConfigError> {
-        self.refuse_keys(
-            "a Llama",
-            &[("layer_norm_epsilon", self.layer_norm_epsilon.is_some())],
-        )?;
-        let hidden_size = self.hidden_size.unwrap_or(base.hidden_size);
-        let num_attention_heads = self.num_attention_heads.unwrap_or(base.num_attention_heads);
-        let is_reshaped = self.hidden_size.is_some() || self.num_attention_heads.is_some();
-        let head_dim = match self.head_dim {
-            Some(head_dim) => head_dim,
-            None if !is_reshaped => base.head_dim,
-            None => divide(hidden_size, num_attention_heads)?,
+    fn override_latent(&self, base: &mut DecoderConfig) -> Result<(), ConfigError> {
+        let Some(latent) = &mut base.latent else {
+            return self.refuse_keys(
+                "a model without latent attention",
+                &[
+                    ("q_lora_rank", self.q_lora_rank.is_some()),
+                    ("kv_lora_rank", self.kv_lora_rank.is_some()),
+                    ("qk_nope_head_dim", self.qk_nope_head_dim.is_some()),
+                    ("qk_rope_head_dim", self.qk_rope_head_dim.is_some()),
+                    ("v_head_dim", self.v_head_dim.is_some()),
+                ],
+            );
         };
-        let or = |given: Option<usize>, base| given.unwrap_or(base);
-        let intermediate_size = or(self.intermediate_size, base.intermediate_size);
-        let shape = LlamaConfig {
-            moe: match (&self.moe, base.moe) {
-                (None, base) => base,
-                (Some(keys), base) => Some(MoeSection::resolve(keys, base, intermediate_size)?),
-            },
-            vocab_size: or(self.vocab_size, base.vocab_size),
-            hidden_size,
-            intermediate_size,
-            num_hidden_layers: or(self.num_hidden_layers, base.num_hidden_layers),
-            num_attention_heads,
-            num_key_value_heads: or(self.num_key_value_heads, base.num_key_value_heads),
-            head_dim,
-            rope_theta: self.rope_theta.unwrap_or(base.rope_theta),
-            rope_scaling: self.rope_scaling.or(base.rope_scaling),
-            rms_norm_eps: self.rms_norm_eps.unwrap_or(base.rms_norm_eps),
-            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
-            attention_bias: self.attention_bias.unwrap_or(base.attention_bias),
-            qk_norm: self.qk_norm.unwrap_or(base.qk_norm),
-            max_position_embeddings: or(self.max_position_embeddings, base.max_position_embeddings),
-            resid_pdrop: self.resid_pdrop.unwrap_or(base.resid_pdrop),
-        };
-        shape.check()?;
-        Ok(shape)
+        latent.q_lora_rank = self.q_lora_rank.or(latent.q_lora_rank);
+        set_fields!(self => latent; kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim);
+        base.head_dim = latent.qk_head_dim();
+        Ok(())
     }
 
-    fn gpt2(&self, base: Gpt2Config) -> Result<Gpt2Config, ConfigError> {
+    fn gpt2(&self, base: DecoderConfig) -> Result<DecoderConfig, ConfigError> {
         self.refuse_keys(
             "a GPT-2",
             &[
@@ -179,21 +144,12 @@ impl ModelSection {
                 ("moe", self.moe.is_some()),
             ],
         )?;
-        let or = |given: Option<usize>, base| given.unwrap_or(base);
-        let shape = Gpt2Config {
-            vocab_size: or(self.vocab_size, base.vocab_size),
-            hidden_size: or(self.hidden_size, base.hidden_size),
-            intermediate_size: or(self.intermediate_size, base.intermediate_size),
-            num_hidden_layers: or(self.num_hidden_layers, base.num_hidden_layers),
-            num_attention_heads: or(self.num_attention_heads, base.num_attention_heads),
-            max_position_embeddings: or(self.max_position_embeddings, base.max_position_embeddings),
-            layer_norm_epsilon: self.layer_norm_epsilon.unwrap_or(base.layer_norm_epsilon),
-            tie_word_embeddings: self.tie_word_embeddings.unwrap_or(base.tie_word_embeddings),
-            resid_pdrop: self.resid_pdrop.unwrap_or(base.resid_pdrop),
-        };
-        shape.check()?;
-        divide(shape.hidden_size, shape.num_attention_heads)?;
-        Ok(shape)
+        let decoder = self.overridden(base)?;
+        Ok(DecoderConfig {
+            num_key_value_heads: decoder.num_attention_heads,
+            norm_eps: self.layer_norm_epsilon.unwrap_or(decoder.norm_eps),
+            ..decoder
+        })
     }
 
     /// Rejects keys that the family does not have.
@@ -224,18 +180,56 @@ impl ModelSection {
     }
 }
 
-/// The dimensions of a Hugging Face folder.
-fn read_shape(folder: &Path) -> Result<ModelSpec, ConfigError> {
+impl MoeSection {
+    /// The keys that are set, in place of those of `base` if it is given; `width` is the width of a dense MLP.
+    fn overridden(&self, base: Option<MoeConfig>, width: usize) -> Result<MoeConfig, ConfigError> {
+        let number = self.num_experts.or(base.as_ref().map(|b| b.num_experts));
+        let Some(num_experts) = number else {
+            return Err(ConfigError::contradiction(
+                "[model.moe] does not set the number of experts",
+                "set model.moe.num_experts",
+            ));
+        };
+        let plain = || MoeConfig::plain(num_experts, 2.min(num_experts), width);
+        let mut experts = base.unwrap_or_else(plain);
+        set_fields!(self => experts; num_experts, num_experts_per_tok, moe_intermediate_size,
+            n_shared_experts, first_k_dense_replace, scoring_func, norm_topk_prob,
+            routed_scaling_factor, router_aux_loss_coef, router_z_loss_coef);
+        experts.bias_update_rate = self.bias_update_rate.or(experts.bias_update_rate);
+        experts.capacity_factor = self.capacity_factor.or(experts.capacity_factor);
+        Ok(experts)
+    }
+}
+
+/// The rejection of a decoder, as one of the keys of `[model]`.
+fn in_section(error: ArchError) -> ConfigError {
+    let remedy = "change these keys of [model]";
+    match error {
+        ArchError::Contradiction { what, remedy } => {
+            ConfigError::contradiction(format!("model.{what}"), remedy)
+        }
+        ArchError::Range { key, value, limit } => ConfigError::contradiction(
+            format!("model.{key} = {value} is out of range"),
+            format!("use 1 to {limit}"),
+        ),
+        other => ConfigError::contradiction(other.to_string(), remedy),
+    }
+}
+
+/// The decoder of a Hugging Face folder.
+fn read_decoder(folder: &Path) -> Result<DecoderConfig, ConfigError> {
     let path = folder.join("config.json");
     let rejected = |reason: String| {
         let what = format!("model.hf_assets_path: {}: {reason}", path.display());
         ConfigError::contradiction(
             what,
-            "use a Llama, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or GPT-2",
+            "use a Llama, Qwen 2, Qwen 3, Qwen 3 MoE, Mixtral, Gemma 3, OLMo 2, Phi-4, DeepSeek-V2, DeepSeek-V3 or GPT-2",
         )
     };
     let text = std::fs::read_to_string(&path).map_err(|e| rejected(e.to_string()))?;
-    ModelSpec::from_hugging_face(&text).map_err(rejected)
+    let decoder = DecoderConfig::from_hugging_face(&text);
+    let decoder = decoder.and_then(|decoder| decoder.check_trainable().map(|()| decoder));
+    decoder.map_err(|error| rejected(error.to_string()))
 }
 
 fn divide(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
@@ -254,8 +248,9 @@ fn divide(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
 
 #[cfg(test)]
 mod tests {
+    use trainyard_arch::Flavor;
+
     use super::*;
-    use crate::Flavor;
 
     fn rejection(section: ModelSection) -> String {
         section.resolve().unwrap_err().to_string()
@@ -268,10 +263,9 @@ mod tests {
             hidden_size: Some(256),
             ..ModelSection::default()
         };
-        let ModelSpec::Llama(shape) = section.resolve().unwrap() else {
-            panic!("not a Llama")
-        };
-        assert_eq!((shape.head_dim, shape.intermediate_size), (32, 1408));
+        let spec = section.resolve().unwrap();
+        let decoder = spec.decoder().unwrap();
+        assert_eq!((decoder.head_dim, decoder.intermediate_size), (32, 1408));
     }
 
     #[test]
@@ -281,10 +275,7 @@ mod tests {
             num_key_value_heads: Some(3),
             ..base.clone()
         });
-        assert!(
-            message.ends_with("model.num_key_value_heads = 2"),
-            "{message}"
-        );
+        assert!(message.ends_with("num_key_value_heads = 2"), "{message}");
         let message = rejection(ModelSection {
             num_attention_heads: Some(5),
             ..base.clone()

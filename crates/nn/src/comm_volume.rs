@@ -7,13 +7,18 @@
 //!
 //! - for each of the `2·pairs + 2` reductions of activations (after each colwise/rowwise pair in forward, before it
 //!   in backward; one each for the embedding and the head): `2·(t − 1)·b·s·h·w`, either as all-reduces or as
-//!   reduce-scatters and all-gathers; a dense block has two pairs;
-//! - if backward gathers activations again, `(t − 1)·b·s·h·w` for each of `pairs + 1` all-gathers;
+//!   reduce-scatters and all-gathers; a dense block has two pairs; latent attention reduces its latents, which are
+//!   narrower than `h`, instead of the input of its pair;
+//! - if backward gathers activations again, `(t − 1)·b·s·h·w` for each of `pairs + 1` all-gathers, but none for latents;
+//! - with one norm of all heads, per layer, one number per token for queries and one for keys, in forward and in
+//!   backward: `8·(t − 1)·b·s·w_loss`;
 //! - for the loss, three numbers per token from each rank to each other: `3·t·(t − 1)·b·s·w_loss`;
 //! - with ring attention, per layer, keys and values once around the ring in forward and once in backward, and their
 //!   gradients once: `6·(c − 1)·b·s·k·w`, where `k` is the KV width summed over ranks;
 //! - with Ulysses, per layer, queries, keys, values and outputs in forward and in backward: `2·(c − 1)/c·b·s·(2·q +
 //!   2·k)·w`.
+
+use trainyard_arch::QkNorm;
 
 use crate::layers::AttentionConfig;
 use crate::{Builder, ContextParallelMethod, SequenceParallel};
@@ -24,6 +29,9 @@ pub(crate) struct CommVolume {
     num_layers: u64,
     num_pairs: u64,
     hidden_size: u64,
+    /// The total width of the latents of a layer, if it has them.
+    latent_width: Option<u64>,
+    normalizes_all_heads: bool,
     q_width: u64,
     /// KV width summed over tensor-parallel ranks; a head that several ranks compute counts for each.
     kv_width: u64,
@@ -40,6 +48,7 @@ impl CommVolume {
         num_layers: usize,
         num_pairs: usize,
         config: &AttentionConfig,
+        latent_width: Option<usize>,
         builder: &Builder,
     ) -> CommVolume {
         let (tp, cp) = (builder.tensor_parallel(), builder.context_parallel());
@@ -55,6 +64,8 @@ impl CommVolume {
             num_layers: num_layers as u64,
             num_pairs: num_pairs as u64,
             hidden_size: config.hidden_size as u64,
+            latent_width: latent_width.map(|width| width as u64),
+            normalizes_all_heads: matches!(config.norm, Some((QkNorm::AllHeads, ..))),
             q_width: (config.num_heads * config.head_dim) as u64,
             kv_width: (kv_heads * config.head_dim) as u64,
             tp: tp.size() as u64,
@@ -67,16 +78,31 @@ impl CommVolume {
 
     /// Bytes sent by all ranks that work on a batch of `num_tokens`, in one forward and backward pass.
     pub(crate) fn sent(&self, num_tokens: u64) -> u64 {
-        self.reductions(num_tokens) + self.loss(num_tokens) + self.attention(num_tokens)
+        self.reductions(num_tokens)
+            + self.norms(num_tokens)
+            + self.loss(num_tokens)
+            + self.attention(num_tokens)
     }
 
     fn reductions(&self, num_tokens: u64) -> u64 {
-        let bytes = (self.tp - 1) * num_tokens * self.hidden_size * self.element_bytes.0;
+        let num_latents = self.latent_width.map_or(0, |_| self.num_layers);
+        let latents = num_latents * self.latent_width.unwrap_or(0);
         let gathers = match self.sequence {
-            SequenceParallel::Regather => self.num_pairs + 1,
+            SequenceParallel::Regather => self.num_pairs - num_latents + 1,
             SequenceParallel::Disabled | SequenceParallel::SaveGathered => 0,
         };
-        ((2 * self.num_pairs + 2) * 2 + gathers) * bytes
+        let of_hidden = 2 * (2 * self.num_pairs - num_latents + 2) + gathers;
+        let width = of_hidden * self.hidden_size + 2 * latents;
+        (self.tp - 1) * num_tokens * width * self.element_bytes.0
+    }
+
+    fn norms(&self, num_tokens: u64) -> u64 {
+        let num_layers = if self.normalizes_all_heads {
+            self.num_layers
+        } else {
+            0
+        };
+        8 * num_layers * (self.tp - 1) * num_tokens * self.element_bytes.1
     }
 
     fn loss(&self, num_tokens: u64) -> u64 {

@@ -16,6 +16,16 @@ pub enum NnError {
         "ring attention does not support document masking: use context_parallel_method = \"ulysses\""
     )]
     DocumentMaskInRing,
+    /// A sliding window with ring attention, which does not support it.
+    #[error(
+        "ring attention does not support sliding windows: use context_parallel_method = \"ulysses\""
+    )]
+    WindowInRing,
+    /// Document masking in a block with a sliding window.
+    #[error(
+        "documents and sliding windows together are not built: use attn_mask_type = \"causal\""
+    )]
+    DocumentMaskInWindow,
     /// An MoE layer with tensor parallelism but without sequence parallelism.
     #[error(
         "an MoE layer with tensor parallelism needs sequence parallelism: use enable_sequence_parallel = true"
@@ -72,14 +82,9 @@ pub enum NnError {
         limit: i64,
     },
 
-    /// The sizes of a model are inconsistent.
-    #[error("{model}: {reason}")]
-    Sizes {
-        /// The model type.
-        model: &'static str,
-        /// Which sizes are inconsistent, and how.
-        reason: String,
-    },
+    /// The description of a model is inconsistent.
+    #[error(transparent)]
+    Arch(#[from] trainyard_arch::ArchError),
 
     /// A size is not divisible by the number of ranks.
     #[error(

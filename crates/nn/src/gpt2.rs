@@ -6,67 +6,32 @@
 use std::rc::Rc;
 
 use tch::Tensor;
+use trainyard_arch::DecoderConfig;
 
 use crate::{
-    Builder, Context, ContextParallel, Documents, Init, Model, Module, NnError, Parameter, Result,
+    Builder, Context, ContextParallel, Documents, Init, Model, Module, Parameter, Result,
     TensorParallel, Unit,
     comm_volume::CommVolume,
     layers::{AttentionConfig, Dropout, Embedding, LayerNorm, Linear, LmHead, PositionEmbedding},
     recompute,
 };
 
-/// The configuration of a GPT-2, with the key names of newer models.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gpt2Config {
-    /// The vocabulary size.
-    pub vocab_size: usize,
-    /// The hidden size: `n_embd`.
-    pub hidden_size: usize,
-    /// The intermediate size of the feed-forward layer: `n_inner`.
-    pub intermediate_size: usize,
-    /// The number of blocks (layers): `n_layer`.
-    pub num_hidden_layers: usize,
-    /// The number of attention heads: `n_head`.
-    pub num_attention_heads: usize,
-    /// The maximum sequence length: `n_positions`.
-    pub max_position_embeddings: usize,
-    /// The epsilon of LayerNorm.
-    pub layer_norm_epsilon: f64,
-    /// Whether the LM head uses the embedding table (tied embeddings).
-    pub tie_word_embeddings: bool,
-    /// The dropout probability of the outputs of attention and of the feed-forward layer.
-    pub resid_pdrop: f64,
+fn attention(config: &DecoderConfig) -> AttentionConfig {
+    AttentionConfig {
+        hidden_size: config.hidden_size,
+        num_heads: config.num_attention_heads,
+        num_kv_heads: config.num_attention_heads,
+        head_dim: config.head_dim,
+        has_bias: true,
+        norm: None,
+        scale: 1.0,
+        window: None,
+    }
 }
 
-impl Gpt2Config {
-    /// Checks that the sizes are consistent.
-    pub fn validate(&self) -> Result<()> {
-        let (width, heads) = (self.hidden_size, self.num_attention_heads);
-        if heads > 0 && width.is_multiple_of(heads) {
-            Ok(())
-        } else {
-            Err(NnError::Sizes {
-                model: "GPT-2",
-                reason: format!("num_attention_heads ({heads}) must divide hidden_size ({width})"),
-            })
-        }
-    }
-
-    fn attention(&self) -> AttentionConfig {
-        AttentionConfig {
-            hidden_size: self.hidden_size,
-            num_heads: self.num_attention_heads,
-            num_kv_heads: self.num_attention_heads,
-            head_dim: self.hidden_size / self.num_attention_heads,
-            has_bias: true,
-            norm_eps: None,
-        }
-    }
-
-    /// The initialization of the projections that add to the residual stream, scaled down by their number.
-    fn residual_init(&self) -> Init {
-        Init::with_std(STD / (2.0 * self.num_hidden_layers as f64).sqrt())
-    }
+/// The initialization of the projections that add to the residual stream, scaled down by their number.
+fn residual_init(config: &DecoderConfig) -> Init {
+    Init::with_std(STD / (2.0 * config.num_hidden_layers as f64).sqrt())
 }
 
 /// The standard deviation of initial weights, except of projections that add to the residual stream.
@@ -87,8 +52,8 @@ pub struct Gpt2 {
 
 impl Gpt2 {
     /// Builds a model for sequences of up to `seq_len` tokens.
-    pub fn build(config: &Gpt2Config, seq_len: usize, builder: &Builder) -> Result<Gpt2> {
-        config.validate()?;
+    pub fn build(config: &DecoderConfig, seq_len: usize, builder: &Builder) -> Result<Gpt2> {
+        config.check()?;
         let trunk = builder.push("transformer");
         let embed = Embed::build(config, seq_len, &trunk)?;
         let blocks = (0..config.num_hidden_layers)
@@ -103,7 +68,8 @@ impl Gpt2 {
             comm_volume: CommVolume::new(
                 config.num_hidden_layers,
                 2 * config.num_hidden_layers,
-                &config.attention(),
+                &attention(config),
+                None,
                 builder,
             ),
             tp: builder.tensor_parallel(),
@@ -138,7 +104,7 @@ struct Embed {
 }
 
 impl Embed {
-    fn build(config: &Gpt2Config, seq_len: usize, trunk: &Builder) -> Result<Embed> {
+    fn build(config: &DecoderConfig, seq_len: usize, trunk: &Builder) -> Result<Embed> {
         let (init, width) = (Init::with_std(STD), config.hidden_size);
         let (wte, wpe) = (trunk.push("wte"), trunk.push("wpe"));
         let num_positions = config.max_position_embeddings;
@@ -174,16 +140,16 @@ struct Attention {
 }
 
 impl Attention {
-    fn build(config: &Gpt2Config, builder: &Builder) -> Result<Attention> {
+    fn build(config: &DecoderConfig, builder: &Builder) -> Result<Attention> {
         let (width, attn) = (config.hidden_size, builder.push("attn"));
-        let (init, last) = (Init::with_std(STD), config.residual_init());
+        let (init, last) = (Init::with_std(STD), residual_init(config));
         let tp = builder.tensor_parallel();
         tp.shard_range("num_attention_heads", config.num_attention_heads)?;
         Ok(Attention {
-            ln_1: LayerNorm::build(&builder.push("ln_1"), width, config.layer_norm_epsilon)?,
+            ln_1: LayerNorm::build(&builder.push("ln_1"), width, config.norm_eps)?,
             c_attn: Linear::transposed_colwise(&attn.push("c_attn"), width, 3, width, init)?,
             c_proj: Linear::transposed_rowwise(&attn.push("c_proj"), width, width, last)?,
-            head_dim: config.attention().head_dim as i64,
+            head_dim: config.head_dim as i64,
             cp: builder.context_parallel(),
             tp,
         })
@@ -195,7 +161,7 @@ impl Attention {
         let each = |number| heads.f_select(2, number);
         let output = self
             .cp
-            .attention(&each(0)?, &each(1)?, &each(2)?, documents)?;
+            .attention(&each(0)?, &each(1)?, &each(2)?, documents, None)?;
         self.tp.rowwise(&output.f_flatten(-2, -1)?, &self.c_proj)
     }
 }
@@ -211,12 +177,12 @@ struct FeedForward {
 }
 
 impl FeedForward {
-    fn build(config: &Gpt2Config, builder: &Builder) -> Result<FeedForward> {
+    fn build(config: &DecoderConfig, builder: &Builder) -> Result<FeedForward> {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
         let mlp = builder.push("mlp");
-        let (init, last) = (Init::with_std(STD), config.residual_init());
+        let (init, last) = (Init::with_std(STD), residual_init(config));
         Ok(FeedForward {
-            ln_2: LayerNorm::build(&builder.push("ln_2"), width, config.layer_norm_epsilon)?,
+            ln_2: LayerNorm::build(&builder.push("ln_2"), width, config.norm_eps)?,
             c_fc: Linear::transposed_colwise(&mlp.push("c_fc"), width, 1, inner, init)?,
             c_proj: Linear::transposed_rowwise(&mlp.push("c_proj"), inner, width, last)?,
             tp: builder.tensor_parallel(),
@@ -242,7 +208,7 @@ struct Block {
 }
 
 impl Block {
-    fn build(config: &Gpt2Config, seq_len: usize, builder: &Builder) -> Result<Block> {
+    fn build(config: &DecoderConfig, seq_len: usize, builder: &Builder) -> Result<Block> {
         Ok(Block {
             name: builder.path().to_owned(),
             attention: Rc::new(Attention::build(config, builder)?),
@@ -290,7 +256,7 @@ struct Head {
 
 impl Head {
     fn build(
-        config: &Gpt2Config,
+        config: &DecoderConfig,
         embedding: &Embedding,
         trunk: &Builder,
         root: &Builder,
@@ -298,7 +264,7 @@ impl Head {
         let (width, builder) = (config.hidden_size, root.push("lm_head"));
         Ok(Head {
             name: builder.path().to_owned(),
-            ln_f: LayerNorm::build(&trunk.push("ln_f"), width, config.layer_norm_epsilon)?,
+            ln_f: LayerNorm::build(&trunk.push("ln_f"), width, config.norm_eps)?,
             lm_head: if config.tie_word_embeddings {
                 LmHead::tied(&builder, embedding)
             } else {

@@ -7,9 +7,10 @@
 //! and [`ExpertParallel`].
 //!
 //! ```no_run
-//! use trainyard_nn::{Builder, Context, Llama, LlamaConfig, Model, run};
-//! # fn step(config: &LlamaConfig, inputs: &tch::Tensor, targets: &tch::Tensor) -> trainyard_nn::Result<()> {
-//! let model = Llama::build(config, 128, &Builder::new(1))?;
+//! use trainyard_arch::DecoderConfig;
+//! use trainyard_nn::{Builder, Context, Decoder, Model, run};
+//! # fn step(config: &DecoderConfig, inputs: &tch::Tensor, targets: &tch::Tensor) -> trainyard_nn::Result<()> {
+//! let model = Decoder::build(config, 128, &Builder::new(1))?;
 //! let pass = run(&model, inputs, &Context::training(0), &[])?;
 //! let loss = model.loss(pass.output(), targets)? / targets.numel() as f64;
 //! pass.backward(&loss)?;
@@ -26,6 +27,7 @@ mod builder;
 mod cnn;
 mod comm_volume;
 mod context_parallel;
+mod decoder;
 mod documents;
 pub mod dtype;
 mod error;
@@ -34,7 +36,6 @@ mod gpt2;
 pub mod init;
 mod initial_values;
 pub mod layers;
-mod llama;
 mod loss;
 mod model;
 mod module;
@@ -52,15 +53,12 @@ pub use adapter::{LossFn, UnitFn, VarStoreModel};
 pub use builder::{Builder, Device};
 pub use cnn::SimpleCnn;
 pub use context_parallel::{ContextParallel, ContextParallelMethod};
+pub use decoder::Decoder;
 pub use documents::Documents;
 pub use error::{NnError, Result};
-pub use experts::{
-    ExpertLoad, ExpertParallel, MixtureOfExperts, MoeConfig, Router, Scoring, SyntheticSkew,
-};
-pub use gpt2::{Gpt2, Gpt2Config};
+pub use experts::{ExpertLoad, ExpertParallel, MixtureOfExperts, Router, SyntheticSkew};
+pub use gpt2::Gpt2;
 pub use init::Init;
-pub use layers::RopeScaling;
-pub use llama::{Llama, LlamaConfig};
 pub use loss::cross_entropy_sum;
 pub use model::Model;
 pub use module::Module;

@@ -2,8 +2,8 @@
 //!
 //! ```no_run
 //! # use trainyard_parallel::{Ddp, DdpOptions, Strategy, GradSync};
-//! # use trainyard_nn::{Context, Llama, Model};
-//! # fn step(model: Llama, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
+//! # use trainyard_nn::{Context, Decoder, Model};
+//! # fn step(model: Decoder, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = Ddp::new(model, &group, DdpOptions::default())?;
 //! let run = model.forward(&x, &Context::training(0))?;
 //! let loss = model.loss(run.output(), &y)? / y.numel() as f64;

@@ -4,7 +4,8 @@
 //! (10 + 24/t + 5as/ht)`, as in Korthikanti et al.; for a block with gated feed-forward, grouped-query attention
 //! and flash attention it is `sb/t (8h + 4ad + 4gd + 6f)` plus the softmax statistics.
 
-use crate::{AttentionKernel, FeedForward, Recompute, Shape, Software, Strategy};
+use crate::{AttentionKernel, Recompute, Software, Strategy};
+use trainyard_arch::{DecoderConfig, FeedForward};
 
 /// Activation bytes of one block for one micro-batch on one rank.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -21,7 +22,12 @@ pub struct BlockActivations {
 
 impl BlockActivations {
     /// The activations of a block, with experts if `sparse`.
-    pub fn of(shape: &Shape, strategy: &Strategy, software: &Software, sparse: bool) -> Self {
+    pub fn of(
+        shape: &DecoderConfig,
+        strategy: &Strategy,
+        software: &Software,
+        sparse: bool,
+    ) -> Self {
         let tokens = tokens(strategy);
         let tp = strategy.degrees.tp as f64;
         let between = if strategy.sequence_parallel { tp } else { 1.0 };
@@ -73,7 +79,7 @@ pub(crate) fn tokens(strategy: &Strategy) -> f64 {
 }
 
 /// Elements that a feed-forward layer saves per token between its matrices.
-fn feed_forward_width(shape: &Shape, width: usize) -> f64 {
+fn feed_forward_width(shape: &DecoderConfig, width: usize) -> f64 {
     let saved = match shape.feed_forward {
         FeedForward::Gated => 3.0,
         FeedForward::Plain => 2.0,
@@ -83,20 +89,20 @@ fn feed_forward_width(shape: &Shape, width: usize) -> f64 {
 
 /// Bytes that routed and shared experts save per token. A routed token is copied to its expert and comes back to be
 /// weighted, and the router saves a probability per expert.
-fn expert_width(shape: &Shape, bytes: f64) -> f64 {
-    let Some(experts) = &shape.experts else {
+fn expert_width(shape: &DecoderConfig, bytes: f64) -> f64 {
+    let Some(experts) = &shape.moe else {
         return feed_forward_width(shape, shape.intermediate_size) * bytes;
     };
     let routed = feed_forward_width(shape, experts.moe_intermediate_size);
     let copies = 2.0 * shape.hidden_size as f64;
-    let shared = experts.num_shared_experts * experts.shared_intermediate_size;
+    let shared = experts.shared_width();
     bytes * experts.num_experts_per_tok as f64 * (routed + copies)
         + bytes * feed_forward_width(shape, shared)
         + 4.0 * experts.num_experts as f64
 }
 
 /// Elements of queries, keys, values and the output projection's input, per token.
-fn attention_width(shape: &Shape) -> f64 {
+fn attention_width(shape: &DecoderConfig) -> f64 {
     let heads = shape.num_attention_heads as f64;
     if let Some(latent) = &shape.latent {
         let head = (latent.qk_nope_head_dim + latent.qk_rope_head_dim) as f64;
@@ -106,7 +112,7 @@ fn attention_width(shape: &Shape) -> f64 {
         heads * shape.head_dim as f64,
         2.0 * (shape.num_key_value_heads * shape.head_dim) as f64,
     );
-    let normed = if shape.qk_norm {
+    let normed = if shape.qk_norm.is_some() {
         query + key_value / 2.0
     } else {
         0.0
@@ -117,7 +123,7 @@ fn attention_width(shape: &Shape) -> f64 {
 /// Elements that torchtitan's selective-op recomputation saves of a dense block, per token: the input, every second
 /// matrix product (queries, values, gate, output), attention's output, and the results of tensor-parallel
 /// reductions.
-fn selective_op_width(shape: &Shape, strategy: &Strategy) -> f64 {
+fn selective_op_width(shape: &DecoderConfig, strategy: &Strategy) -> f64 {
     let tp = strategy.degrees.tp as f64;
     let between = if strategy.sequence_parallel { tp } else { 1.0 };
     let hidden = shape.hidden_size as f64;
@@ -137,7 +143,7 @@ fn selective_op_width(shape: &Shape, strategy: &Strategy) -> f64 {
 }
 
 /// Elements of the latents and of what their norms save, per token.
-fn latent_width(shape: &Shape) -> f64 {
+fn latent_width(shape: &DecoderConfig) -> f64 {
     shape.latent.as_ref().map_or(0.0, |latent| {
         let query = latent.q_lora_rank.unwrap_or(0);
         (2 * query + 2 * latent.kv_lora_rank + latent.qk_rope_head_dim) as f64
@@ -146,7 +152,7 @@ fn latent_width(shape: &Shape) -> f64 {
 
 /// Bytes per query token: the softmax output, with dropout also its mask and result; with flash attention one fp32
 /// statistic.
-fn scores_width(shape: &Shape, strategy: &Strategy, software: &Software) -> f64 {
+fn scores_width(shape: &DecoderConfig, strategy: &Strategy, software: &Software) -> f64 {
     let heads = shape.num_attention_heads as f64;
     let bytes = strategy.precision.compute as f64;
     match software.attention {

@@ -3,7 +3,8 @@
 use crate::activations::tokens;
 use crate::network_model::{Group, NetworkModel};
 use crate::operator::{ComputeModel, Operator, block_operators, recomputed_shares};
-use crate::{Calibration, Cluster, Recompute, Shape, StageTime, Strategy};
+use crate::{Calibration, Cluster, Recompute, StageTime, Strategy};
+use trainyard_arch::DecoderConfig;
 
 /// The seconds of one block for one micro-batch.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -56,7 +57,7 @@ impl BlockComm {
 impl BlockTime {
     /// The time of a block, with experts if `sparse`.
     pub fn of(
-        shape: &Shape,
+        shape: &DecoderConfig,
         strategy: &Strategy,
         cluster: &Cluster,
         calibration: &Calibration,
@@ -99,7 +100,7 @@ impl BlockTime {
         );
         backward.context *= 2.0;
         let doublings = (strategy.degrees.tp as f64).log2();
-        let kinds = if sparse && shape.experts.is_some() {
+        let kinds = if sparse && shape.moe.is_some() {
             2.0
         } else {
             1.0
@@ -141,7 +142,7 @@ impl BlockTime {
 
 /// A block's communication in one direction: exposed and overlapped seconds.
 fn communication(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     calibration: &Calibration,
     network: &NetworkModel<'_>,
@@ -175,7 +176,7 @@ fn communication(
         comm.context = (ring - attention).max(0.1 * ring);
         comm.overlapped += ring - comm.context;
     }
-    if let (Some(experts), true) = (&shape.experts, sparse && degrees.ep > 1) {
+    if let (Some(experts), true) = (&shape.moe, sparse && degrees.ep > 1) {
         let group = Group::new(cluster, degrees.ep, 1);
         let routed = stream / degrees.tp as f64 * experts.num_experts_per_tok as f64;
         comm.expert = 2.0 * network.all_to_all(group, routed);

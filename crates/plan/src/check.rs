@@ -1,6 +1,7 @@
 //! Validation of strategies before they are estimated.
 
-use crate::{Shape, Strategy};
+use crate::Strategy;
+use trainyard_arch::DecoderConfig;
 
 /// Why a strategy is invalid.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
@@ -46,11 +47,11 @@ const LIMIT: usize = 1 << 30;
 
 impl Strategy {
     /// Checks that the strategy is valid for a model. Every valid strategy can be estimated.
-    pub fn check(&self, shape: &Shape) -> Result<(), StrategyError> {
+    pub fn check(&self, shape: &DecoderConfig) -> Result<(), StrategyError> {
         self.check_ranges(shape)?;
         let degrees = &self.degrees;
         let over = degrees.dp_shard * degrees.cp * degrees.tp;
-        let experts = shape.experts.as_ref().map_or(1, |e| e.num_experts);
+        let experts = shape.moe.as_ref().map_or(1, |e| e.num_experts);
         let replicas = degrees.data_parallel() * self.micro_batch;
         let heads = shape.num_attention_heads;
         let samples = "data-parallel ranks x micro_batch";
@@ -81,7 +82,7 @@ impl Strategy {
         }
     }
 
-    fn check_ranges(&self, shape: &Shape) -> Result<(), StrategyError> {
+    fn check_ranges(&self, shape: &DecoderConfig) -> Result<(), StrategyError> {
         let degrees = &self.degrees;
         // The embedding and the head may each have a stage of their own.
         let most_stages = shape.num_hidden_layers + 2;
@@ -119,11 +120,12 @@ impl Strategy {
 mod tests {
     use proptest::prelude::*;
     use proptest::strategy::Strategy as _;
+    use trainyard_arch::DecoderConfig;
     use trainyard_schedule::ScheduleKind;
 
     use crate::{
         Calibration, Cluster, Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute,
-        Shape, Software, Strategy, memory, time,
+        Software, Strategy, memory, time,
     };
 
     fn any() -> impl proptest::strategy::Strategy<Value = Strategy> {
@@ -168,7 +170,7 @@ mod tests {
 
         #[test]
         fn every_valid_strategy_can_be_estimated(strategy in any()) {
-            let shape = Shape::gpt(8, 256, 8, 1024, 2048);
+            let shape = DecoderConfig::gpt(8, 256, 8, 1024, 2048);
             if strategy.check(&shape).is_err() {
                 return Ok(());
             }
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_invalid_setting() {
-        let shape = Shape::gpt(8, 256, 8, 1024, 2048);
+        let shape = DecoderConfig::gpt(8, 256, 8, 1024, 2048);
         let fine = Strategy {
             degrees: Degrees {
                 pp: 2,

@@ -6,13 +6,14 @@
 //! disturbed.
 
 use crate::constants::NUM_CONSTANTS;
-use crate::{Calibration, Cluster, Constants, Shape, Software, Strategy, time};
+use crate::{Calibration, Cluster, Constants, Software, Strategy, time};
+use trainyard_arch::DecoderConfig;
 
 /// A measured training run.
 #[derive(Clone, Debug)]
 pub struct Run<'a> {
     /// The model's shape.
-    pub shape: Shape,
+    pub shape: DecoderConfig,
     /// How it was parallelized.
     pub strategy: Strategy,
     /// The cluster it ran on.
@@ -232,7 +233,7 @@ mod tests {
         for (hidden, tp) in [(1024, 1), (2048, 2), (4096, 4), (4096, 8)] {
             for micro_batch in [1, 2, 4, 8] {
                 let mut run = Run {
-                    shape: Shape::gpt(24, hidden, 16, 51_200, 1024),
+                    shape: DecoderConfig::gpt(24, hidden, 16, 51_200, 1024),
                     strategy: Strategy {
                         degrees: Degrees {
                             tp,

@@ -1,7 +1,7 @@
 //! A planner for distributed training: how to parallelize a model over a cluster, whether it fits in memory, how
 //! fast a step is, and why.
 //!
-//! Everything here is arithmetic. A model [`Shape`], a parallelization [`Strategy`] and a [`Cluster`] determine the
+//! Everything here is arithmetic. A model [`DecoderConfig`], a parallelization [`Strategy`] and a [`Cluster`] determine the
 //! bytes on every rank ([`memory()`]) and the seconds of a step ([`time()`]). [`search()`] evaluates every feasible
 //! strategy, and [`explain()`] reports why the best one won. The crate creates no tensors and does not link
 //! libtorch.
@@ -12,13 +12,13 @@
 //! runs.
 //!
 //! ```
-//! use trainyard_config::{Flavor, LlamaConfig};
-//! use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, Shape};
+//! use trainyard_arch::Flavor;
+//! use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, DecoderConfig};
 //! use trainyard_plan::{Software, search};
 //!
 //! let cluster: Cluster = "64xH100".parse()?;
 //! let request = PlanRequest {
-//!     shape: Shape::from(&LlamaConfig::of(Flavor::Llama3_8b)),
+//!     shape: DecoderConfig::from(Flavor::Llama3_8b),
 //!     calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
 //!     cluster,
 //!     overheads: Overheads::default(),
@@ -50,16 +50,13 @@ mod fit;
 mod flops;
 pub mod framework;
 mod hardware;
-mod hugging_face;
 mod memory;
 mod model_file;
 mod network_model;
 mod operator;
-mod parameters;
 mod pipeline;
 pub mod report;
 mod search;
-mod shape;
 mod software;
 mod sourced_value;
 mod stages;
@@ -78,15 +75,12 @@ pub use fit::{Run, fit};
 pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
 pub use framework::{Framework, FrameworkError};
 pub use hardware::Accelerator;
-pub use hugging_face::ShapeError;
 pub use memory::{Memory, Overheads, memory, peak};
-pub use model_file::ModelFileError;
+pub use model_file::{ModelFileError, load_decoder};
 pub use network_model::{Group, NetworkModel};
 pub use operator::{ComputeModel, Operator, Seconds, block_operators};
-pub use parameters::BlockParameters;
 pub use pipeline::{StageTime, bubble, in_flight, zero_bubble_h1};
 pub use search::{Plan, PlanRequest, SearchResult, search, search_mesh};
-pub use shape::{Experts, FeedForward, LatentAttention, Norm, NotADecoder, Positions, Shape};
 pub use software::{AttentionKernel, Software};
 pub use sourced_value::{Basis, SourcedValue};
 pub use stages::{RankClass, RankLayers, blocks_of_stage};

@@ -2,9 +2,8 @@
 
 use crate::activations::tokens;
 use crate::pipeline::in_flight;
-use crate::{
-    BlockActivations, RankClass, RankLayers, Shape, Software, SourcedValue, States, Strategy,
-};
+use crate::{BlockActivations, RankClass, RankLayers, Software, SourcedValue, States, Strategy};
+use trainyard_arch::DecoderConfig;
 
 /// The peak memory of one class of ranks, in bytes.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -92,7 +91,7 @@ const BUCKET_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
 
 /// The peak memory of every class of ranks.
 pub fn memory(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     software: &Software,
     overheads: &Overheads,
@@ -110,7 +109,7 @@ pub fn peak(memories: &[Memory]) -> Option<&Memory> {
 }
 
 fn of_rank(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     software: &Software,
     overheads: &Overheads,
@@ -170,7 +169,7 @@ fn in_flight_microbatches(strategy: &Strategy, rank: usize) -> f64 {
 /// Activations of the embedding and of the head. Logits exist in the compute type, in fp32, and as a gradient; the
 /// loss is computed for one micro-batch at a time.
 fn ends(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     software: &Software,
     rank_layers: &RankLayers,

@@ -1,13 +1,13 @@
-//! Loads a model's shape from a Trainyard config, a `config.json`, or a directory with one.
+//! Loads a model from a Trainyard config, a `config.json`, or a directory with one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use trainyard_config::{Config, ConfigError};
 
-use crate::{Shape, ShapeError};
+use trainyard_arch::{ArchError, DecoderConfig};
 
-/// Why a shape cannot be loaded.
+/// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
     /// The file cannot be read.
@@ -23,11 +23,11 @@ pub enum ModelFileError {
     Config(#[from] ConfigError),
     /// An invalid `config.json`.
     #[error("{path}: {source}")]
-    Shape {
+    Decoder {
         /// The file's path.
         path: PathBuf,
         /// The reason.
-        source: ShapeError,
+        source: ArchError,
     },
     /// The model is not a decoder.
     #[error(
@@ -42,26 +42,26 @@ pub enum ModelFileError {
 /// Size limit in bytes: configs are a few kilobytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-impl Shape {
-    /// Loads the shape from a file or directory.
-    pub fn load(path: &Path) -> Result<Shape, ModelFileError> {
-        let path = if path.is_dir() {
-            path.join("config.json")
-        } else {
-            path.to_owned()
-        };
-        let text = read(&path)?;
-        let mut shape = if path.extension().is_some_and(|end| end == "toml") {
-            of_config(&path, &text)?
-        } else {
-            Shape::from_hugging_face(&text).map_err(|source| ModelFileError::Shape {
-                path: path.clone(),
-                source,
-            })?
-        };
-        shape.name = name(&path).unwrap_or(shape.name);
-        Ok(shape)
-    }
+/// Loads a model from a file or directory.
+pub fn load_decoder(path: &Path) -> Result<DecoderConfig, ModelFileError> {
+    let path = if path.is_dir() {
+        path.join("config.json")
+    } else {
+        path.to_owned()
+    };
+    let text = read(&path)?;
+    let decoder = if path.extension().is_some_and(|end| end == "toml") {
+        of_config(&path, &text)?
+    } else {
+        DecoderConfig::from_hugging_face(&text).map_err(|source| ModelFileError::Decoder {
+            path: path.clone(),
+            source,
+        })?
+    };
+    Ok(DecoderConfig {
+        name: name(&path).unwrap_or(decoder.name),
+        ..decoder
+    })
 }
 
 fn read(path: &Path) -> Result<String, ModelFileError> {
@@ -80,11 +80,13 @@ fn read(path: &Path) -> Result<String, ModelFileError> {
     fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))
 }
 
-fn of_config(path: &Path, text: &str) -> Result<Shape, ModelFileError> {
+fn of_config(path: &Path, text: &str) -> Result<DecoderConfig, ModelFileError> {
     let spec = Config::parse(text, &[])?.model.resolve()?;
-    Shape::try_from(&spec).map_err(|_| ModelFileError::NotADecoder {
-        path: path.to_owned(),
-    })
+    spec.decoder()
+        .cloned()
+        .ok_or_else(|| ModelFileError::NotADecoder {
+            path: path.to_owned(),
+        })
 }
 
 /// The name of the file, or of the directory of a `config.json`.

@@ -4,10 +4,8 @@
 //! by memory bandwidth.
 
 use crate::activations::tokens;
-use crate::{
-    Accelerator, AttentionKernel, Constants, FeedForward, LatentAttention, Shape, Software,
-    Strategy,
-};
+use crate::{Accelerator, AttentionKernel, Constants, Software, Strategy};
+use trainyard_arch::{DecoderConfig, FeedForward, LatentAttention};
 
 /// One operator of a block's forward pass, on one rank.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -136,7 +134,7 @@ const SCORE_BYTES: f64 = 6.0;
 
 /// The operators of a block's forward pass on one rank.
 pub fn block_operators(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     software: &Software,
     sparse: bool,
@@ -146,7 +144,7 @@ pub fn block_operators(
     let mut operators = Vec::with_capacity(10);
     attention_matmuls(shape, tokens, tp, &mut operators);
     operators.push(attention(shape, strategy, software));
-    match (&shape.experts, sparse) {
+    match (&shape.moe, sparse) {
         (Some(_), true) => expert_matmuls(shape, strategy, &mut operators),
         _ => feed_forward(
             shape,
@@ -163,7 +161,7 @@ pub fn block_operators(
 
 /// The fraction of each operator of a dense block that selective-op recomputation repeats: keys, the output
 /// projection, one feed-forward product, and all element-wise operators.
-pub(crate) fn recomputed_shares(shape: &Shape, operators: &[Operator]) -> Vec<f64> {
+pub(crate) fn recomputed_shares(shape: &DecoderConfig, operators: &[Operator]) -> Vec<f64> {
     let (query, key) = (shape.num_attention_heads, shape.num_key_value_heads);
     let keys = key as f64 / (query + 2 * key) as f64;
     // Gate and up projection are one operator here.
@@ -181,7 +179,7 @@ pub(crate) fn recomputed_shares(shape: &Shape, operators: &[Operator]) -> Vec<f6
     operators.iter().map(share).collect()
 }
 
-fn attention_matmuls(shape: &Shape, tokens: f64, tp: f64, operators: &mut Vec<Operator>) {
+fn attention_matmuls(shape: &DecoderConfig, tokens: f64, tp: f64, operators: &mut Vec<Operator>) {
     let hidden = shape.hidden_size as f64;
     let mut add = |name, columns: f64, depth: f64| {
         operators.push(Operator::Matmul {
@@ -222,7 +220,7 @@ fn attention_matmuls(shape: &Shape, tokens: f64, tp: f64, operators: &mut Vec<Op
     }
 }
 
-fn attention(shape: &Shape, strategy: &Strategy, software: &Software) -> Operator {
+fn attention(shape: &DecoderConfig, strategy: &Strategy, software: &Software) -> Operator {
     let tp = strategy.degrees.tp as f64;
     let (key, value) = match &shape.latent {
         Some(LatentAttention {
@@ -258,7 +256,7 @@ const fn alignment(head_dim: usize) -> f64 {
 }
 
 fn feed_forward(
-    shape: &Shape,
+    shape: &DecoderConfig,
     name: &'static str,
     copies: f64,
     rows: f64,
@@ -283,8 +281,8 @@ fn feed_forward(
 
 /// Expert products, with tokens spread evenly over experts. Tensor-parallel ranks shard the tokens, not the
 /// experts.
-fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operator>) {
-    let Some(experts) = &shape.experts else {
+fn expert_matmuls(shape: &DecoderConfig, strategy: &Strategy, operators: &mut Vec<Operator>) {
+    let Some(experts) = &shape.moe else {
         return;
     };
     let tp = strategy.degrees.tp as f64;
@@ -292,7 +290,7 @@ fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operat
     let routed = tokens(strategy) / tp * experts.num_experts_per_tok as f64;
     let width = experts.moe_intermediate_size as f64;
     feed_forward(shape, "experts", local, routed / local, width, operators);
-    let shared = (experts.num_shared_experts * experts.shared_intermediate_size) as f64;
+    let shared = (experts.shared_width()) as f64;
     if shared > 0.0 {
         let rows = tokens(strategy);
         feed_forward(shape, "shared experts", 1.0, rows, shared / tp, operators);
@@ -301,16 +299,21 @@ fn expert_matmuls(shape: &Shape, strategy: &Strategy, operators: &mut Vec<Operat
 
 /// Norms, residuals and dropout work on the residual stream; activation functions, biases and rotary embeddings on
 /// sharded tensors.
-fn streams(shape: &Shape, strategy: &Strategy, software: &Software, sparse: bool) -> Operator {
+fn streams(
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+    software: &Software,
+    sparse: bool,
+) -> Operator {
     let tokens = tokens(strategy);
     let tp = strategy.degrees.tp as f64;
     let between = if strategy.sequence_parallel { tp } else { 1.0 };
     let scale = strategy.precision.compute as f64 / 2.0;
     let hidden = shape.hidden_size as f64;
-    let width = match (&shape.experts, sparse) {
+    let width = match (&shape.moe, sparse) {
         (Some(experts), true) => {
             let routed = experts.num_experts_per_tok * experts.moe_intermediate_size;
-            let shared = experts.num_shared_experts * experts.shared_intermediate_size;
+            let shared = experts.shared_width();
             // Routed tokens are permuted before and after the experts.
             (routed + shared + 4 * experts.num_experts_per_tok * shape.hidden_size) as f64
         }

@@ -6,13 +6,14 @@
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
+use trainyard_arch::DecoderConfig;
 
 use trainyard_schedule::ScheduleKind;
 
 use crate::flops::matrix_flops;
 use crate::{
     AttentionKernel, Calibration, Cluster, Degrees, Memory, Offload, Overheads, PipelineLayout,
-    PrecisionByStage, Recompute, Shape, Strategy, Time, blocks_of_stage, memory, peak, time,
+    PrecisionByStage, Recompute, Strategy, Time, blocks_of_stage, memory, peak, time,
     time_simulated,
 };
 
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     /// The model's shape.
-    pub shape: Shape,
+    pub shape: DecoderConfig,
     /// The nodes and their accelerators.
     pub cluster: Cluster,
     /// How the training program runs, and how far it falls short of data sheets.
@@ -370,13 +371,13 @@ fn meshes(request: &PlanRequest) -> Vec<Degrees> {
 
 /// Whether every tensor-parallel rank gets whole attention heads. Latent attention replicates the key/value
 /// latents, so only query heads must divide.
-fn divides_heads(shape: &Shape, tp: usize) -> bool {
+fn divides_heads(shape: &DecoderConfig, tp: usize) -> bool {
     let divides_kv = shape.latent.is_some() || shape.num_key_value_heads.is_multiple_of(tp);
     shape.num_attention_heads.is_multiple_of(tp) && divides_kv
 }
 
-fn expert_degrees(shape: &Shape, degrees: &Degrees) -> Vec<usize> {
-    let Some(experts) = &shape.experts else {
+fn expert_degrees(shape: &DecoderConfig, degrees: &Degrees) -> Vec<usize> {
+    let Some(experts) = &shape.moe else {
         return vec![1];
     };
     let over = degrees.dp_shard * degrees.cp * degrees.tp;
@@ -386,7 +387,7 @@ fn expert_degrees(shape: &Shape, degrees: &Degrees) -> Vec<usize> {
 
 fn experts_fit(request: &PlanRequest, degrees: &Degrees) -> bool {
     let over = degrees.dp_shard * degrees.cp * degrees.tp;
-    request.shape.experts.is_none() || over.is_multiple_of(degrees.ep)
+    request.shape.moe.is_none() || over.is_multiple_of(degrees.ep)
 }
 
 /// ZeRO stages, each with the number of data-parallel replicas: one, or one per node (HSDP).
@@ -411,7 +412,7 @@ fn zero_layouts(request: &PlanRequest, degrees: &Degrees, offload: Offload) -> V
 }
 
 /// Pipeline schedules that suit the numbers of blocks and micro-batches.
-fn layouts(shape: &Shape, pp: usize, num_microbatches: usize) -> Vec<PipelineLayout> {
+fn layouts(shape: &DecoderConfig, pp: usize, num_microbatches: usize) -> Vec<PipelineLayout> {
     let layout = |schedule, stages_per_rank| PipelineLayout {
         schedule,
         stages_per_rank,
@@ -481,7 +482,7 @@ fn divisors(number: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use trainyard_config::{Flavor, LlamaConfig};
+    use trainyard_arch::Flavor;
 
     use super::*;
     use crate::Software;
@@ -490,7 +491,7 @@ mod tests {
     fn no_plan_beats_its_lower_bound() {
         let cluster: Cluster = "64xH100".parse().unwrap();
         let request = PlanRequest {
-            shape: Shape::from(&LlamaConfig::of(Flavor::Llama3_8b)),
+            shape: DecoderConfig::from(Flavor::Llama3_8b),
             calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
             cluster,
             overheads: Overheads::default(),

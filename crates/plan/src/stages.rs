@@ -1,8 +1,9 @@
 //! How transformer blocks are divided into pipeline stages.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
-use crate::{Shape, Strategy};
+use crate::Strategy;
 
 /// Classes of pipeline ranks with the same contents.
 #[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
@@ -91,7 +92,7 @@ impl Strategy {
     }
 
     /// The layers of one representative rank of every class.
-    pub fn layers_by_class(&self, shape: &Shape) -> Vec<RankLayers> {
+    pub fn layers_by_class(&self, shape: &DecoderConfig) -> Vec<RankLayers> {
         let pp = self.degrees.pp;
         let classes: &[(RankClass, usize)] = match pp {
             1 => &[(RankClass::Only, 0)],
@@ -108,7 +109,7 @@ impl Strategy {
             .collect()
     }
 
-    fn layers_of_rank(&self, shape: &Shape, class: RankClass, rank: usize) -> RankLayers {
+    fn layers_of_rank(&self, shape: &DecoderConfig, class: RankClass, rank: usize) -> RankLayers {
         let num_stages = self.num_stages();
         let num_blocks = shape.num_hidden_layers;
         let first_sparse = num_blocks - shape.num_expert_layers();

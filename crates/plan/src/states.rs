@@ -1,6 +1,7 @@
 //! Memory of parameters, gradients and optimizer states on a rank.
 
-use crate::{BlockParameters, Offload, RankLayers, Shape, Strategy};
+use crate::{Offload, RankLayers, Strategy};
+use trainyard_arch::{BlockKind, BlockParameters, DecoderConfig};
 
 /// The parameters of a rank, before data-parallel sharding.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -13,7 +14,11 @@ pub struct LocalParameters {
 
 impl LocalParameters {
     /// The parameters of a rank with these layers.
-    pub fn of(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> LocalParameters {
+    pub fn of(
+        shape: &DecoderConfig,
+        strategy: &Strategy,
+        rank_layers: &RankLayers,
+    ) -> LocalParameters {
         let mut sum = LocalParameters::default();
         for (count, unit) in units(shape, strategy, rank_layers) {
             sum.dense += count * unit.dense;
@@ -25,7 +30,7 @@ impl LocalParameters {
 
 /// The units that are gathered and sharded together (blocks, embedding and head), each with its count.
 fn units(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     rank_layers: &RankLayers,
 ) -> [(f64, LocalParameters); 4] {
@@ -45,15 +50,21 @@ fn units(
     let head_vocab = if is_tied { 0.0 } else { vocab };
     let one_if = |has| if has { 1.0 } else { 0.0 };
     [
-        (rank_layers.num_dense as f64, block(shape.dense_block())),
-        (rank_layers.num_sparse as f64, block(shape.expert_block())),
+        (
+            rank_layers.num_dense as f64,
+            block(shape.block(BlockKind::Dense)),
+        ),
+        (
+            rank_layers.num_sparse as f64,
+            block(shape.block(BlockKind::Experts)),
+        ),
         (
             one_if(rank_layers.has_embedding),
             end(vocab + shape.position_table() as f64),
         ),
         (
             one_if(rank_layers.has_head),
-            end(shape.norm() as f64 + head_vocab),
+            end(shape.norm_parameters() as f64 + head_vocab),
         ),
     ]
 }
@@ -80,7 +91,7 @@ impl States {
     }
 
     /// The model states of a rank with these layers.
-    pub fn of(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> States {
+    pub fn of(shape: &DecoderConfig, strategy: &Strategy, rank_layers: &RankLayers) -> States {
         let degrees = &strategy.degrees;
         let mut sum = States::default();
         for (count, local) in units(shape, strategy, rank_layers) {
@@ -136,7 +147,7 @@ fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> States {
 
 /// One unit in use, one being prefetched, and the gradient of one: the budget of PyTorch's activation checkpointing
 /// planner.
-fn gathered(shape: &Shape, strategy: &Strategy, rank_layers: &RankLayers) -> f64 {
+fn gathered(shape: &DecoderConfig, strategy: &Strategy, rank_layers: &RankLayers) -> f64 {
     let units = units(shape, strategy, rank_layers).into_iter();
     let local = units.filter(|(count, _)| *count > 0.0);
     let largest = local

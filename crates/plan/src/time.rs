@@ -4,6 +4,7 @@
 //! overlapped with the backward pass as far as it fits. Reports show the same terms in the same order, and the
 //! terms sum to the step.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::{Costs, ScheduleError, ScheduleKind, Timeline, simulate};
 
 use crate::activations::tokens;
@@ -11,9 +12,7 @@ use crate::block::BlockTime;
 use crate::network_model::{Group, NetworkModel};
 use crate::operator::ComputeModel;
 use crate::pipeline::{bubble, zero_bubble_h1};
-use crate::{
-    Calibration, Cluster, LocalParameters, Offload, RankLayers, Shape, StageTime, Strategy,
-};
+use crate::{Calibration, Cluster, LocalParameters, Offload, RankLayers, StageTime, Strategy};
 
 /// The seconds of a step by what they are spent on. The terms sum to `likely`.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -99,7 +98,7 @@ impl RankTime {
 
 /// The inputs of the estimate of one strategy.
 struct StepModel<'a> {
-    shape: &'a Shape,
+    shape: &'a DecoderConfig,
     strategy: &'a Strategy,
     cluster: &'a Cluster,
     calibration: &'a Calibration,
@@ -111,7 +110,7 @@ struct StepModel<'a> {
 
 /// The step time in closed form. It takes microseconds to evaluate.
 pub fn time(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     cluster: &Cluster,
     calibration: &Calibration,
@@ -143,7 +142,7 @@ pub fn time(
 
 /// The step time with the pipeline schedule simulated action by action, for the few strategies that are shown.
 pub fn time_simulated(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     cluster: &Cluster,
     calibration: &Calibration,
@@ -169,7 +168,7 @@ pub fn time_simulated(
 
 /// The simulated timeline of every rank of the pipeline, in seconds.
 pub fn timeline(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     cluster: &Cluster,
     calibration: &Calibration,
@@ -185,7 +184,7 @@ pub fn timeline(
 
 impl<'a> StepModel<'a> {
     fn new(
-        shape: &'a Shape,
+        shape: &'a DecoderConfig,
         strategy: &'a Strategy,
         cluster: &'a Cluster,
         calibration: &'a Calibration,
@@ -204,7 +203,7 @@ impl<'a> StepModel<'a> {
             ranks: Vec::new(),
         };
         let dense = model.block(false);
-        let sparse = if shape.experts.is_some() {
+        let sparse = if shape.moe.is_some() {
             model.block(true)
         } else {
             dense

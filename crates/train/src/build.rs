@@ -7,14 +7,13 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 use trainyard_config::{
     Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec, Offload,
-    ReshardAfterForward, ScoringFunc, is_mixture, read_mixture,
+    ReshardAfterForward, is_mixture, read_mixture,
 };
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{
-    Builder, ContextParallel, ContextParallelMethod, Device, ExpertParallel, Gpt2, Gpt2Config,
-    Llama, LlamaConfig, Model, MoeConfig, Parameter, RopeScaling, Scoring, SequenceParallel,
-    SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
+    Builder, ContextParallel, ContextParallelMethod, Decoder, Device, ExpertParallel, Gpt2, Model,
+    Parameter, SequenceParallel, SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
 };
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
@@ -34,68 +33,6 @@ pub fn kind(dtype: Dtype) -> Kind {
         Dtype::Float64 => Kind::Double,
         Dtype::Bfloat16 => Kind::BFloat16,
         Dtype::Float16 => Kind::Half,
-    }
-}
-
-/// The architecture of a Llama model, from the config's type to that of the model crate.
-pub fn llama_shape(shape: &trainyard_config::LlamaConfig) -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: shape.vocab_size,
-        hidden_size: shape.hidden_size,
-        intermediate_size: shape.intermediate_size,
-        num_hidden_layers: shape.num_hidden_layers,
-        num_attention_heads: shape.num_attention_heads,
-        num_key_value_heads: shape.num_key_value_heads,
-        head_dim: shape.head_dim,
-        rope_theta: shape.rope_theta,
-        rope_scaling: shape.rope_scaling.map(|scaling| RopeScaling {
-            factor: scaling.factor,
-            low_freq_factor: scaling.low_freq_factor,
-            high_freq_factor: scaling.high_freq_factor,
-            original_max_position_embeddings: scaling.original_max_position_embeddings,
-        }),
-        rms_norm_eps: shape.rms_norm_eps,
-        tie_word_embeddings: shape.tie_word_embeddings,
-        attention_bias: shape.attention_bias,
-        qk_norm: shape.qk_norm,
-        resid_pdrop: shape.resid_pdrop,
-        moe: shape.moe.as_ref().map(moe_shape),
-    }
-}
-
-/// The mixture-of-experts settings, from the config's type to that of the model crate.
-fn moe_shape(shape: &trainyard_config::MoeConfig) -> MoeConfig {
-    MoeConfig {
-        num_experts: shape.num_experts,
-        num_experts_per_tok: shape.num_experts_per_tok,
-        moe_intermediate_size: shape.moe_intermediate_size,
-        n_shared_experts: shape.n_shared_experts,
-        first_k_dense_replace: shape.first_k_dense_replace,
-        scoring_func: match shape.scoring_func {
-            ScoringFunc::Softmax => Scoring::Softmax,
-            ScoringFunc::Sigmoid => Scoring::Sigmoid,
-        },
-        norm_topk_prob: shape.norm_topk_prob,
-        routed_scaling_factor: shape.routed_scaling_factor,
-        router_aux_loss_coef: shape.router_aux_loss_coef,
-        router_z_loss_coef: shape.router_z_loss_coef,
-        bias_update_rate: shape.bias_update_rate,
-        capacity_factor: shape.capacity_factor,
-    }
-}
-
-/// The architecture of a GPT-2 model, from the config's type to that of the model crate.
-fn gpt2_shape(shape: &trainyard_config::Gpt2Config) -> Gpt2Config {
-    Gpt2Config {
-        vocab_size: shape.vocab_size,
-        hidden_size: shape.hidden_size,
-        intermediate_size: shape.intermediate_size,
-        num_hidden_layers: shape.num_hidden_layers,
-        num_attention_heads: shape.num_attention_heads,
-        max_position_embeddings: shape.max_position_embeddings,
-        layer_norm_epsilon: shape.layer_norm_epsilon,
-        tie_word_embeddings: shape.tie_word_embeddings,
-        resid_pdrop: shape.resid_pdrop,
     }
 }
 
@@ -129,13 +66,11 @@ pub(crate) fn model_with(
     builder: Builder,
 ) -> Result<Box<dyn Model>> {
     let model: Box<dyn Model> = match config.model.resolve()? {
-        ModelSpec::Llama(shape) => {
-            let shape = llama_shape(&shape);
-            Box::new(Llama::build(&shape, config.training.seq_len, &builder)?)
+        ModelSpec::Decoder(decoder) if decoder.is_gpt2() => {
+            Box::new(Gpt2::build(&decoder, config.training.seq_len, &builder)?)
         }
-        ModelSpec::Gpt2(shape) => {
-            let shape = gpt2_shape(&shape);
-            Box::new(Gpt2::build(&shape, config.training.seq_len, &builder)?)
+        ModelSpec::Decoder(decoder) => {
+            Box::new(Decoder::build(&decoder, config.training.seq_len, &builder)?)
         }
         ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
     };

@@ -2,20 +2,10 @@
 
 use trainyard_config::ModelSpec;
 
-/// FLOPs per target token as torchtitan counts them: 6 per parameter of a matrix product, plus attention.
+/// FLOPs per target token: those of the matrix products, and of attention without its mask.
 pub(crate) fn flops_per_target(spec: &ModelSpec, seq_len: usize) -> f64 {
     match spec.decoder() {
-        Some(sizes) => {
-            let embedding = (sizes.vocab_size * sizes.hidden_size) as u64;
-            let lookups = if sizes.tie_word_embeddings {
-                0
-            } else {
-                embedding
-            };
-            let multiplied = spec.num_active_parameters() - lookups;
-            let attention = 12 * sizes.num_hidden_layers * sizes.query_width() * seq_len;
-            6.0 * multiplied as f64 + attention as f64
-        }
+        Some(decoder) => decoder.flops_per_token(seq_len),
         None => {
             // A convolution uses each weight once per pixel.
             let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;

@@ -43,6 +43,7 @@
 mod init;
 
 pub use tch;
+pub use trainyard_arch as arch;
 pub use trainyard_config as config;
 pub use trainyard_data as data;
 pub use trainyard_mesh as mesh;
@@ -53,12 +54,13 @@ pub use trainyard_torch as torch;
 pub use trainyard_trace as trace;
 pub use trainyard_train as train;
 
+pub use arch::DecoderConfig;
 pub use config::Config;
 pub use init::{init, init_along, init_mesh};
 pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
-    Builder, Context, ContextParallel, ContextParallelMethod, Init, Llama, LlamaConfig, Model,
-    Module, Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
+    Builder, Context, ContextParallel, ContextParallelMethod, Decoder, Init, Model, Module,
+    Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
     cross_entropy_sum,
 };
 pub use parallel::{

@@ -2,9 +2,9 @@
 //!
 //! Every rank asks the planner. The result depends only on the config and the number of ranks, so all ranks agree.
 
-use trainyard_config::Config;
+use trainyard_config::{Config, ModelSpec};
 use trainyard_launcher::MAX_WORLD_SIZE;
-use trainyard_plan::{Framework, Plan, PrecisionByStage, Shape};
+use trainyard_plan::{Framework, Plan, PrecisionByStage};
 
 use super::plan::request::{cluster, request};
 use crate::failure::Failure;
@@ -82,10 +82,12 @@ fn planned(config: &Config, world: usize) -> Result<String, Failure> {
         .hint("set job.cluster to the cluster of the job, or start as many ranks"));
     }
     let model = config.model.resolve().map_err(Failure::new)?;
-    let shape = Shape::try_from(&model).map_err(|_| {
-        Failure::new("parallelism = \"auto\" supports decoders only")
-            .hint("use model.name = \"llama\" or \"gpt2\", or set the degrees")
-    })?;
+    let ModelSpec::Decoder(shape) = model else {
+        return Err(
+            Failure::new("parallelism = \"auto\" supports decoders only")
+                .hint("use model.name = \"llama\" or \"gpt2\", or set the degrees"),
+        );
+    };
     let training = &config.training;
     let global = training.global_batch_size;
     let global = global.unwrap_or(training.local_batch_size * world);

@@ -25,8 +25,8 @@ pub use debug::{BitFlip, DebugSection};
 pub use job::JobSection;
 pub use lr_scheduler::{DecayType, LrSchedulerSection};
 pub use metrics::MetricsSection;
-pub use model::{AttentionMask, Flavor, ModelName, ModelSection};
-pub use moe::{MoeSection, ScoringFunc};
+pub use model::{AttentionMask, ModelName, ModelSection};
+pub use moe::MoeSection;
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
     ContextMethod, GradientCompression, Offload, ParallelismSection, PipelineReduce,

@@ -5,9 +5,9 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use trainyard_arch::{Flavor, RopeScaling};
 
 use super::MoeSection;
-use crate::RopeScaling;
 
 /// The family of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,27 +34,6 @@ pub enum AttentionMask {
     /// Earlier positions of the same document.
     #[serde(rename = "block_causal")]
     BlockCausal,
-}
-
-/// A published or built-in set of dimensions of the Llama decoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Flavor {
-    /// 1.05 M parameters.
-    #[default]
-    #[serde(rename = "tiny")]
-    Tiny,
-    /// 27.8 M parameters.
-    #[serde(rename = "small")]
-    Small,
-    /// 8.03 B parameters.
-    #[serde(rename = "llama3-8b")]
-    Llama3_8b,
-    /// 70.6 B parameters.
-    #[serde(rename = "llama3-70b")]
-    Llama3_70b,
-    /// 405.9 B parameters.
-    #[serde(rename = "llama3-405b")]
-    Llama3_405b,
 }
 
 /// `[model]`
@@ -93,6 +72,18 @@ pub struct ModelSection {
     pub attention_bias: Option<bool>,
     /// Whether every head of queries and keys is normalized, as in Qwen 3.
     pub qk_norm: Option<bool>,
+    /// The number of positions that blocks with a sliding window attend to, in a model that has such blocks.
+    pub sliding_window: Option<usize>,
+    /// Width of the latent of queries, in a model with latent attention.
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent of keys and values.
+    pub kv_lora_rank: Option<usize>,
+    /// Width of the part of a latent-attention head that is not rotated.
+    pub qk_nope_head_dim: Option<usize>,
+    /// Width of the part that is rotated.
+    pub qk_rope_head_dim: Option<usize>,
+    /// Width of a value head.
+    pub v_head_dim: Option<usize>,
     /// Maximum sequence length.
     pub max_position_embeddings: Option<usize>,
     /// Dropout probability of what attention and the MLP add to the residual stream.

@@ -1,18 +1,7 @@
 //! `[model.moe]`: mixture of experts, with Hugging Face's names where they exist.
 
 use serde::{Deserialize, Serialize};
-
-/// The scoring function of the router.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ScoringFunc {
-    /// Softmax over all experts.
-    #[default]
-    #[serde(rename = "softmax")]
-    Softmax,
-    /// Sigmoid per expert, as in DeepSeek-V3.
-    #[serde(rename = "sigmoid")]
-    Sigmoid,
-}
+use trainyard_arch::ScoringFunc;
 
 /// `[model.moe]`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

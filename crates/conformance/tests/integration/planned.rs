@@ -3,12 +3,11 @@
 use std::error::Error;
 
 use libtest_mimic::Trial;
+use trainyard_arch::{DecoderConfig, Flavor};
 use trainyard_config::Config;
-use trainyard_config::{Flavor, LlamaConfig};
 use trainyard_conformance::{as_trials, is_full_run};
 use trainyard_plan::{
-    Degrees, Framework, Offload, PipelineLayout, PrecisionByStage, Recompute, Shape, States,
-    Strategy,
+    Degrees, Framework, Offload, PipelineLayout, PrecisionByStage, Recompute, States, Strategy,
 };
 use trainyard_schedule::ScheduleKind;
 use trainyard_train::dry_run::dry_run;
@@ -85,7 +84,7 @@ pub fn trials() -> Vec<Trial> {
 /// pipeline; so are gradients, where the code keeps them between steps.
 fn state_memory_equals_a_dry_run() -> Result<(), Box<dyn Error>> {
     for (flavor, strategy) in cases() {
-        let shape = Shape::from(&LlamaConfig::of(flavor));
+        let shape = DecoderConfig::from(flavor);
         let world = strategy.degrees.world_size();
         let written = Framework::Trainyard.write(&shape, &strategy, world)?;
         assert_eq!(written.deviations, []);

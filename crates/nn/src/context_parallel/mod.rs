@@ -21,8 +21,8 @@ mod zigzag;
 use std::fmt;
 use std::ops::Range;
 
-use tch::Tensor;
-use trainyard_torch::{Group, kernel};
+use tch::{Kind, Tensor};
+use trainyard_torch::{Group, kernel, meta};
 
 use crate::{Documents, NnError, Result};
 
@@ -95,27 +95,31 @@ impl ContextParallel {
         Ok(Tensor::f_cat(&shards.collect::<Result<Vec<_>, _>>()?, 1)?)
     }
 
-    /// Causal attention of this rank's positions to the whole sequence, or to their document, on [batch, positions,
-    /// heads, head_dim].
+    /// Causal attention of this rank's positions to the whole sequence, to their document, or to the last `window`
+    /// positions, on [batch, positions, heads, head_dim].
     pub fn attention(
         &self,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
         documents: Option<&Documents>,
+        window: Option<usize>,
     ) -> Result<Tensor> {
         let documents = documents.filter(|documents| !documents.is_trivial());
+        let num_positions = q.size().get(1).copied().unwrap_or(0) as usize * self.size();
+        let window = window.filter(|window| *window < num_positions);
         let Some(ranks) = &self.0 else {
-            return local_attention(q, k, v, documents);
+            return local_attention(q, k, v, documents, window);
         };
         let group = &ranks.group;
-        match (ranks.method, documents) {
-            (ContextParallelMethod::Ring, None) => {
+        match ranks.method {
+            ContextParallelMethod::Ring if documents.is_some() => Err(NnError::DocumentMaskInRing),
+            ContextParallelMethod::Ring if window.is_some() => Err(NnError::WindowInRing),
+            ContextParallelMethod::Ring => {
                 by_heads(q, k, v, |q, k, v| ring::attention(group, q, k, v))
             }
-            (ContextParallelMethod::Ring, Some(_)) => Err(NnError::DocumentMaskInRing),
-            (ContextParallelMethod::Ulysses, _) => ulysses::attention(group, q, k, v, |q, k, v| {
-                local_attention(q, k, v, documents)
+            ContextParallelMethod::Ulysses => ulysses::attention(group, q, k, v, |q, k, v| {
+                local_attention(q, k, v, documents, window)
             }),
         }
     }
@@ -127,11 +131,36 @@ fn local_attention(
     k: &Tensor,
     v: &Tensor,
     documents: Option<&Documents>,
+    window: Option<usize>,
 ) -> Result<Tensor> {
-    match documents {
-        Some(documents) => documents.attention(q, k, v),
-        None => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?)),
+    match (documents, window) {
+        (None, None) => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?)),
+        (Some(documents), None) => documents.attention(q, k, v),
+        (None, Some(window)) => by_heads(q, k, v, |q, k, v| windowed_attention(q, k, v, window)),
+        (Some(_), Some(_)) => Err(NnError::DocumentMaskInWindow),
     }
+}
+
+/// Attention of every position to the `window` positions that end with it, on [batch, heads, positions, head_dim].
+fn windowed_attention(q: &Tensor, k: &Tensor, v: &Tensor, window: usize) -> Result<Tensor> {
+    // The meta device has no kernel for attention with a mask; shapes are the same without it.
+    if meta::is_meta(q) {
+        return Ok(kernel::attention(q, k, v, true)?);
+    }
+    let length = q.size().get(2).copied().unwrap_or(0);
+    let all = Tensor::f_ones([length, length], (Kind::Bool, q.device()))?;
+    let mask = all.f_tril(0)?.f_triu(1 - window as i64)?;
+    let is_grouped = q.size().get(1) != k.size().get(1);
+    Ok(Tensor::f_scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        Some(&mask),
+        0.0,
+        false,
+        None,
+        is_grouped,
+    )?)
 }
 
 /// Transposes to [batch, heads, positions, head_dim] for attention, and back.

@@ -16,12 +16,13 @@
 //! their gradients start in the layer, with the weight that the context provides.
 
 use tch::{Kind, Tensor};
+use trainyard_arch::{MoeConfig, ScoringFunc};
 use trainyard_torch::{ReduceOp, autograd, meta};
 use trainyard_trace::Purpose;
 
+use super::ExpertParallel;
 use super::count::count;
 use super::router::Sequences;
-use super::{ExpertParallel, MoeConfig, Scoring};
 use crate::{Context, NnError, Result};
 
 /// The inputs of the losses.
@@ -81,8 +82,8 @@ impl Losses<'_> {
             .f_mul_scalar(self.config.router_aux_loss_coef / equal)?;
         let loads = loads.f_index_select(0, &sequences.of_token)?;
         let shares = match self.config.scoring_func {
-            Scoring::Softmax => self.scores.shallow_clone(),
-            Scoring::Sigmoid => {
+            ScoringFunc::Softmax => self.scores.shallow_clone(),
+            ScoringFunc::Sigmoid => {
                 let sums = self
                     .scores
                     .f_sum_dim_intlist(-1i64, true, self.scores.kind())?;

@@ -27,9 +27,10 @@ mod permutation;
 mod router;
 
 use tch::Tensor;
+use trainyard_arch::{Activation, MoeConfig};
 use trainyard_torch::Group;
 
-use crate::layers::SwiGlu;
+use crate::layers::GatedMlp;
 use crate::{Builder, Context, Init, Module, NnError, Parameter, Result, TensorParallel};
 
 pub use load::ExpertLoad;
@@ -40,73 +41,12 @@ use dispatcher::TokenDispatcher;
 use permutation::TokenPermutation;
 use router::Destinations;
 
-/// How the router turns logits into scores.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub enum Scoring {
-    /// Softmax over the experts.
-    #[default]
-    Softmax,
-    /// Sigmoid of each logit.
-    Sigmoid,
-}
-
-/// The configuration of an MoE layer, with the keys of Hugging Face's `config.json` where they exist.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MoeConfig {
-    /// The number of routed experts of a layer.
-    pub num_experts: usize,
-    /// The number of experts per token (top-k).
-    pub num_experts_per_tok: usize,
-    /// The intermediate size of an expert.
-    pub moe_intermediate_size: usize,
-    /// The number of shared experts, which every token uses; computed as one expert of their total size.
-    pub n_shared_experts: usize,
-    /// The number of leading blocks with a dense feed-forward layer.
-    pub first_k_dense_replace: usize,
-    /// The scoring function of the router.
-    pub scoring_func: Scoring,
-    /// Whether the weights of a token's experts are normalized to sum 1.
-    pub norm_topk_prob: bool,
-    /// A factor that is applied to the weights.
-    pub routed_scaling_factor: f64,
-    /// The coefficient of the load-balancing loss; 0 turns it off.
-    pub router_aux_loss_coef: f64,
-    /// The coefficient of the router z-loss, which keeps logits small; 0 turns it off.
-    pub router_z_loss_coef: f64,
-    /// The update rate of the bias that balances expert load without a loss; `None` for no bias.
-    pub bias_update_rate: Option<f64>,
-    /// The capacity of an expert per sequence, as a multiple of the balanced load; unlimited if `None`.
-    pub capacity_factor: Option<f64>,
-}
-
-impl MoeConfig {
-    /// Checks that the sizes are consistent.
-    pub fn validate(&self) -> Result<()> {
-        let invalid = |reason: String| {
-            Err(NnError::Sizes {
-                model: "MoE",
-                reason,
-            })
-        };
-        let (all, chosen) = (self.num_experts, self.num_experts_per_tok);
-        if chosen == 0 || chosen > all {
-            return invalid(format!(
-                "num_experts_per_tok ({chosen}) must be 1 to num_experts ({all})"
-            ));
-        }
-        if self.moe_intermediate_size == 0 {
-            return invalid("moe_intermediate_size must be 1 or more".to_owned());
-        }
-        Ok(())
-    }
-}
-
 /// The MoE feed-forward layer of a block.
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     gate: Router,
     experts: Experts,
-    shared_experts: Option<SwiGlu>,
+    shared_experts: Option<GatedMlp>,
     #[module(skip)]
     ep: ExpertParallel,
     #[module(skip)]
@@ -122,15 +62,21 @@ impl MixtureOfExperts {
         config: &MoeConfig,
         init: Init,
     ) -> Result<MixtureOfExperts> {
-        config.validate()?;
+        config.check()?;
         let tp = builder.tensor_parallel();
         if tp.size() > 1 && tp.sequence_group().is_none() {
             return Err(NnError::MoeNeedsSequenceParallel);
         }
-        let inner = config.moe_intermediate_size;
-        let shared = config.n_shared_experts * inner;
-        let shared = (shared > 0)
-            .then(|| SwiGlu::build(&builder.push("shared_experts"), width, shared, init));
+        let shared = config.shared_width();
+        let shared = (shared > 0).then(|| {
+            GatedMlp::build(
+                &builder.push("shared_experts"),
+                width,
+                shared,
+                Activation::Silu,
+                init,
+            )
+        });
         Ok(MixtureOfExperts {
             gate: Router::build(&builder.push("gate"), layer, width, config, init)?,
             experts: Experts::build(&builder.push("experts"), width, config, init)?,

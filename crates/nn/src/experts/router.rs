@@ -4,11 +4,12 @@
 //! chosen but not their weights: it balances load without an auxiliary loss.
 
 use tch::{Kind, Tensor};
+use trainyard_arch::{GroupScore, MoeConfig, RoutingGroups, ScoringFunc};
 use trainyard_torch::{device, meta};
 
 use super::balance::{self, Losses};
 use super::load::Counts;
-use super::{ExpertLoad, ExpertParallel, MoeConfig, Scoring, SyntheticSkew};
+use super::{ExpertLoad, ExpertParallel, SyntheticSkew};
 use crate::loss::wide;
 use crate::{Builder, Context, Init, Module, Parameter, Result, TensorParallel};
 
@@ -56,6 +57,22 @@ pub(super) struct Sequences {
     pub count: i64,
     /// Tokens of one sequence on all ranks.
     pub length: i64,
+}
+
+/// `preferred` [tokens, experts], but no preference for experts outside of a token's best groups.
+fn within_best_groups(preferred: &Tensor, groups: &RoutingGroups) -> Result<Tensor> {
+    let by_group = preferred.f_unflatten(-1, [groups.n_group as i64, -1])?;
+    let number = match groups.score {
+        GroupScore::Best => 1,
+        GroupScore::BestTwo => 2,
+    };
+    let best = by_group.f_topk(number, -1, true, false)?.0;
+    let scores = best.f_sum_dim_intlist(-1i64, true, best.kind())?;
+    let (_, chosen) = scores.f_topk(groups.topk_group as i64, -2, true, false)?;
+    let excluded = scores.f_ones_like()?.f_to_kind(Kind::Bool)?;
+    let excluded = excluded.f_scatter_value(-2, &chosen, 0)?;
+    let masked = by_group.f_masked_fill(&excluded, f64::NEG_INFINITY)?;
+    Ok(masked.f_flatten(-2, -1)?)
 }
 
 impl Router {
@@ -132,8 +149,8 @@ impl Router {
         let logits = rows.f_linear(&self.weight.value()?, None::<&Tensor>)?;
         let logits = logits.f_to_kind(wide(logits.kind()))?;
         let scores = match self.config.scoring_func {
-            Scoring::Softmax => logits.f_softmax(-1, None::<Kind>)?,
-            Scoring::Sigmoid => logits.f_sigmoid()?,
+            ScoringFunc::Softmax => logits.f_softmax(-1, None::<Kind>)?,
+            ScoringFunc::Sigmoid => logits.f_sigmoid()?,
         };
         let experts = self.top_k_experts(&scores, ep.synthetic_skew())?;
         let weights = self.weights(&scores, &experts)?;
@@ -179,6 +196,9 @@ impl Router {
             };
             if let Some(preference) = synthetic_skew.preference(scores)? {
                 preferred = preferred.f_add(&preference)?;
+            }
+            if let Some(groups) = &self.config.groups {
+                preferred = within_best_groups(&preferred, groups)?;
             }
             let number = self.config.num_experts_per_tok as i64;
             Ok(preferred.f_topk(number, -1, true, true)?.1)

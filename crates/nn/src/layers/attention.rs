@@ -1,8 +1,10 @@
 //! Causal self-attention with grouped queries (GQA) and RoPE.
 
 use tch::Tensor;
+use trainyard_arch::{Norm, QkNorm};
 
-use super::{Linear, RmsNorm, Rope};
+use super::qk_norm::HeadNorm;
+use super::{Linear, Rope};
 use crate::{Builder, ContextParallel, Documents, Init, Module, NnError, Result, TensorParallel};
 
 /// The configuration of an attention layer.
@@ -18,8 +20,12 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     /// Whether the query, key and value projections have a bias.
     pub has_bias: bool,
-    /// The epsilon of the per-head norm of queries and keys, if there is one.
-    pub norm_eps: Option<f64>,
+    /// The norm of queries and keys and its epsilon, if there is one.
+    pub norm: Option<(QkNorm, Norm, f64)>,
+    /// The factor of queries beside the root of the width of a head.
+    pub scale: f64,
+    /// The number of positions that a query attends to; all if absent.
+    pub window: Option<usize>,
 }
 
 /// Causal grouped-query attention with RoPE. Tensor-parallel ranks have some heads each, context-parallel ranks some
@@ -30,11 +36,14 @@ pub struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    q_norm: Option<HeadNorm>,
+    k_norm: Option<HeadNorm>,
     #[module(skip)]
     rope: Rope,
     head_dim: i64,
+    scale: f64,
+    #[module(skip)]
+    window: Option<usize>,
     #[module(skip)]
     tp: TensorParallel,
     #[module(skip)]
@@ -52,21 +61,22 @@ impl Attention {
         let (width, q_width) = (config.hidden_size, config.num_heads * config.head_dim);
         let tp = builder.tensor_parallel();
         tp.shard_range("num_attention_heads", config.num_heads)?;
-        // Every rank normalizes its own heads with the same scale.
-        let norm = |name| {
-            let norm = config.norm_eps;
-            norm.map(|eps| RmsNorm::replicated(&builder.push(name), config.head_dim, eps))
-                .transpose()
+        let norm = |name, num_heads| {
+            let build =
+                |norm| HeadNorm::build(&builder.push(name), norm, num_heads, config.head_dim);
+            config.norm.map(build).transpose()
         };
         Ok(Attention {
             q_proj: head_projection(&builder.push("q_proj"), config, config.num_heads, init)?,
             k_proj: head_projection(&builder.push("k_proj"), config, config.num_kv_heads, init)?,
             v_proj: head_projection(&builder.push("v_proj"), config, config.num_kv_heads, init)?,
             o_proj: Linear::rowwise(&builder.push("o_proj"), q_width, width, init)?,
-            q_norm: norm("q_norm")?,
-            k_norm: norm("k_norm")?,
+            q_norm: norm("q_norm", config.num_heads)?,
+            k_norm: norm("k_norm", config.num_kv_heads)?,
             rope: rope.clone(),
             head_dim: config.head_dim as i64,
+            scale: config.scale,
+            window: config.window,
             cp: builder.context_parallel(),
             tp,
         })
@@ -76,7 +86,7 @@ impl Attention {
     pub fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
         let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = self.tp.colwise(x, projections)?;
-        let normalize = |heads: Tensor, norm: &Option<RmsNorm>| match norm {
+        let normalize = |heads: Tensor, norm: &Option<HeadNorm>| match norm {
             Some(norm) => norm.forward(&heads),
             None => Ok(heads),
         };
@@ -86,7 +96,13 @@ impl Attention {
         let k = self
             .rope
             .rotate(&normalize(self.heads(&k)?, &self.k_norm)?)?;
-        let output = self.cp.attention(&q, &k, &self.heads(&v)?, documents)?;
+        let q = if self.scale == 1.0 {
+            q
+        } else {
+            q.f_mul_scalar(self.scale)?
+        };
+        let v = self.heads(&v)?;
+        let output = self.cp.attention(&q, &k, &v, documents, self.window)?;
         self.tp.rowwise(&output.f_flatten(-2, -1)?, &self.o_proj)
     }
 

@@ -78,6 +78,17 @@ impl Linear {
         )?))
     }
 
+    /// A linear layer of the activations between pairs, which every tensor-parallel rank has in full.
+    pub fn positionwise(
+        builder: &Builder,
+        num_inputs: usize,
+        num_outputs: usize,
+        init: Init,
+    ) -> Result<Linear> {
+        let weight = builder.positionwise("weight", &[num_outputs, num_inputs], init)?;
+        Ok(Linear::from_weight(weight))
+    }
+
     /// A linear layer whose weight is replicated on tensor-parallel ranks; this rank computes `outputs`, which other
     /// ranks may compute too.
     pub fn replicated(

@@ -5,6 +5,7 @@
 //! libtorch's kernel is used.
 
 use tch::Tensor;
+use trainyard_arch::{DecoderConfig, Norm};
 use trainyard_torch::{TorchError, autograd, kernel};
 
 use crate::loss::wide;
@@ -15,31 +16,56 @@ use crate::{Builder, Init, Module, Parameter, Result};
 pub struct RmsNorm {
     weight: Parameter,
     eps: f64,
+    /// Whether the scale is one more than the weight, as in Gemma.
+    is_plus_one: bool,
 }
 
 impl RmsNorm {
     /// A norm over vectors of `width`, with an initial scale of 1.
     pub fn build(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
+        let weight = builder.positionwise("weight", &[width], Init::Ones)?;
+        Ok(RmsNorm::from_weight(weight, eps))
+    }
+
+    /// The norm of a decoder's residual stream.
+    pub fn of(config: &DecoderConfig, builder: &Builder, width: usize) -> Result<RmsNorm> {
+        let is_plus_one = config.norm == Norm::RootMeanSquarePlusOne;
+        let init = if is_plus_one { Init::Zeros } else { Init::Ones };
+        let weight = builder.positionwise("weight", &[width], init)?;
         Ok(RmsNorm {
-            weight: builder.positionwise("weight", &[width], Init::Ones)?,
-            eps,
+            is_plus_one,
+            ..RmsNorm::from_weight(weight, config.norm_eps)
         })
     }
 
-    /// The same for vectors that differ between tensor-parallel ranks, as for attention heads; the scale has partial
+    /// A norm of vectors that differ between tensor-parallel ranks, as for attention heads; the scale has partial
     /// gradients.
-    pub fn replicated(builder: &Builder, width: usize, eps: f64) -> Result<RmsNorm> {
+    pub fn replicated(builder: &Builder, width: usize, norm: Norm, eps: f64) -> Result<RmsNorm> {
+        let is_plus_one = norm == Norm::RootMeanSquarePlusOne;
+        let init = if is_plus_one { Init::Zeros } else { Init::Ones };
+        let weight = builder.replicated("weight", &[width], init)?;
         Ok(RmsNorm {
-            weight: builder.replicated("weight", &[width], Init::Ones)?,
-            eps,
+            is_plus_one,
+            ..RmsNorm::from_weight(weight, eps)
         })
+    }
+
+    fn from_weight(weight: Parameter, eps: f64) -> RmsNorm {
+        RmsNorm {
+            weight,
+            eps,
+            is_plus_one: false,
+        }
     }
 
     /// The normalized `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let weight = self.weight.value()?;
+        let mut weight = self.weight.value()?;
+        if self.is_plus_one {
+            weight = widened(&weight)?.f_add_scalar(1.0)?;
+        }
         if x.device().is_cuda() {
-            return Ok(kernel::rms_norm(x, &weight, self.eps)?);
+            return Ok(kernel::rms_norm(x, &weight.f_to_kind(x.kind())?, self.eps)?);
         }
         rms_norm(x, &weight, self.eps)
     }

@@ -7,35 +7,10 @@
 use std::{ops::Range, rc::Rc};
 
 use tch::{Device, Kind, Tensor};
+use trainyard_arch::{RopeScaling, rotary_frequencies};
 use trainyard_torch::{TorchError, autograd, kernel};
 
 use crate::{Builder, NnError, Result};
-
-/// RoPE scaling of Llama 3.1, for sequences longer than those of pretraining: low frequencies are divided by
-/// `factor`, high ones stay, and those in between are interpolated.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeScaling {
-    /// The divisor of low frequencies.
-    pub factor: f64,
-    /// Frequencies with fewer rotations than this over the original length are low.
-    pub low_freq_factor: f64,
-    /// Frequencies with more rotations than this are high.
-    pub high_freq_factor: f64,
-    /// The original maximum sequence length.
-    pub original_max_position_embeddings: usize,
-}
-
-impl RopeScaling {
-    /// The scaled frequency.
-    fn scaled(&self, frequency: f64) -> f64 {
-        let low_scaled = frequency / self.factor;
-        let original_length = self.original_max_position_embeddings as f64;
-        let rotations = original_length * frequency / std::f64::consts::TAU;
-        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
-        let share = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
-        (1.0 - share) * low_scaled + share * frequency
-    }
-}
 
 /// The RoPE tables of a model. Clones share them.
 #[derive(Clone, Debug)]
@@ -65,8 +40,12 @@ impl Rope {
         let positions = cp.positions(seq_len)?;
         let is_sharded = cp.size() > 1;
         let seq_len = positions.iter().map(ExactSizeIterator::len).sum::<usize>();
-        let angles = angles(&positions, &frequencies(head_dim, theta, scaling))?;
-        let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
+        let angles = angles(&positions, &rotary_frequencies(head_dim, theta, scaling))?;
+        let factor = scaling.map_or(1.0, RopeScaling::table_factor);
+        let (cos, sin) = (
+            angles.f_cos()?.f_mul_scalar(factor)?,
+            angles.f_sin()?.f_mul_scalar(factor)?,
+        );
         Ok(Rope(Rc::new(Tables {
             cos: builder.table(&Tensor::f_cat(&[&cos, &cos], -1)?)?,
             sin: builder.table(&Tensor::f_cat(&[&sin.f_neg()?, &sin], -1)?)?,
@@ -109,13 +88,6 @@ fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, direction: f64) -> Result<Ten
     let out = x.f_mul(cos)?;
     kernel::addcmul_(&out, &swapped, sin, direction)?;
     Ok(out)
-}
-
-/// The frequency of each pair of a head, in radians per position.
-fn frequencies(head_dim: usize, theta: f64, scaling: Option<&RopeScaling>) -> Vec<f64> {
-    let plain = (0..head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / head_dim as f64));
-    let stretch = |frequency| scaling.map_or(frequency, |scaling| scaling.scaled(frequency));
-    plain.map(stretch).collect()
 }
 
 fn angles(positions: &[Range<usize>], frequencies: &[f64]) -> Result<Tensor> {

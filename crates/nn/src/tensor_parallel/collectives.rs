@@ -45,6 +45,46 @@ pub(super) fn reduce_scatter(group: &Group, partial: &Tensor) -> Result<Tensor> 
     )?)
 }
 
+/// All-gathers every rank's `shard`; backward reduce-scatters the gradients.
+pub(super) fn all_gather(group: &Group, shard: &Tensor) -> Result<Tensor> {
+    let again = group.clone();
+    Ok(autograd::apply(
+        &[shard],
+        |_, inputs| {
+            let (all, work) = start_gather(group, &inputs[0].f_contiguous()?)?;
+            work.wait()?;
+            Ok(all)
+        },
+        move |_, gradients| {
+            let [Some(gradient)] = gradients else {
+                return Ok(vec![None]);
+            };
+            let (shard, work) = start_scatter(&again, &gradient.f_contiguous()?)?;
+            work.wait()?;
+            Ok(vec![Some(shard)])
+        },
+    )?)
+}
+
+/// Passes on what every rank has; backward all-reduces the gradients, of which every rank has a part.
+pub(super) fn all_reduce_gradient(group: &Group, x: &Tensor) -> Result<Tensor> {
+    let group = group.clone();
+    Ok(autograd::apply(
+        &[x],
+        |_, inputs| Ok(inputs[0].f_alias()?),
+        move |_, gradients| {
+            let [Some(gradient)] = gradients else {
+                return Ok(vec![None]);
+            };
+            let sum = gradient.f_contiguous()?.f_clone(gradient)?;
+            group
+                .all_reduce(&sum, ReduceOp::Sum, Purpose::Activation)?
+                .wait()?;
+            Ok(vec![Some(sum)])
+        },
+    )?)
+}
+
 /// Starts an all-gather of `shard` [batch, positions, ..], a range of tokens per rank.
 pub(super) fn start_gather(group: &Group, shard: &Tensor) -> Result<(Tensor, Work), TorchError> {
     let all = meta::new_empty(shard, &positions_times(shard, group.size() as i64, 1))?;

@@ -168,6 +168,29 @@ impl TensorParallel {
         })
     }
 
+    /// The sum of every rank's `part`, which all ranks use: backward sums the gradients too.
+    pub(crate) fn sum(&self, part: &Tensor) -> Result<Tensor> {
+        match &self.0 {
+            None => Ok(part.shallow_clone()),
+            Some(ranks) => {
+                let part = collectives::all_reduce_gradient(&ranks.group, part)?;
+                collectives::all_reduce(&ranks.group, &part)
+            }
+        }
+    }
+
+    /// The activation between pairs `x` with all positions, as the input of matrices of which this rank has some outputs.
+    /// Where there is only one such matrix, or several with the same input, [`colwise`](Self::colwise) is faster.
+    pub(crate) fn gather_input(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.0 {
+            None => Ok(x.shallow_clone()),
+            Some(ranks) if ranks.sequence == SequenceParallel::Disabled => {
+                collectives::all_reduce_gradient(&ranks.group, x)
+            }
+            Some(ranks) => collectives::all_gather(&ranks.group, x),
+        }
+    }
+
     /// Reduces every rank's partial sum `partial`: an all-reduce, or a reduce-scatter with sequence parallelism. May
     /// reuse the memory of `partial`.
     pub(crate) fn reduce_output(&self, partial: &Tensor) -> Result<Tensor> {

@@ -3,28 +3,14 @@
 use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
-use trainyard_nn::{
-    Builder, Context, Device, Init, MixtureOfExperts, Module, MoeConfig, NnError, Result, Scoring,
-};
+use trainyard_arch::{MoeConfig, ScoringFunc};
+use trainyard_nn::{Builder, Context, Device, Init, MixtureOfExperts, Module, NnError, Result};
 
 const WIDTH: usize = 6;
 const OPTIONS: (Kind, tch::Device) = (Kind::Double, tch::Device::Cpu);
 
 fn config() -> MoeConfig {
-    MoeConfig {
-        num_experts: 5,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 4,
-        n_shared_experts: 0,
-        first_k_dense_replace: 0,
-        scoring_func: Scoring::Softmax,
-        norm_topk_prob: true,
-        routed_scaling_factor: 1.0,
-        router_aux_loss_coef: 0.0,
-        router_z_loss_coef: 0.0,
-        bias_update_rate: None,
-        capacity_factor: None,
-    }
+    MoeConfig::plain(5, 2, 4)
 }
 
 fn build(config: &MoeConfig) -> Result<MixtureOfExperts> {
@@ -48,8 +34,8 @@ fn swiglu(x: &Tensor, gate: &Tensor, up: &Tensor, down: &Tensor) -> Tensor {
 fn reference(config: &MoeConfig, weights: &BTreeMap<String, Tensor>, x: &Tensor) -> Tensor {
     let logits = x.linear(&weights["mlp.gate.weight"], None::<&Tensor>);
     let scores = match config.scoring_func {
-        Scoring::Softmax => logits.softmax(-1, Kind::Double),
-        Scoring::Sigmoid => logits.sigmoid(),
+        ScoringFunc::Softmax => logits.softmax(-1, Kind::Double),
+        ScoringFunc::Sigmoid => logits.sigmoid(),
     };
     let preferred = match weights.get("mlp.gate.e_score_correction_bias") {
         Some(bias) => &scores + bias,
@@ -118,7 +104,7 @@ fn outputs_and_gradients_equal_the_reference() -> Result<()> {
             ..plain.clone()
         },
         MoeConfig {
-            scoring_func: Scoring::Sigmoid,
+            scoring_func: ScoringFunc::Sigmoid,
             n_shared_experts: 2,
             bias_update_rate: Some(0.1),
             ..plain.clone()
@@ -152,7 +138,7 @@ fn outputs_and_gradients_equal_the_reference() -> Result<()> {
 
 #[test]
 fn losses_of_a_batch_are_the_sums_over_micro_batches() -> Result<()> {
-    for scoring_func in [Scoring::Softmax, Scoring::Sigmoid] {
+    for scoring_func in [ScoringFunc::Softmax, ScoringFunc::Sigmoid] {
         let mixture = build(&MoeConfig {
             router_aux_loss_coef: 0.3,
             router_z_loss_coef: 0.2,

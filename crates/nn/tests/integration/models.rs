@@ -2,8 +2,9 @@
 
 use crate::presets::{gradient_norm, image_batch, llama3_70b, names, small, tiny, token_batch};
 use tch::{Kind, Tensor};
+use trainyard_arch::{BlockKind, DecoderConfig, LatentAttention, MoeConfig, NormPlacement, QkNorm};
 use trainyard_nn::{
-    Builder, Context, Device, Llama, LlamaConfig, Model, Module, NnError, Result, SimpleCnn, run,
+    Builder, Context, Decoder, Device, Gpt2, Model, Module, NnError, Result, SimpleCnn, run,
 };
 
 /// The mean loss and the gradient norm, as the PyTorch baselines report them.
@@ -25,8 +26,8 @@ fn assert_near(found: (f64, f64), expected: (f64, f64), tolerance: f64) {
 #[test]
 fn parameter_counts_are_the_published_ones() -> Result<()> {
     let meta = Builder::new(1).device(Device::Meta);
-    let count = |config: &LlamaConfig| -> Result<u64> {
-        Ok(Llama::build(config, 128, &meta)?.num_parameters())
+    let count = |config: &DecoderConfig| -> Result<u64> {
+        Ok(Decoder::build(config, 128, &meta)?.num_parameters())
     };
     assert_eq!(count(&tiny())?, 1_049_728);
     assert_eq!(count(&small())?, 27_795_968);
@@ -35,9 +36,82 @@ fn parameter_counts_are_the_published_ones() -> Result<()> {
     Ok(())
 }
 
+/// Decoders whose parameters differ.
+fn families() -> Vec<DecoderConfig> {
+    let debug = DecoderConfig::debug;
+    let experts = MoeConfig {
+        n_shared_experts: 1,
+        first_k_dense_replace: 1,
+        ..MoeConfig::plain(4, 2, 24)
+    };
+    let latent = LatentAttention {
+        q_lora_rank: Some(24),
+        kv_lora_rank: 16,
+        qk_nope_head_dim: 16,
+        qk_rope_head_dim: 8,
+        v_head_dim: 12,
+    };
+    vec![
+        debug(),
+        DecoderConfig {
+            attention_bias: true,
+            qk_norm: Some(QkNorm::Head),
+            ..debug()
+        },
+        DecoderConfig {
+            norm_placement: NormPlacement::After,
+            qk_norm: Some(QkNorm::AllHeads),
+            ..debug()
+        },
+        DecoderConfig {
+            norm_placement: NormPlacement::BeforeAndAfter,
+            moe: Some(experts),
+            ..debug()
+        },
+        DecoderConfig {
+            latent: Some(latent),
+            ..debug()
+        },
+    ]
+}
+
+/// The parameters that the planner counts are those of the model: the same names and shapes.
+#[test]
+fn blocks_have_the_described_parameters() -> Result<()> {
+    let builder = Builder::new(1).device(Device::Meta);
+    let check = |model: &dyn Model, config: &DecoderConfig, block: &dyn Fn(usize) -> String| {
+        for index in 0..config.num_hidden_layers {
+            let kind = match config.experts_of(index) {
+                Some(_) => BlockKind::Experts,
+                None => BlockKind::Dense,
+            };
+            let described = config.block_parameters(kind).into_iter();
+            let mut described: Vec<_> = described.map(|p| (p.name.to_owned(), p.shape)).collect();
+            let own = model.parameters().into_iter().filter_map(|parameter| {
+                let name = parameter.name().strip_prefix(&block(index))?.to_owned();
+                let is_counted = parameter.is_trainable();
+                is_counted.then(|| (name, parameter.shape().to_vec()))
+            });
+            let mut own: Vec<_> = own.collect();
+            own.sort();
+            described.sort();
+            assert_eq!(own, described, "block {index}");
+        }
+        assert_eq!(model.num_parameters(), config.num_parameters());
+    };
+    for config in families() {
+        let model = Decoder::build(&config, 8, &builder)?;
+        check(&model, &config, &|index| format!("model.layers.{index}."));
+    }
+    let config = DecoderConfig::gpt(2, 64, 4, 128, 32);
+    let model = Gpt2::build(&config, 8, &builder)?;
+    check(&model, &config, &|index| format!("transformer.h.{index}."));
+    Ok(())
+}
+
 #[test]
 fn names_equal_those_of_hugging_face() -> Result<()> {
-    let model = Llama::build(&tiny(), 128, &Builder::new(1).device(Device::Meta))?;
+    let model = Decoder::build(&tiny(), 128, &Builder::new(1).device(Device::Meta))?;
     let mut expected = vec!["model.embed_tokens.weight".to_owned()];
     for layer in 0..4 {
         for part in [
@@ -84,7 +158,7 @@ fn names_equal_those_of_hugging_face() -> Result<()> {
 
 #[test]
 fn one_step_of_tiny_equals_pytorch() -> Result<()> {
-    let model = Llama::build(&tiny(), 128, &Builder::new(1))?;
+    let model = Decoder::build(&tiny(), 128, &Builder::new(1))?;
     let (inputs, targets) = token_batch(8, 128, 1024, 1);
     let found = step(&model, &inputs, &targets)?;
     assert_near(found, (6.962626, 1.056391), 1e-6);
@@ -104,13 +178,13 @@ fn one_step_of_the_cnn_equals_pytorch() -> Result<()> {
 #[test]
 fn other_dtypes_compute_the_same_model() -> Result<()> {
     let (inputs, targets) = token_batch(8, 128, 1024, 1);
-    let double = Llama::build(&tiny(), 128, &Builder::new(1).kind(Kind::Double))?;
+    let double = Decoder::build(&tiny(), 128, &Builder::new(1).kind(Kind::Double))?;
     assert_near(
         step(&double, &inputs, &targets)?,
         (6.962626, 1.056391),
         1e-6,
     );
-    let mixed = Llama::build(&tiny(), 128, &Builder::new(1).compute_kind(Kind::BFloat16))?;
+    let mixed = Decoder::build(&tiny(), 128, &Builder::new(1).compute_kind(Kind::BFloat16))?;
     assert_near(step(&mixed, &inputs, &targets)?, (6.962626, 1.056391), 1e-2);
     let gradients = mixed.parameters();
     assert!(
@@ -123,7 +197,7 @@ fn other_dtypes_compute_the_same_model() -> Result<()> {
 
 #[test]
 fn a_prefix_of_a_sequence_has_the_same_output() -> Result<()> {
-    let model = Llama::build(&tiny(), 16, &Builder::new(1).kind(Kind::Double))?;
+    let model = Decoder::build(&tiny(), 16, &Builder::new(1).kind(Kind::Double))?;
     let (inputs, _) = token_batch(2, 16, 1024, 1);
     let logits =
         |x: &Tensor| Ok::<_, NnError>(run(&model, x, &Context::evaluation(0), &[])?.into_output());
@@ -142,11 +216,11 @@ fn a_prefix_of_a_sequence_has_the_same_output() -> Result<()> {
 
 #[test]
 fn a_tied_head_shares_the_embedding_and_counts_once() -> Result<()> {
-    let config = LlamaConfig {
+    let config = DecoderConfig {
         tie_word_embeddings: true,
         ..tiny()
     };
-    let model = Llama::build(&config, 128, &Builder::new(1).kind(Kind::Double))?;
+    let model = Decoder::build(&config, 128, &Builder::new(1).kind(Kind::Double))?;
     assert_eq!(model.num_parameters(), 1_049_728 - 131_072);
     assert!(!names(&model).contains(&"lm_head.weight".to_owned()));
 
@@ -164,26 +238,26 @@ fn a_tied_head_shares_the_embedding_and_counts_once() -> Result<()> {
 
 #[test]
 fn inconsistent_sizes_are_rejected() {
-    let refused = |config: LlamaConfig| {
-        Llama::build(&config, 8, &Builder::new(1))
+    let refused = |config: DecoderConfig| {
+        Decoder::build(&config, 8, &Builder::new(1))
             .unwrap_err()
             .to_string()
     };
-    let heads = refused(LlamaConfig {
+    let heads = refused(DecoderConfig {
         num_key_value_heads: 3,
         ..tiny()
     });
-    assert!(heads.contains("num_key_value_heads (3)"), "{heads}");
-    let odd = refused(LlamaConfig {
+    assert!(heads.contains("num_key_value_heads = 3"), "{heads}");
+    let odd = refused(DecoderConfig {
         head_dim: 31,
         ..tiny()
     });
-    assert!(odd.contains("head_dim (31)"), "{odd}");
+    assert!(odd.contains("head_dim = 31"), "{odd}");
 }
 
 #[test]
 fn a_step_on_meta_gives_every_parameter_a_gradient() -> Result<()> {
-    let model = Llama::build(&tiny(), 128, &Builder::new(1).device(Device::Meta))?;
+    let model = Decoder::build(&tiny(), 128, &Builder::new(1).device(Device::Meta))?;
     let tokens = || Device::Meta.empty(&[8, 128], Kind::Int64);
     let pass = run(&model, &tokens()?, &Context::training(0), &[])?;
     let loss = model.loss(pass.output(), &tokens()?)? / 1024.0;

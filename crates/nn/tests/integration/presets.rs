@@ -7,54 +7,19 @@ use std::{
 };
 
 use tch::Tensor;
-use trainyard_nn::{LlamaConfig, Module};
+use trainyard_arch::{DecoderConfig, Flavor};
+use trainyard_nn::Module;
 
-pub fn tiny() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 1024,
-        hidden_size: 128,
-        intermediate_size: 384,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 32,
-        rope_theta: 10000.0,
-        rope_scaling: None,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: false,
-        attention_bias: false,
-        qk_norm: false,
-        resid_pdrop: 0.0,
-        moe: None,
-    }
+pub fn tiny() -> DecoderConfig {
+    Flavor::Tiny.into()
 }
 
-pub fn small() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 4096,
-        hidden_size: 512,
-        intermediate_size: 1408,
-        num_hidden_layers: 8,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 64,
-        ..tiny()
-    }
+pub fn small() -> DecoderConfig {
+    Flavor::Small.into()
 }
 
-pub fn llama3_70b() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 128_256,
-        hidden_size: 8192,
-        intermediate_size: 28_672,
-        num_hidden_layers: 80,
-        num_attention_heads: 64,
-        num_key_value_heads: 8,
-        head_dim: 128,
-        rope_theta: 500_000.0,
-        rope_scaling: None,
-        ..tiny()
-    }
+pub fn llama3_70b() -> DecoderConfig {
+    Flavor::Llama3_70b.into()
 }
 
 /// Inputs and targets of the first step, both [batch, seq].

@@ -4,8 +4,9 @@ use std::fs;
 
 use crate::presets::{peer_weights, tiny};
 use tch::Kind;
+use trainyard_arch::DecoderConfig;
 use trainyard_nn::{
-    Builder, Device, Init, Llama, LlamaConfig, Module, NnError, Result, SimpleCnn,
+    Builder, Decoder, Device, Init, Module, NnError, Result, SimpleCnn,
     weights::{self, WeightsError},
 };
 
@@ -30,7 +31,7 @@ fn saved_weights_are_loaded() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
         let path = folder.path().join("weights.safetensors");
-        let build = |seed| Llama::build(&tiny(), 8, &Builder::new(seed).kind(kind));
+        let build = |seed| Decoder::build(&tiny(), 8, &Builder::new(seed).kind(kind));
         let (saved, loaded) = (build(1)?, build(2)?);
         assert!(!equal(&saved, &loaded));
         weights::save(&path, &saved)?;
@@ -59,10 +60,11 @@ fn tensors_larger_than_a_chunk_are_complete() -> Result<()> {
 fn errors_name_the_difference_and_nothing_is_changed() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
-    let build = |config: &LlamaConfig, kind| Llama::build(config, 8, &Builder::new(1).kind(kind));
+    let build =
+        |config: &DecoderConfig, kind| Decoder::build(config, 8, &Builder::new(1).kind(kind));
     weights::save(&path, &build(&tiny(), Kind::Float)?)?;
 
-    let shorter = LlamaConfig {
+    let shorter = DecoderConfig {
         num_hidden_layers: 3,
         ..tiny()
     };
@@ -73,7 +75,7 @@ fn errors_name_the_difference_and_nothing_is_changed() -> Result<()> {
         "{error}"
     );
 
-    let wider = LlamaConfig {
+    let wider = DecoderConfig {
         intermediate_size: 400,
         ..tiny()
     };
@@ -129,7 +131,7 @@ fn invalid_files_are_rejected() -> Result<()> {
 fn a_meta_model_cannot_be_saved() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
-    let model = Llama::build(&tiny(), 8, &Builder::new(1).device(Device::Meta))?;
+    let model = Decoder::build(&tiny(), 8, &Builder::new(1).device(Device::Meta))?;
     assert!(weights::save(&path, &model).is_err());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     Ok(())
@@ -149,7 +151,7 @@ fn initial_weights_equal_those_of_pytorch_bit_for_bit() -> Result<()> {
         let build = |seed| -> Result<Box<dyn Module>> {
             let builder = Builder::new(seed);
             Ok(match preset {
-                "tiny" => Box::new(Llama::build(&tiny(), 8, &builder)?),
+                "tiny" => Box::new(Decoder::build(&tiny(), 8, &builder)?),
                 _ => Box::new(SimpleCnn::build(&builder)?),
             })
         };

@@ -12,8 +12,8 @@
 //!
 //! ```no_run
 //! # use trainyard_parallel::{FullyShard, ShardOptions, Strategy, GradSync};
-//! # use trainyard_nn::{Context, Llama, Model};
-//! # fn step(model: Llama, world: trainyard_torch::World, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
+//! # use trainyard_nn::{Context, Decoder, Model};
+//! # fn step(model: Decoder, world: trainyard_torch::World, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = FullyShard::new(model, &world, ShardOptions::default())?;
 //! let run = model.forward(&x, &Context::training(0))?;
 //! let loss = model.loss(run.output(), &y)? / y.numel() as f64;

@@ -1,14 +1,15 @@
+use trainyard_arch::DecoderConfig;
 use trainyard_mesh::Axis;
 use trainyard_trace::{Collective, CollectiveKind, Events, Purpose, Span, SpanKind};
 
 use super::*;
-use crate::{Degrees, Overheads, Precision, PrecisionByStage, Shape, Software, search_mesh};
+use crate::{Degrees, Overheads, Precision, PrecisionByStage, Software, search_mesh};
 
 /// A plan for eight ranks with tensor parallelism of two.
 fn planned() -> PlanFile {
     let cluster: Cluster = "8xH100".parse().unwrap();
     let request = PlanRequest {
-        shape: Shape::gpt(24, 2048, 16, 51_200, 1024),
+        shape: DecoderConfig::gpt(24, 2048, 16, 51_200, 1024),
         calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
         cluster,
         overheads: Overheads::default(),

@@ -2,18 +2,19 @@
 
 use super::canonical::canonical;
 use super::{Deviation, Resolution, Setting};
-use crate::{Precision, Shape, Strategy};
+use crate::{Precision, Strategy};
+use trainyard_arch::{DecoderConfig, Norm, NormPlacement, QkNorm};
 
 /// The model and strategy to write, and their deviations from the request.
 pub(super) struct Adapted {
-    pub shape: Shape,
+    pub shape: DecoderConfig,
     pub strategy: Strategy,
     pub deviations: Vec<Deviation>,
 }
 
 impl Adapted {
     /// Starts without deviations. The strategy is kept in canonical form.
-    pub fn new(shape: &Shape, strategy: &Strategy) -> Adapted {
+    pub fn new(shape: &DecoderConfig, strategy: &Strategy) -> Adapted {
         Adapted {
             shape: shape.clone(),
             strategy: canonical(strategy),
@@ -40,13 +41,55 @@ impl Adapted {
     }
 
     /// Changes the model to the nearest one that the framework can express, and records the deviation.
-    pub fn change_model(&mut self, why: impl Into<String>, written: impl Into<String>, to: Shape) {
+    pub fn change_model(
+        &mut self,
+        why: impl Into<String>,
+        written: impl Into<String>,
+        to: DecoderConfig,
+    ) {
         self.shape = to;
         self.note(
             Setting::Model,
             why,
             Resolution::Approximated(written.into()),
         );
+    }
+
+    /// Takes the model without the details of its family that the framework's config does not express.
+    pub fn leave_out_family_details(&mut self) {
+        let shape = &self.shape;
+        let details = [
+            (
+                shape.norm_placement != NormPlacement::Before,
+                "norms of the outputs of attention and feed-forward layers",
+            ),
+            (
+                shape.norm == Norm::RootMeanSquarePlusOne,
+                "scales of one more than their weight",
+            ),
+            (
+                shape.qk_norm == Some(QkNorm::AllHeads),
+                "one norm of all heads",
+            ),
+            (shape.sliding_window.is_some(), "sliding windows"),
+        ];
+        let has = details.iter().filter(|(has, _)| *has);
+        let names: Vec<_> = has.map(|(_, name)| *name).collect();
+        if names.is_empty() {
+            return;
+        }
+        let plain = DecoderConfig {
+            norm_placement: NormPlacement::Before,
+            norm: match shape.norm {
+                Norm::RootMeanSquarePlusOne => Norm::RootMeanSquare,
+                norm => norm,
+            },
+            qk_norm: shape.qk_norm.map(|_| QkNorm::Head),
+            sliding_window: None,
+            ..shape.clone()
+        };
+        let why = format!("the config has no keys for {}", names.join(", "));
+        self.change_model(why, "a Llama of the same sizes", plain);
     }
 
     /// Takes the nearest precision that the framework offers.

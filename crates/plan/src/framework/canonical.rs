@@ -4,10 +4,11 @@
 //! single rank holds all states. Configs do not record them, so they are reset to the value that a reader will
 //! find before strategies are compared or written.
 
+use trainyard_arch::{Activation, BIAS_UPDATE_RATE, DecoderConfig, MoeConfig};
 use trainyard_schedule::ScheduleKind;
 
 use super::{Framework, FrameworkError};
-use crate::{Degrees, Experts, Offload, PipelineLayout, Shape, Strategy};
+use crate::{Degrees, Offload, PipelineLayout, Strategy};
 
 /// The largest accepted world size. A larger number is a typing error, and its products could overflow.
 const MOST_RANKS: usize = 1 << 24;
@@ -53,26 +54,40 @@ fn canonical_pipeline(pipeline: PipelineLayout, pp: usize) -> PipelineLayout {
 }
 
 /// Returns the shape with its shared experts merged into one of their total width, and with redundant bias flags set.
-pub(super) fn canonical_shape(shape: &Shape) -> Shape {
+pub(super) fn canonical_shape(shape: &DecoderConfig) -> DecoderConfig {
     let mut shape = shape.clone();
     shape.attention_bias |= shape.has_biases;
-    shape.experts = shape.experts.map(|experts| {
-        let shared = experts.num_shared_experts * experts.shared_intermediate_size;
-        Experts {
-            num_shared_experts: usize::from(shared > 0),
-            shared_intermediate_size: shared,
+    shape.moe = shape.moe.map(|experts| {
+        let shared = experts.shared_width();
+        MoeConfig {
+            n_shared_experts: usize::from(shared > 0),
+            shared_expert_intermediate_size: Some(shared),
             has_shared_gate: experts.has_shared_gate && shared > 0,
-            ..experts
+            first_k_dense_replace: experts.first_k_dense_replace,
+            bias_update_rate: experts.bias_update_rate.map(|_| BIAS_UPDATE_RATE),
+            ..MoeConfig::plain(
+                experts.num_experts,
+                experts.num_experts_per_tok,
+                experts.moe_intermediate_size,
+            )
         }
     });
     shape
 }
 
-/// Whether two shapes are the same model, apart from the name and the maximum sequence length.
-pub(super) fn is_same_model(a: &Shape, b: &Shape) -> bool {
-    let plain = |shape: &Shape| Shape {
+/// Whether two shapes are the same model, apart from the name and from what changes neither memory nor time.
+pub(super) fn is_same_model(a: &DecoderConfig, b: &DecoderConfig) -> bool {
+    let plain = |shape: &DecoderConfig| DecoderConfig {
         name: String::new(),
         max_position_embeddings: 0,
+        rope_theta: 0.0,
+        rope_scaling: None,
+        norm_eps: 0.0,
+        hidden_act: Activation::Silu,
+        query_pre_attn_scalar: None,
+        scales_embedding: false,
+        has_fused_projections: false,
+        resid_pdrop: 0.0,
         ..canonical_shape(shape)
     };
     plain(a) == plain(b)
@@ -97,7 +112,7 @@ pub(super) fn check_degrees(framework: Framework, d: &Degrees) -> Result<(), Fra
 /// Rejects strategies that no framework can run because their settings contradict each other.
 pub(super) fn check(
     framework: Framework,
-    shape: Option<&Shape>,
+    shape: Option<&DecoderConfig>,
     s: &Strategy,
 ) -> Result<(), FrameworkError> {
     check_degrees(framework, &s.degrees)?;
@@ -122,7 +137,7 @@ pub(super) fn check(
             format!("use a divisor of {over}"),
         ));
     }
-    if d.ep > 1 && shape.is_some_and(|shape| shape.experts.is_none()) {
+    if d.ep > 1 && shape.is_some_and(|shape| shape.moe.is_none()) {
         return Err(framework.unsupported(experts, "the model has no experts", "use 1"));
     }
     Ok(())

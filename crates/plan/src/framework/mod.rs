@@ -8,8 +8,8 @@
 //! Each format is pinned to one version of the framework, whose own config code has parsed our output.
 //!
 //! ```
-//! use trainyard_config::{Flavor, LlamaConfig};
-//! use trainyard_plan::{Framework, Shape};
+//! use trainyard_arch::Flavor;
+//! use trainyard_plan::{Framework, DecoderConfig};
 //!
 //! let text = r#"
 //! [model]
@@ -23,7 +23,7 @@
 //! tensor_parallel_degree = 2
 //! "#;
 //! let job = Framework::Trainyard.read(text)?;
-//! let shape = Shape::from(&LlamaConfig::of(Flavor::Llama3_8b));
+//! let shape = DecoderConfig::from(Flavor::Llama3_8b);
 //! let written = Framework::Megatron.write(&shape, &job.strategy, 16)?;
 //! assert!(written.text.contains("--tensor-model-parallel-size 2"));
 //! // Megatron keeps a bf16 copy of every weight beside the optimizer's fp32 copy: the one deviation here.
@@ -47,8 +47,9 @@ mod trainyard;
 mod tests;
 
 use std::fmt;
+use trainyard_arch::DecoderConfig;
 
-use crate::{Shape, Software, Strategy};
+use crate::{Software, Strategy};
 use canonical::{canonical, canonical_shape, check, check_degrees, is_same_model};
 pub use deviation::{Deviation, Resolution, Setting};
 pub use error::FrameworkError;
@@ -81,7 +82,7 @@ pub struct EmittedConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedJob {
     /// The model, if the config describes it.
-    pub shape: Option<Shape>,
+    pub shape: Option<DecoderConfig>,
     /// The parallelism strategy, in canonical form.
     pub strategy: Strategy,
     /// The kernels and overlap that the framework uses with this config.
@@ -123,7 +124,7 @@ impl Framework {
     /// Writes the strategy for `world` ranks in this framework's config format.
     pub fn write(
         self,
-        shape: &Shape,
+        shape: &DecoderConfig,
         strategy: &Strategy,
         world: usize,
     ) -> Result<EmittedConfig, FrameworkError> {

@@ -6,22 +6,23 @@ use proptest::prelude::{
     ProptestConfig, Strategy as Generator, any, prop, prop_assert, prop_assert_eq, proptest,
 };
 use proptest::test_runner::TestCaseError;
-use trainyard_config::{Flavor, LlamaConfig};
+use trainyard_arch::Flavor;
+use trainyard_arch::{BIAS_UPDATE_RATE, DecoderConfig, MoeConfig, QkNorm};
 use trainyard_schedule::ScheduleKind;
 
 use super::*;
 use crate::{
-    BlockActivations, Degrees, Experts, Offload, PipelineLayout, Precision, PrecisionByStage,
-    Recompute, hardware_flops,
+    BlockActivations, Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute,
+    hardware_flops,
 };
 
-fn llama() -> Shape {
-    Shape::from(&LlamaConfig::of(Flavor::Llama3_8b))
+fn llama() -> DecoderConfig {
+    DecoderConfig::from(Flavor::Llama3_8b)
 }
 
 /// Qwen3-30B-A3B.
-fn mixture() -> Shape {
-    Shape {
+fn mixture() -> DecoderConfig {
+    DecoderConfig {
         vocab_size: 151_936,
         hidden_size: 2048,
         intermediate_size: 6144,
@@ -29,44 +30,40 @@ fn mixture() -> Shape {
         num_attention_heads: 32,
         num_key_value_heads: 4,
         head_dim: 128,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Head),
         max_position_embeddings: 32_768,
-        experts: Some(Experts::plain(128, 8, 768)),
+        moe: Some(MoeConfig::plain(128, 8, 768)),
         ..llama()
     }
 }
 
-fn shared_mixture() -> Shape {
-    Shape {
-        experts: Some(Experts {
-            num_shared_experts: 2,
-            shared_intermediate_size: 768,
-            num_dense_layers: 3,
-            has_router_bias: true,
-            ..Experts::plain(64, 6, 768)
+fn shared_mixture() -> DecoderConfig {
+    DecoderConfig {
+        moe: Some(MoeConfig {
+            n_shared_experts: 2,
+            first_k_dense_replace: 3,
+            bias_update_rate: Some(BIAS_UPDATE_RATE),
+            ..MoeConfig::plain(64, 6, 768)
         }),
         ..mixture()
     }
 }
 
-fn shapes() -> impl Generator<Value = Shape> {
+fn shapes() -> impl Generator<Value = DecoderConfig> {
     let llamas = [
         Flavor::Llama3_8b,
         Flavor::Llama3_70b,
         Flavor::Llama3_405b,
         Flavor::Small,
     ];
-    let mut all: Vec<Shape> = llamas
-        .iter()
-        .map(|&f| Shape::from(&LlamaConfig::of(f)))
-        .collect();
+    let mut all: Vec<DecoderConfig> = llamas.iter().map(|&f| DecoderConfig::from(f)).collect();
     for shape in &mut all {
         shape.max_position_embeddings = 8192;
     }
     all.extend([
         mixture(),
         shared_mixture(),
-        Shape::gpt(96, 12_288, 96, 51_200, 8192),
+        DecoderConfig::gpt(96, 12_288, 96, 51_200, 8192),
     ]);
     prop::sample::select(all)
 }
@@ -120,7 +117,7 @@ fn pipeline() -> impl Generator<Value = PipelineLayout> {
     })
 }
 
-fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
+fn jobs() -> impl Generator<Value = (DecoderConfig, Strategy)> {
     shapes().prop_flat_map(|shape| {
         let sizes = (
             1usize..5,
@@ -141,7 +138,7 @@ fn jobs() -> impl Generator<Value = (Shape, Strategy)> {
         ]);
         let switches = (0usize..4, any::<bool>(), recompute, offload);
         (
-            degrees(shape.experts.is_some()),
+            degrees(shape.moe.is_some()),
             pipeline(),
             sizes,
             switches,
@@ -177,7 +174,7 @@ fn changes(deviations: &[Deviation]) -> Vec<&Deviation> {
 
 fn check_round_trip(
     framework: Framework,
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
 ) -> Result<bool, TestCaseError> {
     let world = strategy.degrees.world_size();
@@ -284,7 +281,11 @@ fn plain() -> Strategy {
     }
 }
 
-fn changed_settings(framework: Framework, shape: &Shape, strategy: &Strategy) -> Vec<Setting> {
+fn changed_settings(
+    framework: Framework,
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+) -> Vec<Setting> {
     let written = framework
         .write(shape, strategy, strategy.degrees.world_size())
         .unwrap();
@@ -394,7 +395,7 @@ fn missing_features_are_reported_as_deviations() {
         changed_settings(Framework::Megatron, &llama(), &offloaded),
         [Setting::Offload, Setting::Precision]
     );
-    let gpt = Shape::gpt(24, 1024, 16, 50_304, 8192);
+    let gpt = DecoderConfig::gpt(24, 1024, 16, 50_304, 8192);
     let ours = Strategy {
         precision: ours.precision,
         ..plain()
@@ -404,7 +405,7 @@ fn missing_features_are_reported_as_deviations() {
         changed_settings(Framework::Torchtitan, &gpt, &plain()),
         [Setting::Model]
     );
-    let grouped = Shape {
+    let grouped = DecoderConfig {
         num_key_value_heads: 4,
         ..gpt
     };
@@ -416,12 +417,12 @@ fn missing_features_are_reported_as_deviations() {
 
 #[test]
 fn a_gpt2_round_trips() {
-    let gpt2 = Shape {
+    let gpt2 = DecoderConfig {
         intermediate_size: 3000,
         tie_word_embeddings: false,
-        ..Shape::gpt(12, 768, 12, 50_257, 8192)
+        ..DecoderConfig::gpt(12, 768, 12, 50_257, 8192)
     };
-    let tied = Shape::gpt(12, 768, 12, 50_257, 8192);
+    let tied = DecoderConfig::gpt(12, 768, 12, 50_257, 8192);
     let strategy = Strategy {
         precision: PrecisionByStage::trainyard(2, 4).at(plain().zero_stage),
         ..plain()

@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use super::Report;
 use crate::{
     Calibration, Cluster, Constants, Degrees, Memory, Offload, Overheads, PipelineLayout, Plan,
-    PlanRequest, PrecisionByStage, Recompute, Shape, Software, SourcedValue, Strategy,
-    StrategyError, Time,
+    PlanRequest, PrecisionByStage, Recompute, Software, SourcedValue, Strategy, StrategyError,
+    Time,
 };
 
 /// Why a plan file cannot be read.
@@ -50,7 +51,7 @@ pub struct PlanFile {
 
 #[derive(Deserialize, Serialize)]
 struct Inputs {
-    model: Shape,
+    model: DecoderConfig,
     /// The cluster as the text of a cluster file.
     cluster: String,
     global_batch: usize,

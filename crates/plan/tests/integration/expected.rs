@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use trainyard_plan::report::Report;
 use trainyard_plan::{
     Calibration, Cluster, Degrees, Overheads, Plan, PlanRequest, Precision, PrecisionByStage,
-    Shape, Software, search,
+    Software, load_decoder, search,
 };
 
 fn config(name: &str) -> PathBuf {
@@ -21,7 +21,7 @@ fn request(model: &str, cluster: &str, global_batch: usize, seq_len: usize) -> P
         cluster.parse().unwrap()
     };
     PlanRequest {
-        shape: Shape::load(&config(model)).unwrap(),
+        shape: load_decoder(&config(model)).unwrap(),
         calibration: Calibration::of_cluster(&cluster, Software::MODERN),
         cluster,
         overheads: Overheads::default(),

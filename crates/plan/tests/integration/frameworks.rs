@@ -5,12 +5,11 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use trainyard_arch::{DecoderConfig, MoeConfig};
 
 use serde_json::{Value, json};
-use trainyard_config::{Flavor, LlamaConfig};
-use trainyard_plan::{
-    Degrees, Experts, Framework, Offload, PipelineLayout, Precision, Recompute, Shape, Strategy,
-};
+use trainyard_arch::Flavor;
+use trainyard_plan::{Degrees, Framework, Offload, PipelineLayout, Precision, Recompute, Strategy};
 use trainyard_schedule::ScheduleKind;
 
 /// The Python environment that `bench/frameworks/setup` creates, if it is complete.
@@ -27,7 +26,7 @@ fn environment() -> Option<PathBuf> {
 /// A config, with the strategy and model that it describes.
 struct Job {
     strategy: Strategy,
-    shape: Shape,
+    shape: DecoderConfig,
     text: String,
 }
 
@@ -129,16 +128,16 @@ const MESHES: [[usize; 6]; 7] = [
 ];
 
 /// Jobs that cover every setting at least once, on every mesh and with every model.
-fn all() -> Vec<(Shape, Strategy)> {
-    let llama = |flavor| Shape::from(&LlamaConfig::of(flavor));
-    let mixture = Shape {
+fn all() -> Vec<(DecoderConfig, Strategy)> {
+    let llama = |flavor| DecoderConfig::from(flavor);
+    let mixture = DecoderConfig {
         vocab_size: 151_936,
         hidden_size: 2048,
         intermediate_size: 6144,
         num_hidden_layers: 48,
         num_key_value_heads: 4,
-        qk_norm: true,
-        experts: Some(Experts::plain(128, 8, 768)),
+        qk_norm: Some(trainyard_arch::QkNorm::Head),
+        moe: Some(MoeConfig::plain(128, 8, 768)),
         ..llama(Flavor::Llama3_8b)
     };
     let shapes = [
@@ -151,10 +150,7 @@ fn all() -> Vec<(Shape, Strategy)> {
     pairs
         .map(|(mesh, stage)| {
             let shape = &shapes[(mesh + stage) % shapes.len()];
-            (
-                shape.clone(),
-                strategy(mesh, stage, shape.experts.is_some()),
-            )
+            (shape.clone(), strategy(mesh, stage, shape.moe.is_some()))
         })
         .collect()
 }
@@ -309,7 +305,7 @@ fn torchtitan_models_match_ours() {
             parsed.assert_value(key, number);
         }
         parsed.assert_value("tie_word_embeddings", shape.tie_word_embeddings);
-        let experts = shape.experts.as_ref();
+        let experts = shape.moe.as_ref();
         let experts = experts.map(|e| {
             [
                 e.num_experts,

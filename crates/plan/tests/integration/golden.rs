@@ -2,9 +2,10 @@
 //! Recomputation in Large Transformer Models" (arXiv 2205.05198), figures 1 and 7 and table 5, and the
 //! utilization that Megatron-LM's README states for the same runs.
 
+use trainyard_arch::{BlockKind, DecoderConfig};
 use trainyard_plan::{
-    Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Shape, Software, StageTime,
-    States, Strategy, bubble, hardware_flops_utilization, memory, model_flops_utilization,
+    Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Software, StageTime, States,
+    Strategy, bubble, hardware_flops_utilization, memory, model_flops_utilization,
 };
 use trainyard_schedule::ScheduleKind;
 
@@ -113,8 +114,8 @@ const CASES: [Case; 4] = [
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 impl Case {
-    fn shape(&self) -> Shape {
-        Shape::gpt(self.layers, self.hidden, self.heads, 51_200, 2048)
+    fn shape(&self) -> DecoderConfig {
+        DecoderConfig::gpt(self.layers, self.hidden, self.heads, 51_200, 2048)
     }
 
     fn strategy(&self, sequence_parallel: bool, recompute: Recompute) -> Strategy {
@@ -172,7 +173,7 @@ fn states_of_figure_1_exactly() {
         let (hidden, layers) = (case.hidden as u64, case.layers as u64);
         shape.has_biases = false;
         shape.attention_bias = false;
-        let matrices = layers * shape.dense_block().sharded;
+        let matrices = layers * shape.block(BlockKind::Dense).sharded;
         assert_eq!(matrices, 12 * layers * hidden * hidden);
         let precision = case.strategy(true, Recompute::None).precision;
         let bytes = precision.parameter + precision.gradient + precision.optimizer;
@@ -280,7 +281,7 @@ fn expert_states_are_sharded_over_the_remaining_ranks() {
     let text = r#"{"model_type":"mixtral","vocab_size":32000,"hidden_size":4096,
         "intermediate_size":14336,"num_hidden_layers":32,"num_attention_heads":32,
         "num_key_value_heads":8,"num_local_experts":8,"num_experts_per_tok":2}"#;
-    let shape = Shape::from_hugging_face(text).unwrap();
+    let shape = DecoderConfig::from_hugging_face(text).unwrap();
     for (dp_shard, cp, tp, ep) in [(8, 1, 1, 8), (8, 1, 2, 4), (4, 2, 2, 8), (16, 1, 1, 1)] {
         let mut strategy = CASES[0].strategy(true, Recompute::None);
         strategy.zero_stage = 3;
@@ -293,7 +294,7 @@ fn expert_states_are_sharded_over_the_remaining_ranks() {
         };
         let rank_layers = strategy.layers_by_class(&shape)[0];
         let states = States::of(&shape, &strategy, &rank_layers);
-        let experts = 32 * shape.expert_block().experts;
+        let experts = 32 * shape.block(BlockKind::Experts).experts;
         let local = trainyard_plan::LocalParameters::of(&shape, &strategy, &rank_layers);
         assert_eq!(local.experts, experts as f64 / ep as f64);
         let own = states.optimizer / 12.0 - local.dense / (dp_shard * cp) as f64;

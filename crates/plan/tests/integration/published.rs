@@ -1,13 +1,14 @@
 //! Predictions compared with published runs to which no constant was fitted.
 
 use std::collections::HashMap;
+use trainyard_arch::DecoderConfig;
 
 use crate::runs::{
     HALF, Row, decimal, held_out, llm_foundry, llm_foundry_clusters, noted, number, rows,
 };
 use crate::runs::{strategy, summary};
 use trainyard_plan::{
-    Calibration, Cluster, Constants, Overheads, PipelineLayout, Precision, Recompute, Run, Shape,
+    Calibration, Cluster, Constants, Overheads, PipelineLayout, Precision, Recompute, Run,
     Software, SourcedValue, Strategy, Time, fit, memory, model_flops, peak, time,
 };
 
@@ -68,7 +69,7 @@ fn megatron_of_2021() {
         let get = |key| need(row, key);
         let (tp, pp, gpus) = (get("tp"), get("pp"), get("gpus"));
         let (layers, hidden) = (get("layers"), get("hidden"));
-        let shape = Shape::gpt(layers, hidden, get("heads"), 51_200, 2048);
+        let shape = DecoderConfig::gpt(layers, hidden, get("heads"), 51_200, 2048);
         let strategy = Strategy {
             global_batch: get("global_batch_seqs"),
             micro_batch: get("micro_batch"),
@@ -98,7 +99,7 @@ fn megatron_of_2022() {
     for row in of(&rows, "2205.05198 Table5") {
         let get = |key| need(row, key);
         let is_selective = row["recompute"] == "selective";
-        let shape = Shape::gpt(get("layers"), get("hidden"), get("heads"), 51_200, 2048);
+        let shape = DecoderConfig::gpt(get("layers"), get("hidden"), get("heads"), 51_200, 2048);
         let strategy = Strategy {
             global_batch: get("global_batch_seqs"),
             micro_batch: get("micro_batch"),
@@ -140,7 +141,7 @@ fn zero_bubble_schedules() {
             "schedule=1F1B-I" => (ScheduleKind::Interleaved, (layers + 2) / pp),
             _ => continue,
         };
-        let shape = Shape::gpt(layers, get("hidden"), get("heads"), 51_200, 1024);
+        let shape = DecoderConfig::gpt(layers, get("hidden"), get("heads"), 51_200, 1024);
         let strategy = Strategy {
             pipeline: PipelineLayout {
                 schedule,
@@ -201,9 +202,9 @@ fn megatron_core_on_h100() {
     let mut errors = Vec::new();
     for row in of(&rows, "r0.8.0") {
         let get = |key| need(row, key);
-        let shape = Shape {
+        let shape = DecoderConfig {
             tie_word_embeddings: false,
-            ..Shape::gpt(get("layers"), get("hidden"), get("heads"), 131_072, 4096)
+            ..DecoderConfig::gpt(get("layers"), get("hidden"), get("heads"), 131_072, 4096)
         };
         let cluster: Cluster = format!("{}xH100", get("gpus")).parse().unwrap();
         let calibration = Calibration::of(&cluster.accelerator, Software::MEGATRON_CORE);
@@ -222,7 +223,7 @@ fn megatron_core_on_h100() {
 }
 
 /// The combinations of micro-batch size, stages per rank and recomputation that the authors may have used.
-fn tunable_strategies(row: &Row, shape: &Shape) -> Vec<Strategy> {
+fn tunable_strategies(row: &Row, shape: &DecoderConfig) -> Vec<Strategy> {
     let get = |key| need(row, key);
     let (tp, pp, dp) = (get("tp"), get("pp"), get("dp"));
     let most = if pp > 1 {
@@ -255,7 +256,12 @@ fn tunable_strategies(row: &Row, shape: &Shape) -> Vec<Strategy> {
     found
 }
 
-fn fits(shape: &Shape, strategy: &Strategy, software: &Software, cluster: &Cluster) -> bool {
+fn fits(
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+    software: &Software,
+    cluster: &Cluster,
+) -> bool {
     let all = memory(shape, strategy, software, &Overheads::default());
     peak(&all).is_some_and(|most| most.total() <= cluster.accelerator.memory.value)
 }
@@ -267,8 +273,7 @@ fn llama_3_405b() {
     let Some(rows) = rows("published_runs.csv") else {
         return;
     };
-    let llama = trainyard_config::LlamaConfig::of(trainyard_config::Flavor::Llama3_405b);
-    let shape = Shape::from(&llama);
+    let shape = DecoderConfig::from(trainyard_arch::Flavor::Llama3_405b);
     let mut errors = Vec::new();
     for row in of(&rows, "2407.21783 Table4") {
         let get = |key| need(row, key);
@@ -334,7 +339,7 @@ fn modern_constants_are_fitted_to_llm_foundry_runs() {
 /// One of the trial runs for BLOOM.
 struct Trial {
     name: String,
-    shape: Shape,
+    shape: DecoderConfig,
     strategy: Strategy,
     is_bf16: bool,
     ran_out: bool,
@@ -354,7 +359,7 @@ fn trial(row: &Row) -> Trial {
             "{} h{} a{} B{global_batch} b{micro_batch} tp{tp} pp{pp} dp{dp}",
             row["model"], row["hidden"], row["heads"]
         ),
-        shape: Shape::gpt(get("layers"), get("hidden"), get("heads"), 250_880, 2048),
+        shape: DecoderConfig::gpt(get("layers"), get("hidden"), get("heads"), 250_880, 2048),
         strategy: Strategy {
             global_batch,
             micro_batch,

@@ -2,20 +2,20 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use trainyard_arch::DecoderConfig;
 
-use trainyard_config::{Flavor, LlamaConfig};
+use trainyard_arch::Flavor;
 use trainyard_plan::report::{ByteCounts, DryRun, PlanFile, RankBytes, Report, Style};
 use trainyard_plan::{
-    Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, RankClass, Shape,
-    Software,
+    Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, RankClass, Software,
 };
 
 fn report(flavor: Flavor, cluster: &str, global_batch: usize) -> Report {
     let cluster: Cluster = cluster.parse().unwrap();
     Report::of(PlanRequest {
-        shape: Shape {
+        shape: DecoderConfig {
             name: "<llama> & co".to_owned(),
-            ..Shape::from(&LlamaConfig::of(flavor))
+            ..DecoderConfig::from(flavor)
         },
         calibration: Calibration::of_cluster(&cluster, Software::MODERN),
         cluster,

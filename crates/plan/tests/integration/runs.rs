@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use trainyard_arch::DecoderConfig;
 
 use trainyard_plan::{
-    Cluster, Constants, Degrees, Offload, PipelineLayout, Precision, Recompute, Run, Shape,
-    Software, Strategy,
+    Cluster, Constants, Degrees, Offload, PipelineLayout, Precision, Recompute, Run, Software,
+    Strategy,
 };
 use trainyard_schedule::ScheduleKind;
 
@@ -111,7 +112,7 @@ pub fn vtrain<'a>(file: &str, recompute: Recompute, cluster: &'a Cluster) -> Opt
             1,
         );
         let seq_len = get("sequence length");
-        let shape = Shape::gpt(
+        let shape = DecoderConfig::gpt(
             get("# layers"),
             get("hidden size"),
             get("attention heads"),
@@ -164,10 +165,10 @@ pub fn llm_foundry<'a>(rows: &[Row], gpus: &GpuNames, clusters: &'a [Cluster]) -
     let run = |(row, cluster): (&Row, &'a Cluster)| {
         let get = |key: &str| number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"));
         let (gpus, seq_len) = (get("gpus"), get("seq"));
-        let shape = Shape {
+        let shape = DecoderConfig {
             has_biases: false,
             attention_bias: false,
-            ..Shape::gpt(
+            ..DecoderConfig::gpt(
                 get("layers"),
                 get("hidden"),
                 get("heads"),

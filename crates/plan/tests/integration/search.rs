@@ -1,11 +1,12 @@
 //! The search finds strategies close to published ones, and explains its choice.
 
 use std::time::{Duration, Instant};
+use trainyard_arch::DecoderConfig;
 
-use trainyard_config::{Flavor, LlamaConfig};
+use trainyard_arch::Flavor;
 use trainyard_plan::{
     Bottleneck, Calibration, Cluster, Offload, Overheads, Plan, PlanRequest, Precision,
-    PrecisionByStage, Shape, Software, explain, search,
+    PrecisionByStage, Software, explain, search,
 };
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
@@ -13,7 +14,7 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 fn request(flavor: Flavor, cluster: &str, global_batch: usize) -> PlanRequest {
     let cluster: Cluster = cluster.parse().unwrap();
     PlanRequest {
-        shape: Shape::from(&LlamaConfig::of(flavor)),
+        shape: DecoderConfig::from(flavor),
         calibration: Calibration::of(&cluster.accelerator, Software::MODERN),
         cluster,
         overheads: Overheads::default(),
@@ -144,7 +145,7 @@ fn mixtures_of_experts_use_expert_parallelism() {
         "kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,
         "first_k_dense_replace":3,"moe_layer_freq":1}"#;
     let mut request = request(Flavor::Llama3_8b, "2048xH100", 15_360);
-    request.shape = Shape::from_hugging_face(text).unwrap();
+    request.shape = DecoderConfig::from_hugging_face(text).unwrap();
     request.seq_len = 4096;
     let begin = Instant::now();
     let result = search(&request);

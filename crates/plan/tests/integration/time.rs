@@ -2,14 +2,15 @@
 
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
+use trainyard_arch::DecoderConfig;
 use trainyard_plan::{
-    Calibration, Cluster, Degrees, Offload, PipelineLayout, Precision, Recompute, Shape, Software,
+    Calibration, Cluster, Degrees, Offload, PipelineLayout, Precision, Recompute, Software,
     Strategy, time, time_simulated,
 };
 use trainyard_schedule::ScheduleKind;
 
-fn shape() -> Shape {
-    Shape::gpt(48, 4096, 32, 51_200, 2048)
+fn shape() -> DecoderConfig {
+    DecoderConfig::gpt(48, 4096, 32, 51_200, 2048)
 }
 
 fn make_strategy(

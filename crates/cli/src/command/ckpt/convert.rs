@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use trainyard_arch::DecoderConfig;
 use trainyard_checkpoint::{Checkpoint, export, store};
 use trainyard_config::Config;
 
@@ -53,8 +54,8 @@ fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
         .ok_or_else(|| Failure::new(weights_only))?;
     let config = Config::parse(&state.config, &[]).map_err(Failure::new)?;
     let model = config.model.resolve().map_err(Failure::new)?;
-    match model.to_hugging_face() {
+    match model.decoder().and_then(DecoderConfig::to_hugging_face) {
         Some(json) => Ok(format!("{json:#}\n")),
-        None => Err(Failure::new("the CNN has no Hugging Face format")),
+        None => Err(Failure::new("Hugging Face has no such model")),
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use trainyard_plan::framework::LaunchInfo;
 use trainyard_plan::report::{Report, describe, describe_term};
-use trainyard_plan::{Calibration, Framework, Plan, PlanRequest, PrecisionByStage, Shape};
+use trainyard_plan::{Calibration, Framework, Plan, PlanRequest, PrecisionByStage, load_decoder};
 
 use super::request::{cluster, request};
 use super::{framework, read};
@@ -59,7 +59,7 @@ impl Check {
         };
         let found = framework.read_with(&text, &launch).map_err(Failure::new)?;
         let shape = match &self.model {
-            Some(path) => Some(Shape::load(path).map_err(Failure::new)?),
+            Some(path) => Some(load_decoder(path).map_err(Failure::new)?),
             None => found.shape,
         };
         let shape = shape.ok_or_else(|| {

@@ -9,9 +9,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use trainyard_arch::DecoderConfig;
 use trainyard_plan::framework::ParsedJob;
 use trainyard_plan::report::{ByteCounts, DryRun, RankBytes};
-use trainyard_plan::{Framework, Memory, Overheads, Shape, Software, Strategy, memory};
+use trainyard_plan::{Framework, Memory, Overheads, Software, Strategy, memory};
 
 use crate::command::dry_run::simulated_gpu;
 use crate::engine;
@@ -51,7 +52,7 @@ pub(super) struct DryRunOptions<'a> {
 /// # Errors
 /// The engine is not installed, or a temporary file cannot be written.
 pub(super) fn dry_run_plan(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
     options: &DryRunOptions<'_>,
 ) -> Result<Result<DryRun, String>, Failure> {
@@ -76,7 +77,7 @@ pub(super) fn dry_run_plan(
     let mut found = DryRun {
         deviations: emitted.deviations.iter().map(ToString::to_string).collect(),
         ranks: Vec::new(),
-        routing_skew: shape.experts.as_ref().map(|_| routing_skew),
+        routing_skew: shape.moe.as_ref().map(|_| routing_skew),
     };
     let loads = [format!("--debug.routing_skew={routing_skew}")];
     for class_memory in memory(shape, strategy, &Software::MODERN, &Overheads::none()) {
@@ -106,7 +107,7 @@ fn byte_counts(class_memory: &Memory, measured: &DryRunMemory) -> RankBytes {
 }
 
 /// The position in the pipeline of the rank that represents a class.
-fn pipeline_position(parsed: &ParsedJob, shape: &Shape, memory: &Memory) -> usize {
+fn pipeline_position(parsed: &ParsedJob, shape: &DecoderConfig, memory: &Memory) -> usize {
     let layers_by_class = parsed.strategy.layers_by_class(shape);
     let representative = layers_by_class
         .iter()

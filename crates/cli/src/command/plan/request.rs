@@ -1,7 +1,8 @@
 //! Building blocks of plan requests.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_plan::{
-    Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, Shape, Software,
+    Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, Software,
 };
 
 use crate::failure::Failure;
@@ -18,7 +19,7 @@ pub(in crate::command) fn precision(name: &str) -> Result<PrecisionByStage, Stri
 
 /// A plan request for a current training program.
 pub(in crate::command) fn request(
-    shape: Shape,
+    shape: DecoderConfig,
     cluster: Cluster,
     global_batch: usize,
     seq_len: usize,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_plan::report::Report;
-use trainyard_plan::{Cluster, Degrees, Framework, PrecisionByStage, Shape};
+use trainyard_plan::{Cluster, Degrees, Framework, PrecisionByStage, load_decoder};
 
 use super::dry_run::{DryRunOptions, dry_run_plan};
 use super::request::{cluster, precision, request};
@@ -78,7 +78,7 @@ fn count(text: &str) -> Result<usize, String> {
 impl Search {
     /// Runs the search and prints the report. Exits with 1 if nothing fits.
     pub fn execute(self) -> Result<ExitCode, Failure> {
-        let shape = Shape::load(&self.model).map_err(Failure::new)?;
+        let shape = load_decoder(&self.model).map_err(Failure::new)?;
         let cluster = cluster(&self.cluster)?;
         let mesh = self.compare_mesh.as_deref();
         let mesh = mesh.map(|text| degrees(text, &cluster)).transpose()?;

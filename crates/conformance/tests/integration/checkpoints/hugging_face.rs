@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tch::{Kind, Tensor};
+use trainyard_arch::DecoderConfig;
 use trainyard_checkpoint::{Checkpoint, TrainState, export, step_dir, store};
 use trainyard_config::{Config, Dtype, ModelSection};
 use trainyard_conformance::training::debug_llama;
@@ -16,7 +17,19 @@ use trainyard_train::{Trainer, checkpoint};
 
 use super::meshes::shared_folder;
 
-const FAMILIES: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe"];
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+    "gemma3_text",
+    "olmo2",
+    "phi3",
+    "deepseek_v2",
+    "deepseek_v3",
+];
 const TOLERANCE: f64 = 1e-4;
 
 /// Logits equal those of `transformers` on one rank and with tensor parallelism over two; `transformers` loads what was
@@ -100,7 +113,11 @@ fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer
     let own = chunk(logits.size()[2] as usize, tp.size(), tp.index());
     let logits = logits.narrow(2, own.start as i64, own.len() as i64);
     let difference = (&found - &logits).abs().max().double_value(&[]);
-    assert!(difference < TOLERANCE, "logits differ by {difference:e}");
+    assert!(
+        difference < TOLERANCE,
+        "{}: logits differ by {difference:e}",
+        folder.display()
+    );
     Ok(trainer)
 }
 
@@ -132,7 +149,8 @@ fn save(
 
 fn written_back(config: &Config, saved: &Path, back: &Path) -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(store::open(saved)?, &step_dir(0))?;
-    let json = config.model.resolve()?.to_hugging_face();
+    let json = config.model.resolve()?;
+    let json = json.decoder().and_then(DecoderConfig::to_hugging_face);
     let config = json.ok_or("not a decoder")?.to_string();
     Ok(export(&checkpoint, &store::open(back)?, &config, 100_000)?)
 }

@@ -4,6 +4,7 @@ mod again;
 mod hugging_face;
 mod meshes;
 
+pub use meshes::shared_folder;
 use trainyard_conformance::{Case, Suite};
 
 const MESHES: &[Case] = &[Case {

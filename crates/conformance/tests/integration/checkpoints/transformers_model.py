@@ -37,6 +37,36 @@ EXPERTS = dict(
         num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=16, norm_topk_prob=True, mlp_only_layers=[0]
     ),
 )
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.8)
+LATENT = dict(
+    num_key_value_heads=4,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=40,
+    n_shared_experts=2,
+    first_k_dense_replace=1,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=2.5,
+)
+# What a family has and others do not, in sizes at which it matters.
+DETAILS = dict(
+    qwen3=dict(head_dim=16),
+    # Stretched as Llama 3.1 has it; some rotations are slow, some fast, some between at these lengths.
+    llama=dict(rope_parameters=ROPE),
+    gemma3_text=dict(
+        head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"], query_pre_attn_scalar=24
+    ),
+    phi3=dict(pad_token_id=None, bos_token_id=None, eos_token_id=None),
+    deepseek_v2=dict(LATENT, topk_method="group_limited_greedy"),
+    deepseek_v3=dict(LATENT, norm_topk_prob=True, rope_parameters=YARN),
+)
+TIED = ("qwen3", "gpt2", "gemma3_text")
 GPT2_SIZES = dict(vocab_size=157, n_embd=64, n_layer=3, n_head=4, n_positions=64)
 
 
@@ -48,14 +78,10 @@ def logits(model, tokens):
 def make(root, family):
     folder = root / family
     torch.manual_seed(7)
-    sizes = dict(SIZES, head_dim=16) if family == "qwen3" else SIZES
-    if family == "llama":
-        # Stretched as Llama 3.1 has it; some rotations are slow, some fast, some between at these lengths.
-        sizes = dict(sizes, rope_parameters=ROPE)
-    sizes = dict(sizes, **EXPERTS.get(family, {}))
+    sizes = SIZES | EXPERTS.get(family, {}) | DETAILS.get(family, {})
     # A vocabulary that two ranks cannot share evenly, as the published one is.
     sizes = GPT2_SIZES if family == "gpt2" else sizes
-    config = AutoConfig.for_model(family, tie_word_embeddings=family in ("qwen3", "gpt2"), **sizes)
+    config = AutoConfig.for_model(family, tie_word_embeddings=family in TIED, **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if name.endswith("mlp.gate.weight"):

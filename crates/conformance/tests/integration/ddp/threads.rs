@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::error::Error;
 
 use tch::{Device, Kind, Tensor};
+use trainyard_arch::DecoderConfig;
 use trainyard_config::{Config, Dtype, ModelSpec};
 use trainyard_conformance::training::{debug_llama, distance, values};
 use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_data::{Batch, collate};
-use trainyard_nn::{Builder, Llama, LlamaConfig, Module, NnError};
+use trainyard_nn::{Builder, Decoder, Module, NnError};
 use trainyard_parallel::{DataParallel, ParallelError};
 use trainyard_torch::autograd;
 use trainyard_train::{build, optimizer};
@@ -18,19 +19,19 @@ type Trained = (Vec<f64>, BTreeMap<String, Tensor>);
 
 const NUM_STEPS: u64 = 20;
 
-fn shape(config: &Config) -> Result<LlamaConfig, Box<dyn Error>> {
-    let ModelSpec::Llama(shape) = config.model.resolve()? else {
-        return Err("not a Llama".into());
-    };
-    Ok(build::llama_shape(&shape))
+fn shape(config: &Config) -> Result<DecoderConfig, Box<dyn Error>> {
+    match config.model.resolve()? {
+        ModelSpec::Decoder(decoder) => Ok(decoder),
+        ModelSpec::Cnn => Err("not a decoder".into()),
+    }
 }
 
-fn replicas(config: &Config, number: usize) -> Result<DataParallel<Llama>, Box<dyn Error>> {
+fn replicas(config: &Config, number: usize) -> Result<DataParallel<Decoder>, Box<dyn Error>> {
     let (shape, seq_len) = (shape(config)?, config.training.seq_len);
     // Replicas copy the weights of the model, so their own initial weights do not matter.
     let build = move |index: usize| {
         let builder = Builder::new(1 + index as u64).kind(Kind::Double);
-        Llama::build(&shape, seq_len, &builder.device(device_of(index).into()))
+        Decoder::build(&shape, seq_len, &builder.device(device_of(index).into()))
     };
     Ok(DataParallel::new(build(0)?, number, build)?)
 }
@@ -106,18 +107,18 @@ pub fn indivisible(_: &Rank) -> Outcome {
 pub fn broken_replica(_: &Rank) -> Outcome {
     let config = debug_llama(Dtype::Float64);
     let (good, seq_len) = (shape(&config)?, config.training.seq_len);
-    let bad = LlamaConfig {
+    let bad = DecoderConfig {
         head_dim: 3,
         ..good.clone()
     };
-    let model = Llama::build(&good, seq_len, &Builder::new(1).kind(Kind::Double))?;
+    let model = Decoder::build(&good, seq_len, &Builder::new(1).kind(Kind::Double))?;
     let parallel = DataParallel::new(model, 2, move |_| {
-        Llama::build(&bad, seq_len, &Builder::new(1))
+        Decoder::build(&bad, seq_len, &Builder::new(1))
     })?;
     let batch = batch(&config, 0, 4)?;
     let rejected = parallel.step(&batch.inputs, &batch.targets, 0);
     assert!(
-        matches!(rejected, Err(ParallelError::Nn(NnError::Sizes { .. }))),
+        matches!(rejected, Err(ParallelError::Nn(NnError::Arch(_)))),
         "{rejected:?}"
     );
     Ok(())

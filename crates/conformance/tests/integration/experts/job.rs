@@ -1,6 +1,7 @@
 //! The jobs of the expert tests.
 
-use trainyard_config::{Config, Dtype, MoeSection, ScoringFunc};
+use trainyard_arch::ScoringFunc;
+use trainyard_config::{Config, Dtype, MoeSection};
 use trainyard_conformance::training::debug_llama;
 
 /// A small model with experts in all but its first block, with shared experts and all balancing methods.

@@ -5,6 +5,7 @@ mod context;
 mod documents;
 mod dropout;
 mod equality;
+mod families;
 mod gpt2;
 mod memory;
 mod mixed;
@@ -130,6 +131,29 @@ const GPT2: &[Case] = &[
     },
 ];
 
+const FAMILIES: &[Case] = &[
+    Case {
+        name: "gemma_3_equals_one_rank",
+        run: families::gemma3,
+    },
+    Case {
+        name: "olmo_2_equals_one_rank",
+        run: families::olmo2,
+    },
+    Case {
+        name: "latent_attention_equals_one_rank",
+        run: families::latent,
+    },
+    Case {
+        name: "groups_of_experts_equal_one_rank",
+        run: families::experts,
+    },
+    Case {
+        name: "bytes_equal_the_closed_form",
+        run: families::bytes,
+    },
+];
+
 const DOCUMENTS: &[Case] = &[
     Case {
         name: "document_masks_equal_one_rank",
@@ -216,6 +240,12 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[4],
         cases: GPT2,
+    },
+    Suite {
+        name: "model_parallel::families",
+        sizes: &[2],
+        full_sizes: &[],
+        cases: FAMILIES,
     },
     Suite {
         name: "model_parallel::documents",

@@ -7,12 +7,13 @@
 mod read;
 
 use serde_json::{Map, Value, json};
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use super::adapt::Adapted;
 use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting};
-use crate::{Offload, PipelineLayout, Precision, Recompute, Shape, Strategy};
+use crate::{Offload, PipelineLayout, Precision, Recompute, Strategy};
 pub(super) use read::read;
 
 const FRAMEWORK: Framework = Framework::DeepSpeed;
@@ -50,7 +51,10 @@ const PIPELINE: PipelineLayout = PipelineLayout {
     stages_per_rank: 1,
 };
 
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+pub(super) fn write(
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+) -> Result<EmittedConfig, FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
     adapt_offload(&mut adapted);
     adapt_sharding(&mut adapted);

@@ -1,14 +1,16 @@
 //! Adapts a strategy to what Megatron-LM's flags can express.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use super::super::adapt::Adapted;
 use super::super::{FrameworkError, Setting};
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK};
-use crate::{Offload, PipelineLayout, Recompute, Shape, Strategy};
+use crate::{Offload, PipelineLayout, Recompute, Strategy};
 
-pub(super) fn adapt(shape: &Shape, strategy: &Strategy) -> Result<Adapted, FrameworkError> {
+pub(super) fn adapt(shape: &DecoderConfig, strategy: &Strategy) -> Result<Adapted, FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
+    adapted.leave_out_family_details();
     if adapted.strategy.offload != Offload::None {
         let why =
             "Megatron can offload optimizer states (--optimizer-cpu-offload), but not weights";
@@ -19,7 +21,7 @@ pub(super) fn adapt(shape: &Shape, strategy: &Strategy) -> Result<Adapted, Frame
     let why = "Megatron keeps weights beside the optimizer's fp32 copy";
     adapted.choose_precision(&[BF16, BF16_GRADIENTS, FP32], why);
     let s = &adapted.strategy;
-    if adapted.shape.experts.is_some() && s.degrees.tp > 1 && !s.sequence_parallel {
+    if adapted.shape.moe.is_some() && s.degrees.tp > 1 && !s.sequence_parallel {
         let why = "experts with tensor parallelism need sequence parallelism";
         adapted.change(Setting::SequenceParallel, why, "--sequence-parallel", |s| {
             s.sequence_parallel = true;
@@ -88,7 +90,7 @@ fn adapt_vocabulary(adapted: &mut Adapted) {
         return;
     }
     let padded = size.next_multiple_of(tp);
-    let shape = Shape {
+    let shape = DecoderConfig {
         vocab_size: padded,
         ..adapted.shape.clone()
     };
@@ -118,13 +120,13 @@ fn is_even(layers: usize, stages: usize) -> bool {
 }
 
 /// Whether embedding and loss must count as layers for the stages to be equal.
-pub(super) fn counts_ends(shape: &Shape, s: &Strategy) -> bool {
+pub(super) fn counts_ends(shape: &DecoderConfig, s: &Strategy) -> bool {
     let stages = s.degrees.pp.saturating_mul(s.pipeline.stages_per_rank);
     stages > 0 && !shape.num_hidden_layers.is_multiple_of(stages)
 }
 
 /// Rejects shapes that do not divide over the ranks.
-pub(super) fn check_shape(shape: &Shape, s: &Strategy) -> Result<(), FrameworkError> {
+pub(super) fn check_shape(shape: &DecoderConfig, s: &Strategy) -> Result<(), FrameworkError> {
     let d = &s.degrees;
     let stages = d.pp.saturating_mul(s.pipeline.stages_per_rank);
     let layers = shape.num_hidden_layers;
@@ -149,7 +151,7 @@ pub(super) fn check_shape(shape: &Shape, s: &Strategy) -> Result<(), FrameworkEr
         ),
         (
             "experts",
-            shape.experts.as_ref().map_or(d.ep, |e| e.num_experts),
+            shape.moe.as_ref().map_or(d.ep, |e| e.num_experts),
             d.ep,
         ),
         (

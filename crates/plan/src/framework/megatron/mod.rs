@@ -11,8 +11,9 @@ mod read;
 use super::adapt::Adapted;
 use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError};
-use crate::{Precision, Recompute, Shape, Strategy};
+use crate::{Precision, Recompute, Strategy};
 pub(super) use read::read;
+use trainyard_arch::DecoderConfig;
 
 const FRAMEWORK: Framework = Framework::Megatron;
 
@@ -30,7 +31,10 @@ const BF16_GRADIENTS: Precision = Precision {
 /// Without `--bf16`.
 const FP32: Precision = Precision::FP32;
 
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+pub(super) fn write(
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+) -> Result<EmittedConfig, FrameworkError> {
     let adapted = adapt::adapt(shape, strategy)?;
     Ok(EmittedConfig {
         text: text(&adapted),

@@ -3,13 +3,16 @@
 use super::super::FrameworkError;
 use super::FRAMEWORK;
 use super::flags::Flags;
-use crate::{Experts, FeedForward, LatentAttention, Norm, Positions, Shape};
+use trainyard_arch::{
+    Activation, BIAS_UPDATE_RATE, DecoderConfig, FeedForward, Flavor, LatentAttention, MoeConfig,
+    Norm, Positions, QkNorm,
+};
 
 /// The largest accepted number of layers.
 const MOST_LAYERS: usize = 1 << 12;
 
 /// The flags that describe a shape.
-pub(super) fn write(shape: &Shape) -> Vec<String> {
+pub(super) fn write(shape: &DecoderConfig) -> Vec<String> {
     let mut flags = vec![
         format!("--num-layers {}", shape.num_hidden_layers),
         format!("--hidden-size {}", shape.hidden_size),
@@ -50,7 +53,7 @@ pub(super) fn write(shape: &Shape) -> Vec<String> {
     );
     add(!shape.has_biases, "--disable-bias-linear");
     add(shape.attention_bias && !shape.has_biases, "--add-qkv-bias");
-    add(shape.qk_norm, "--qk-layernorm");
+    add(shape.qk_norm.is_some(), "--qk-layernorm");
     add(
         !shape.tie_word_embeddings,
         "--untie-embeddings-and-output-weights",
@@ -58,7 +61,7 @@ pub(super) fn write(shape: &Shape) -> Vec<String> {
     if let Some(latent) = &shape.latent {
         flags.extend(write_latent(latent));
     }
-    if let Some(experts) = &shape.experts {
+    if let Some(experts) = &shape.moe {
         flags.extend(write_experts(experts, shape.num_hidden_layers));
     }
     flags
@@ -80,7 +83,7 @@ fn write_latent(latent: &LatentAttention) -> Vec<String> {
     flags
 }
 
-fn write_experts(experts: &Experts, num_layers: usize) -> Vec<String> {
+fn write_experts(experts: &MoeConfig, num_layers: usize) -> Vec<String> {
     let mut flags = vec![
         format!("--num-experts {}", experts.num_experts),
         format!("--moe-router-topk {}", experts.num_experts_per_tok),
@@ -88,21 +91,21 @@ fn write_experts(experts: &Experts, num_layers: usize) -> Vec<String> {
         "--moe-token-dispatcher-type alltoall".to_owned(),
         "--expert-tensor-parallel-size 1".to_owned(),
     ];
-    let shared = experts.num_shared_experts * experts.shared_intermediate_size;
+    let shared = experts.shared_width();
     if shared > 0 {
         flags.push(format!("--moe-shared-expert-intermediate-size {shared}"));
         if experts.has_shared_gate {
             flags.push("--moe-shared-expert-gate".to_owned());
         }
     }
-    if experts.num_dense_layers > 0 {
+    if experts.first_k_dense_replace > 0 {
         let (dense, rest) = (
-            experts.num_dense_layers,
-            num_layers - experts.num_dense_layers.min(num_layers),
+            experts.first_k_dense_replace,
+            num_layers - experts.first_k_dense_replace.min(num_layers),
         );
         flags.push(format!("--moe-layer-freq \"([0]*{dense}+[1]*{rest})\""));
     }
-    if experts.has_router_bias {
+    if experts.bias_update_rate.is_some() {
         flags
             .push("--moe-router-enable-expert-bias --moe-router-score-function sigmoid".to_owned());
     }
@@ -110,7 +113,7 @@ fn write_experts(experts: &Experts, num_layers: usize) -> Vec<String> {
 }
 
 /// Reads the shape from flags, or `None` if they do not describe the model.
-pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
+pub(super) fn read(flags: &Flags) -> Result<Option<DecoderConfig>, FrameworkError> {
     if !flags.has("--num-layers") || !flags.has("--hidden-size") {
         return Ok(None);
     }
@@ -137,7 +140,7 @@ pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
     } else {
         heads
     };
-    Ok(Some(Shape {
+    Ok(Some(DecoderConfig {
         name: "megatron".to_owned(),
         vocab_size: read_vocabulary(flags)?,
         hidden_size: hidden,
@@ -151,6 +154,11 @@ pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
         } else {
             FeedForward::Plain
         },
+        hidden_act: if is_gated {
+            Activation::Silu
+        } else {
+            Activation::GeluTanh
+        },
         norm: match flags.get("--normalization").as_deref() {
             Some("RMSNorm") => Norm::RootMeanSquare,
             _ => Norm::Layer,
@@ -159,10 +167,11 @@ pub(super) fn read(flags: &Flags) -> Result<Option<Shape>, FrameworkError> {
         has_biases,
         tie_word_embeddings: !flags.has("--untie-embeddings-and-output-weights"),
         max_position_embeddings: flags.needed("--max-position-embeddings")?,
-        experts: read_experts(flags, layers)?,
+        moe: read_experts(flags, layers)?,
         attention_bias: has_biases || flags.has("--add-qkv-bias"),
-        qk_norm: flags.has("--qk-layernorm"),
+        qk_norm: flags.has("--qk-layernorm").then_some(QkNorm::Head),
         latent: read_latent(flags)?,
+        ..DecoderConfig::from(Flavor::Tiny)
     }))
 }
 
@@ -213,7 +222,7 @@ fn read_latent(flags: &Flags) -> Result<Option<LatentAttention>, FrameworkError>
     }))
 }
 
-fn read_experts(flags: &Flags, layers: usize) -> Result<Option<Experts>, FrameworkError> {
+fn read_experts(flags: &Flags, layers: usize) -> Result<Option<MoeConfig>, FrameworkError> {
     let Some(num_experts) = flags.number("--num-experts")?.filter(|&number| number > 0) else {
         return Ok(None);
     };
@@ -234,15 +243,19 @@ fn read_experts(flags: &Flags, layers: usize) -> Result<Option<Experts>, Framewo
             format!("use 1, or ([0]*1+[1]*{})", layers.saturating_sub(1)),
         ));
     };
-    Ok(Some(Experts {
+    let has_bias = flags.has("--moe-router-enable-expert-bias");
+    let plain = MoeConfig::plain(
         num_experts,
-        num_experts_per_tok: flags.number("--moe-router-topk")?.unwrap_or(2),
-        moe_intermediate_size: width,
-        num_shared_experts: usize::from(shared > 0),
-        shared_intermediate_size: shared,
-        num_dense_layers: dense,
+        flags.number("--moe-router-topk")?.unwrap_or(2),
+        width,
+    );
+    Ok(Some(MoeConfig {
+        n_shared_experts: usize::from(shared > 0),
+        shared_expert_intermediate_size: Some(shared),
+        first_k_dense_replace: dense,
         has_shared_gate: flags.has("--moe-shared-expert-gate"),
-        has_router_bias: flags.has("--moe-router-enable-expert-bias"),
+        bias_update_rate: has_bias.then_some(BIAS_UPDATE_RATE),
+        ..plain
     }))
 }
 

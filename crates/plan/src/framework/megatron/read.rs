@@ -1,13 +1,12 @@
 //! Reads Megatron-LM's flags.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use super::super::{FrameworkError, LaunchInfo, ParsedJob, check, check_degrees};
 use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
-use crate::{
-    AttentionKernel, Degrees, Offload, PipelineLayout, Recompute, Shape, Software, Strategy,
-};
+use crate::{AttentionKernel, Degrees, Offload, PipelineLayout, Recompute, Software, Strategy};
 
 /// Flags that the planner does not model: the flag, why, and what to use instead.
 const UNSUPPORTED: [(&str, &str, &str); 16] = [
@@ -189,7 +188,7 @@ fn read_stage(flags: &Flags) -> Result<usize, FrameworkError> {
 fn read_degrees(
     flags: &Flags,
     zero_stage: usize,
-    shape: Option<&Shape>,
+    shape: Option<&DecoderConfig>,
     launch: &LaunchInfo,
 ) -> Result<Degrees, FrameworkError> {
     let tp = flags.degree("--tensor-model-parallel-size")?;
@@ -197,7 +196,7 @@ fn read_degrees(
     let pp = flags.degree("--pipeline-model-parallel-size")?;
     let data = FRAMEWORK.left_of(flags.world.or(launch.world), &[tp, cp, pp])?;
     let ep = flags.degree("--expert-model-parallel-size")?;
-    let has_experts = shape.is_some_and(|shape| shape.experts.is_some());
+    let has_experts = shape.is_some_and(|shape| shape.moe.is_some());
     let split = flags.number("--expert-tensor-parallel-size")?.unwrap_or(tp);
     if has_experts && split != 1 {
         return Err(FRAMEWORK.unsupported(
@@ -242,7 +241,7 @@ fn read_degrees(
 fn read_layers(
     flags: &Flags,
     degrees: &Degrees,
-    shape: Option<&Shape>,
+    shape: Option<&DecoderConfig>,
 ) -> Result<PipelineLayout, FrameworkError> {
     let stages = flags.number("--num-virtual-stages-per-pipeline-rank")?;
     let length = flags.number("--num-layers-per-virtual-pipeline-stage")?;

@@ -1,17 +1,18 @@
 //! Adapts a strategy to what torchtitan's settings can express.
 
+use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use super::super::adapt::Adapted;
 use super::super::{Framework, FrameworkError, Setting};
 use super::flavors::Flavor;
 use super::{PRECISIONS, mixes_types, precision};
-use crate::{Offload, PipelineLayout, Recompute, Shape, Strategy};
+use crate::{Offload, PipelineLayout, Recompute, Strategy};
 
 /// The nearest strategy that this version can express, and the flavor of the model.
 pub(super) fn adapt(
     framework: Framework,
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
 ) -> Result<(Adapted, &'static Flavor), FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
@@ -33,7 +34,7 @@ pub(super) fn adapt(
             },
         );
     }
-    let is_sparse = adapted.shape.experts.is_some() || adapted.shape.latent.is_some();
+    let is_sparse = adapted.shape.moe.is_some() || adapted.shape.latent.is_some();
     if adapted.strategy.recompute == Recompute::SelectiveOp && is_sparse {
         let why = "the planner models torchtitan's \"selective\" mode for dense blocks only";
         adapted.change(Setting::Recompute, why, "full recomputation", |s| {
@@ -74,7 +75,7 @@ fn adapt_model(
         flavor.module, flavor.name
     );
     let shape = flavor.shape(adapted.strategy.seq_len);
-    let has_experts = shape.experts.is_some();
+    let has_experts = shape.moe.is_some();
     adapted.change_model(why, written, shape);
     if adapted.strategy.degrees.ep > 1 && !has_experts {
         let why = "the nearest registered model has no experts";

@@ -1,7 +1,7 @@
 //! The models that torchtitan registers. Its configs name a model and cannot describe others.
 
 use super::super::is_same_model;
-use crate::{Experts, FeedForward, Norm, Positions, Shape};
+use trainyard_arch::{DecoderConfig, MoeConfig, QkNorm};
 
 /// A model that torchtitan registers.
 #[derive(Debug)]
@@ -150,9 +150,9 @@ pub(super) const FLAVORS: [Flavor; 12] = [
 
 impl Flavor {
     /// The model's shape. torchtitan sets the maximum sequence length to that of the data.
-    pub fn shape(&self, seq_len: usize) -> Shape {
+    pub fn shape(&self, seq_len: usize) -> DecoderConfig {
         let [vocab, hidden, mlp, layers, heads, kv_heads, head_dim] = self.sizes;
-        Shape {
+        DecoderConfig {
             name: format!("{} {}", self.module, self.name),
             vocab_size: vocab,
             hidden_size: hidden,
@@ -161,34 +161,35 @@ impl Flavor {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
-            feed_forward: FeedForward::Gated,
-            norm: Norm::RootMeanSquare,
-            positions: Positions::Rotary,
-            has_biases: false,
             tie_word_embeddings: self.is_tied,
             max_position_embeddings: seq_len.max(131_072),
-            experts: self
+            moe: self
                 .experts
-                .map(|[number, per_token, width]| Experts::plain(number, per_token, width)),
-            attention_bias: false,
-            qk_norm: self.module == "qwen3",
-            latent: None,
+                .map(|[number, per_token, width]| MoeConfig::plain(number, per_token, width)),
+            qk_norm: (self.module == "qwen3").then_some(QkNorm::Head),
+            ..DecoderConfig::from(trainyard_arch::Flavor::Tiny)
         }
     }
 
     /// The offered flavor with exactly this shape.
-    pub fn of(shape: &Shape, is_offered: impl Fn(&Flavor) -> bool) -> Option<&'static Flavor> {
+    pub fn of(
+        shape: &DecoderConfig,
+        is_offered: impl Fn(&Flavor) -> bool,
+    ) -> Option<&'static Flavor> {
         let mut offered = FLAVORS.iter().filter(|flavor| is_offered(flavor));
         offered.find(|flavor| is_same_model(&flavor.shape(0), shape))
     }
 
     /// The most similar offered flavor: with experts only if the shape has them, then the closest size.
-    pub fn nearest(shape: &Shape, is_offered: impl Fn(&Flavor) -> bool) -> Option<&'static Flavor> {
-        let size = |s: &Shape| s.hidden_size.saturating_mul(s.num_hidden_layers);
+    pub fn nearest(
+        shape: &DecoderConfig,
+        is_offered: impl Fn(&Flavor) -> bool,
+    ) -> Option<&'static Flavor> {
+        let size = |s: &DecoderConfig| s.hidden_size.saturating_mul(s.num_hidden_layers);
         let offered = FLAVORS.iter().filter(|flavor| is_offered(flavor));
         offered.min_by_key(|flavor| {
             let other = flavor.shape(0);
-            let differs = other.experts.is_some() != shape.experts.is_some();
+            let differs = other.moe.is_some() != shape.moe.is_some();
             (differs, size(&other).abs_diff(size(shape)))
         })
     }

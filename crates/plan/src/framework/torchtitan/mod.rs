@@ -9,8 +9,9 @@ mod read;
 mod text;
 
 use super::{EmittedConfig, Framework, FrameworkError, LaunchInfo, ParsedJob};
-use crate::{Precision, Shape, Strategy};
+use crate::{Precision, Strategy};
 use keys::Keys;
+use trainyard_arch::DecoderConfig;
 
 /// The precisions with their `training.dtype`, the type of weights, gradients and states, and their
 /// `training.mixed_precision_param`, the type of compute.
@@ -38,7 +39,7 @@ fn mixes_types(framework: Framework, s: &Strategy) -> bool {
 }
 
 pub(super) fn write_toml(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
 ) -> Result<EmittedConfig, FrameworkError> {
     let (adapted, flavor) = adapt::adapt(Framework::Torchtitan, shape, strategy)?;
@@ -49,7 +50,7 @@ pub(super) fn write_toml(
 }
 
 pub(super) fn write_command_line(
-    shape: &Shape,
+    shape: &DecoderConfig,
     strategy: &Strategy,
 ) -> Result<EmittedConfig, FrameworkError> {
     let (adapted, flavor) = adapt::adapt(Framework::TorchtitanCommandLine, shape, strategy)?;

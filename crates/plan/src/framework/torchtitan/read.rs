@@ -283,7 +283,7 @@ fn counts_matmuls(keys: &Keys, flavor: Option<&Flavor>) -> bool {
     let usual = ["[]", "[\"moe.router.gate\"]", "moe.router.gate"];
     let is_usual = |key: &&str| keys.get(key).is_none_or(|names| usual.contains(&names));
     let shape = flavor.map(|flavor| flavor.shape(0));
-    let is_dense = shape.is_none_or(|shape| shape.experts.is_none() && shape.latent.is_none());
+    let is_dense = shape.is_none_or(|shape| shape.moe.is_none() && shape.latent.is_none());
     is_dense && NAMED_MATMULS.iter().all(is_usual)
 }
 

@@ -4,21 +4,17 @@ mod read;
 
 use std::fmt::{Display, Write as _};
 
-use trainyard_config::{Config, Dtype, Flavor, LlamaConfig};
+use trainyard_arch::{DecoderConfig, FeedForward, Flavor, MoeConfig, Norm, Positions};
+use trainyard_config::{Config, Dtype};
 
 use super::adapt::Adapted;
 use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting, is_same_model};
 use crate::stages::blocks_before;
-use crate::{
-    Experts, FeedForward, Norm, Offload, Positions, PrecisionByStage, Recompute, Shape, Strategy,
-};
+use crate::{Offload, PrecisionByStage, Recompute, Strategy};
 pub(super) use read::read;
 
 const FRAMEWORK: Framework = Framework::Trainyard;
-
-/// DeepSeek-V3's update rate of the router bias. A shape records only whether there is a bias.
-const BIAS_UPDATE_RATE: f64 = 0.001;
 
 /// The precisions with `training.dtype`, of weights and states, and `training.mixed_precision_param`, of compute.
 const TYPES: [(PrecisionByStage, Dtype, Dtype); 4] = [
@@ -44,16 +40,10 @@ const TYPES: [(PrecisionByStage, Dtype, Dtype); 4] = [
     ),
 ];
 
-/// The named flavors, in the order in which the writer tries them.
-const FLAVORS: [(Flavor, &str); 5] = [
-    (Flavor::Tiny, "tiny"),
-    (Flavor::Small, "small"),
-    (Flavor::Llama3_8b, "llama3-8b"),
-    (Flavor::Llama3_70b, "llama3-70b"),
-    (Flavor::Llama3_405b, "llama3-405b"),
-];
-
-pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig, FrameworkError> {
+pub(super) fn write(
+    shape: &DecoderConfig,
+    strategy: &Strategy,
+) -> Result<EmittedConfig, FrameworkError> {
     let adapted = adapt(shape, strategy);
     let text = text(&adapted);
     Config::parse(&text, &[])?;
@@ -63,7 +53,7 @@ pub(super) fn write(shape: &Shape, strategy: &Strategy) -> Result<EmittedConfig,
     })
 }
 
-fn adapt(shape: &Shape, strategy: &Strategy) -> Adapted {
+fn adapt(shape: &DecoderConfig, strategy: &Strategy) -> Adapted {
     let mut adapted = Adapted::new(shape, strategy);
     adapt_model(&mut adapted);
     adapt_experts(&mut adapted);
@@ -105,7 +95,7 @@ fn adapt(shape: &Shape, strategy: &Strategy) -> Adapted {
 
 /// Changes the settings that Trainyard's experts do not support.
 fn adapt_experts(adapted: &mut Adapted) {
-    if adapted.shape.experts.is_none() {
+    if adapted.shape.moe.is_none() {
         return;
     }
     if adapted.strategy.offload != Offload::None {
@@ -124,53 +114,31 @@ fn adapt_experts(adapted: &mut Adapted) {
 }
 
 /// The nearest experts that Trainyard has: shared experts are as wide as routed ones, and have no gate.
-fn our_experts(experts: &Experts) -> Experts {
-    let (width, shared) = (experts.moe_intermediate_size, shared_width(experts));
-    Experts {
-        num_shared_experts: shared.div_ceil(width.max(1)),
-        shared_intermediate_size: if shared > 0 { width } else { 0 },
+fn our_experts(experts: &MoeConfig) -> MoeConfig {
+    let (width, shared) = (experts.moe_intermediate_size, experts.shared_width());
+    MoeConfig {
+        n_shared_experts: shared.div_ceil(width.max(1)),
+        shared_expert_intermediate_size: None,
         has_shared_gate: false,
         ..experts.clone()
     }
 }
 
-/// The total width of the shared experts.
-fn shared_width(experts: &Experts) -> usize {
-    experts.num_shared_experts * experts.shared_intermediate_size
-}
-
-/// Whether a shape is a GPT-2, without any feature of a Llama.
-fn is_gpt2(shape: &Shape) -> bool {
-    let plain = Shape::gpt(
-        shape.num_hidden_layers,
-        shape.hidden_size,
-        shape.num_attention_heads,
-        shape.vocab_size,
-        shape.max_position_embeddings,
-    );
-    let plain = Shape {
-        intermediate_size: shape.intermediate_size,
-        tie_word_embeddings: shape.tie_word_embeddings,
-        ..plain
-    };
-    let is_exact = shape.hidden_size == shape.num_attention_heads * shape.head_dim;
-    is_exact && is_same_model(shape, &plain)
-}
-
 fn adapt_model(adapted: &mut Adapted) {
+    adapted.leave_out_family_details();
     let shape = &adapted.shape;
-    if is_gpt2(shape) {
+    if shape.is_gpt2() {
         return;
     }
     let mut missing = Vec::new();
-    let experts = shape.experts.as_ref();
+    let experts = shape.moe.as_ref();
     let features = [
         (
-            experts.is_some_and(|e| e.has_shared_gate && shared_width(e) > 0),
+            experts.is_some_and(|e| e.has_shared_gate && e.shared_width() > 0),
             "gate of the shared experts",
         ),
         (
-            experts.is_some_and(|e| shared_width(e) != shared_width(&our_experts(e))),
+            experts.is_some_and(|e| e.shared_width() != our_experts(e).shared_width()),
             "shared experts of a different width than the routed ones",
         ),
         (shape.latent.is_some(), "latent attention"),
@@ -194,8 +162,8 @@ fn adapt_model(adapted: &mut Adapted) {
     if missing.is_empty() {
         return;
     }
-    let nearest = Shape {
-        experts: experts.map(our_experts),
+    let nearest = DecoderConfig {
+        moe: experts.map(our_experts),
         latent: None,
         feed_forward: FeedForward::Gated,
         norm: Norm::RootMeanSquare,
@@ -232,8 +200,8 @@ fn text(adapted: &Adapted) -> String {
     out
 }
 
-fn write_model(out: &mut String, shape: &Shape) {
-    if is_gpt2(shape) {
+fn write_model(out: &mut String, shape: &DecoderConfig) {
+    if shape.is_gpt2() {
         write_gpt2(out, shape)
     } else {
         write_llama(out, shape)
@@ -243,13 +211,13 @@ fn write_model(out: &mut String, shape: &Shape) {
         "max_position_embeddings = {}",
         shape.max_position_embeddings
     );
-    if let Some(experts) = &shape.experts {
+    if let Some(experts) = &shape.moe {
         write_experts(out, &our_experts(experts));
     }
 }
 
 /// Writes the `[model.moe]` table, which must follow all keys of `[model]`.
-fn write_experts(out: &mut String, experts: &Experts) {
+fn write_experts(out: &mut String, experts: &MoeConfig) {
     out.push_str("\n[model.moe]\n");
     write_keys(
         out,
@@ -257,16 +225,16 @@ fn write_experts(out: &mut String, experts: &Experts) {
             ("num_experts", experts.num_experts),
             ("num_experts_per_tok", experts.num_experts_per_tok),
             ("moe_intermediate_size", experts.moe_intermediate_size),
-            ("n_shared_experts", experts.num_shared_experts),
-            ("first_k_dense_replace", experts.num_dense_layers),
+            ("n_shared_experts", experts.n_shared_experts),
+            ("first_k_dense_replace", experts.first_k_dense_replace),
         ],
     );
-    if experts.has_router_bias {
-        let _ = writeln!(out, "bias_update_rate = {BIAS_UPDATE_RATE}");
+    if let Some(rate) = experts.bias_update_rate {
+        let _ = writeln!(out, "bias_update_rate = {rate}");
     }
 }
 
-fn write_gpt2(out: &mut String, shape: &Shape) {
+fn write_gpt2(out: &mut String, shape: &DecoderConfig) {
     out.push_str("[model]\nname = \"gpt2\"\n");
     write_keys(
         out,
@@ -281,14 +249,14 @@ fn write_gpt2(out: &mut String, shape: &Shape) {
     let _ = writeln!(out, "tie_word_embeddings = {}", shape.tie_word_embeddings);
 }
 
-fn write_llama(out: &mut String, shape: &Shape) {
+fn write_llama(out: &mut String, shape: &DecoderConfig) {
     out.push_str("[model]\nname = \"llama\"\n");
-    let flavor = FLAVORS
-        .iter()
-        .find(|(flavor, _)| is_same_model(&Shape::from(&LlamaConfig::of(*flavor)), shape));
+    let flavor = Flavor::ALL
+        .into_iter()
+        .find(|flavor| is_same_model(&DecoderConfig::from(*flavor), shape));
     match flavor {
-        Some((_, name)) => {
-            let _ = writeln!(out, "flavor = \"{name}\"");
+        Some(flavor) => {
+            let _ = writeln!(out, "flavor = \"{}\"", flavor.name());
         }
         None => {
             write_keys(
@@ -308,7 +276,7 @@ fn write_llama(out: &mut String, shape: &Shape) {
                 &[
                     ("tie_word_embeddings", shape.tie_word_embeddings),
                     ("attention_bias", shape.attention_bias),
-                    ("qk_norm", shape.qk_norm),
+                    ("qk_norm", shape.qk_norm.is_some()),
                 ],
             );
         }
@@ -333,7 +301,7 @@ fn write_training(out: &mut String, s: &Strategy) {
     }
 }
 
-fn write_parallelism(out: &mut String, shape: &Shape, s: &Strategy) {
+fn write_parallelism(out: &mut String, shape: &DecoderConfig, s: &Strategy) {
     let d = &s.degrees;
     out.push_str("\n[parallelism]\n");
     write_keys(

@@ -1,17 +1,17 @@
 //! Reads Trainyard's TOML.
 
-use trainyard_config::{ActivationCheckpointMode, Config, OptimizerName, SelectiveOption};
+use trainyard_config::{
+    ActivationCheckpointMode, Config, ModelSpec, OptimizerName, SelectiveOption,
+};
 use trainyard_mesh::Axis;
 
 use super::super::{FrameworkError, LaunchInfo, ParsedJob};
 use super::{FRAMEWORK, TYPES};
-use crate::{
-    Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Shape, Software, Strategy,
-};
+use crate::{Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Software, Strategy};
 
 pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     let config = Config::parse(text, &[])?;
-    let Ok(shape) = Shape::try_from(&config.model.resolve()?) else {
+    let ModelSpec::Decoder(shape) = config.model.resolve()? else {
         let (why, nearest) = (
             "the planner supports decoders only",
             "use \"llama\" or \"gpt2\"",
