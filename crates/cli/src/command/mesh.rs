@@ -17,7 +17,7 @@ use crate::failure::Failure;
     override_usage = "trainyard mesh CONFIG.toml --world N [--show] [--SECTION.KEY VALUE]...",
     after_help = "Examples:\n  \
     trainyard mesh configs/small_moe.toml --world 4 --show --parallelism.data_parallel_shard_degree 4\n  \
-    trainyard mesh configs/moe-671b.toml --world 2048"
+    trainyard mesh configs/deepseek-v3.toml --world 2048"
 )]
 pub struct Mesh {
     #[command(flatten)]

@@ -8,7 +8,9 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs")
 }
 
+/// Paths in configs are relative to the root of the repository.
 fn load(name: &str) -> Config {
+    std::env::set_current_dir(folder().join("..")).unwrap();
     Config::load(folder().join(name), &[]).unwrap()
 }
 
@@ -62,6 +64,7 @@ fn the_sizes_are_the_published_ones() {
         ("llama3-8b.toml", 8_030_261_248),
         ("llama3-70b.toml", 70_553_706_496),
         ("llama3-405b.toml", 405_853_388_800),
+        ("deepseek-v3.toml", 671_026_404_352),
     ] {
         let model = load(name).model.resolve().unwrap();
         assert_eq!(model.num_parameters(), parameters, "{name}");

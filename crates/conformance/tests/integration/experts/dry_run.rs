@@ -69,8 +69,10 @@ pub fn equals_a_real_run(rank: &Rank) -> Outcome {
 /// backward, and once more where forward is recomputed.
 pub fn large(rank: &Rank) -> Outcome {
     on_rank_0(rank, || -> Result<(), Box<dyn std::error::Error>> {
-        let path = programs::repository("configs/moe-671b.toml");
-        let config = Config::load(path, &[])?;
+        let path = programs::repository("configs/deepseek-v3.toml");
+        let assets = programs::repository("configs/deepseek-v3");
+        let assets = format!("--model.hf_assets_path={}", assets.display());
+        let config = Config::load(path.clone(), std::slice::from_ref(&assets))?;
         // A rank of the ninth of sixteen stages.
         let run = dry_run(&config, 2048, 1024)?;
         assert_eq!(run.mesh, "pp16 x dp_shard128 (ep64)");
@@ -84,10 +86,8 @@ pub fn large(rank: &Rank) -> Outcome {
         assert_eq!(sent, count * each);
         assert_eq!(run.states, run.states_by_formula);
 
-        let skewed = Config::load(
-            programs::repository("configs/moe-671b.toml"),
-            &["--debug.routing_skew=0.5".to_owned()],
-        )?;
+        let skewed = ["--debug.routing_skew=0.5".to_owned(), assets];
+        let skewed = Config::load(path, &skewed)?;
         let skewed = dry_run(&skewed, 2048, 1024)?;
         // The first rank of a stage has the busiest experts.
         assert_eq!(tokens(&skewed).0, count);
