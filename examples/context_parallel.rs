@@ -9,8 +9,8 @@
 //! Comments show the corresponding PyTorch calls.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{GradSync, Strategy};
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, ContextParallel, ContextParallelMethod, Ddp, DdpOptions, Decoder,
     DecoderConfig, Model, Module, Purpose, ReduceOp, Result,
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         ..DdpOptions::default()
     };
     let model = Ddp::new(model, &group, options)?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
 
     let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(4, 1, 1)?; // one batch for all ranks

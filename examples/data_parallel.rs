@@ -7,8 +7,8 @@
 //! For a single host, like PyTorch's `nn.DataParallel`; to use several hosts, see `ddp.rs`.
 //! Comments show the corresponding PyTorch calls.
 
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::tch;
-use trainyard::train::optimizer;
 use trainyard::{Builder, DataParallel, Device, Kind, Module, Result, SimpleCnn, Tensor};
 
 const STEPS: u64 = 12;
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let build = |_replica| SimpleCnn::build(&Builder::new(1));
     let model = DataParallel::new(build(0)?, NUM_REPLICAS, build)?; // nn.DataParallel(model)
     let parameters = model.model().parameters();
-    let mut optimizer = optimizer::build(&Default::default(), parameters); // optim.AdamW
+    let mut optimizer = AdamW::new(parameters, AdamWConfig::default()); // optim.AdamW
 
     let mut losses = Vec::new();
     for step in 0..STEPS {

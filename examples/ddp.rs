@@ -7,12 +7,12 @@
 //! It also runs without the launcher, on one rank, and computes the same: the global batch is divided over
 //! all ranks. Comments show the corresponding PyTorch calls.
 
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
 use trainyard::tch::{
     self, Reduction,
     nn::{self, Module as _},
 };
-use trainyard::train::optimizer;
 use trainyard::{
     Context, Device, Kind, Model, Module, Purpose, ReduceOp, Result, Tensor, UnitFn, VarStoreModel,
     World,
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
 
     // DistributedDataParallel(model): rank 0 broadcasts its weights.
     let model = Ddp::new(classifier()?, &world_group, DdpOptions::default())?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters()); // optim.AdamW
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default()); // optim.AdamW
 
     let mut losses = Vec::new();
     for step in 0..STEPS {

@@ -9,8 +9,8 @@
 //! the optimizer state is sharded too.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{FullyShard, GradSync, Precision, ShardOptions, Strategy};
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Decoder, DecoderConfig, Kind, Model, Module, Purpose, ReduceOp, Result,
 };
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
             ..ShardOptions::default()
         },
     )?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
 
     let world_group = world.world_group()?;
     let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;

@@ -10,8 +10,8 @@
 
 use trainyard::data::{Sampler, SyntheticImages, step_batches};
 use trainyard::nn::layers::Linear;
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::torch::autograd;
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Device, Group, Init, Kind, Module, Purpose, Result, Tensor, cross_entropy_sum,
     mesh,
@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     let group = world.world_group()?;
     let (rank, num_ranks) = (world.rank(), world.size());
     let stage = Stage::build(rank, num_ranks)?;
-    let mut optimizer = optimizer::build(&Default::default(), stage.layers.parameters());
+    let mut optimizer = AdamW::new(stage.layers.parameters(), AdamWConfig::default());
 
     let source = SyntheticImages::new(1);
     let sampler = Sampler::new(BATCH, 1, 1)?;

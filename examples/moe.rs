@@ -11,8 +11,8 @@
 use trainyard::arch::{MoeConfig, ScoringFunc};
 use trainyard::data::Batch;
 use trainyard::nn::{ExpertParallel, Router};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, AxisSet, Builder, Context, Decoder, DecoderConfig, Group, Kind, Model, Module, Purpose,
     ReduceOp, Result, Tensor,
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
         ..DdpOptions::default()
     };
     let model = Ddp::with_experts(model, &world_group, &same_experts, options)?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
 
     let num_tokens = (GLOBAL_BATCH * SEQ_LEN) as f64;
     let mut losses = Vec::new();

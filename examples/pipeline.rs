@@ -11,11 +11,11 @@
 use std::rc::Rc;
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{
     ActivationSpec, Microbatch, Pipeline, StageModel, StepInputs, Strategy, partition_balanced,
 };
 use trainyard::schedule::{ScheduleKind, ShardingPolicy};
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Ddp, DdpOptions, Decoder, DecoderConfig, Kind, Model, Module, Result,
     Tensor,
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
     };
     let shapes = (1..schedule.num_stages()).map(shape).collect();
     let pipeline = Pipeline::new(schedule, stages, &group, shapes, ShardingPolicy::default())?;
-    let mut optimizer = optimizer::build(&Default::default(), pipeline.parameters());
+    let mut optimizer = AdamW::new(pipeline.parameters(), AdamWConfig::default());
 
     let source = SyntheticTokens::new(SEQ_LEN, config.vocab_size, 1)?;
     let sampler = Sampler::new(SAMPLES * MICROBATCHES, 1, MICROBATCHES)?;

@@ -9,8 +9,8 @@
 //! builder determines how layers are sharded.
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{GradSync, Strategy};
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Ddp, DdpOptions, Decoder, DecoderConfig, Model, Module, Result,
     SequenceParallel, TensorParallel,
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         &world.group(Axis::DpReplicate)?,
         DdpOptions::default(),
     )?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
 
     let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(8, 1, 1)?; // one batch for all ranks

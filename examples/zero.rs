@@ -6,9 +6,9 @@
 //! ```
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
+use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{FullyShard, GradSync, ShardOptions, Stage, Strategy};
 use trainyard::torch::memory;
-use trainyard::train::optimizer;
 use trainyard::{
     Axis, Builder, Context, Decoder, DecoderConfig, Device, Error, Model, Module, Result, World,
 };
@@ -32,7 +32,7 @@ fn train(stage: Stage, world: &World) -> Result<()> {
         ..ShardOptions::default()
     };
     let model = FullyShard::new(model, world, options)?;
-    let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+    let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
     let source = SyntheticTokens::new(SEQ_LEN, DecoderConfig::debug().vocab_size, 1)?;
     let sampler = Sampler::new(12, world.size(), 1)?;
     for step in 0..3 {
@@ -48,7 +48,8 @@ fn train(stage: Stage, world: &World) -> Result<()> {
     let allocated: u64 = (0..3).map(|kind| after[kind] - before[kind]).sum();
     // The optimizer has a scalar step count per parameter.
     let counters = 4 * model.parameters().len() as u64;
-    let expected = model.states(2).total() + counters;
+    let moments = optimizer.moment_bytes(&model.parameters());
+    let expected = model.states().total() + moments + counters;
     if world.rank() == 0 {
         println!("{stage:?}: {allocated} bytes of states; formula: {expected}");
     }

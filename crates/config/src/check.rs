@@ -3,7 +3,7 @@
 use crate::section::within;
 use crate::{
     AttentionMask, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
-    GuardPolicy, ModelSpec, Offload, OptimizerName,
+    GuardPolicy, ModelSpec, Offload,
 };
 
 impl Config {
@@ -69,18 +69,6 @@ impl Config {
             return Ok(());
         }
         let sharded = format!("parallelism.data_parallel_shard_degree = {degree}");
-        if matches!(
-            self.optimizer.name,
-            OptimizerName::Lamb | OptimizerName::Lars
-        ) {
-            return Err(ConfigError::contradiction(
-                format!(
-                    "{sharded} leaves no rank with a full parameter, whose norm LAMB and LARS need"
-                ),
-                "use optimizer.name = \"AdamW\", or replicate with \
-                 parallelism.data_parallel_replicate_degree",
-            ));
-        }
         if parallelism.gradient_compression != GradientCompression::None {
             return Err(ConfigError::contradiction(
                 format!(
@@ -319,11 +307,6 @@ mod tests {
                 "activation_checkpoint.selective_ac_option = \"op\"",
                 "is not valid",
                 "\"attention\"",
-            ),
-            (
-                "parallelism.data_parallel_shard_degree = 2\noptimizer.name = \"LAMB\"",
-                "no rank with a full parameter",
-                "\"AdamW\"",
             ),
             ("optimizer.lr = nan", "optimizer.lr = NaN", "finite number"),
             ("optimizer.lr = -1", "optimizer.lr = -1", "choice is 0"),

@@ -3,7 +3,7 @@
 use trainyard_arch::DecoderConfig;
 use trainyard_mesh::chunk;
 
-use crate::{Config, ConfigError, ContextMethod, ModelSpec, OptimizerName};
+use crate::{Config, ConfigError, ContextMethod, ModelSpec};
 
 impl Config {
     /// Rejects degrees of `tp` and `cp` that do not divide the model. Expects validated degrees.
@@ -20,16 +20,6 @@ impl Config {
                 "use parallelism.data_parallel_replicate_degree",
             ));
         };
-        let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
-        if tp > 1 && layerwise.contains(&self.optimizer.name) {
-            return Err(ConfigError::contradiction(
-                format!(
-                    "parallelism.tensor_parallel_degree = {tp} leaves no rank with a whole matrix, \
-                     whose norm LAMB and LARS need"
-                ),
-                "use optimizer.name = \"AdamW\"",
-            ));
-        }
         for requirement in self.requirements(sizes) {
             requirement.check()?;
         }

@@ -2,7 +2,7 @@
 
 use trainyard_arch::MoeConfig;
 
-use crate::{Config, ConfigError, ModelSpec, Offload, OptimizerName};
+use crate::{Config, ConfigError, ModelSpec, Offload};
 
 impl Config {
     /// Rejects degrees and settings that do not fit the experts of the model. Expects validated degrees.
@@ -59,16 +59,6 @@ impl Config {
                      parallelism.expert_parallel_local_degree = {local}"
                 ),
                 "use a divisor of it, or 0 to take it from the launcher",
-            ));
-        }
-        let layerwise = [OptimizerName::Lamb, OptimizerName::Lars];
-        if ranks > 1 && layerwise.contains(&self.optimizer.name) {
-            return Err(ConfigError::contradiction(
-                format!(
-                    "parallelism.expert_parallel_degree = {degree} leaves no rank with all experts, \
-                     whose norm LAMB and LARS need"
-                ),
-                "use optimizer.name = \"AdamW\"",
             ));
         }
         if tp > 1 && !self.parallelism.enable_sequence_parallel {
@@ -149,11 +139,6 @@ mod tests {
                 "model.moe.capacity_factor = 1.5\nparallelism.context_parallel_degree = 2",
                 "capacity_factor = 1.5",
                 "no token is dropped",
-            ),
-            (
-                "parallelism.expert_parallel_degree = 2\noptimizer.name = \"LAMB\"",
-                "no rank with all experts",
-                "AdamW",
             ),
             (
                 "parallelism.offload = \"cpu\"",

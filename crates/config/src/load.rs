@@ -255,7 +255,7 @@ mod tests {
         );
         assert_eq!(
             rejection("optimizer.name = \"Adam\""),
-            "config:1: optimizer.name expects one of \"AdamW\", \"SGD\", \"LAMB\", \"LARS\" \
+            "config:1: optimizer.name expects one of \"AdamW\", \"SGD\", \"LAMB\", \"LARS\", \"Muon\" \
              (did you mean \"AdamW\"?), not \"Adam\""
         );
         assert!(rejection("training = 3").starts_with("config:1: unknown key training"));

@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(schema.kind("model.initial_weights"), Some(Kind::Text));
         assert_eq!(
             schema.kind("optimizer.name"),
-            Some(Kind::OneOf(&["AdamW", "SGD", "LAMB", "LARS"]))
+            Some(Kind::OneOf(&["AdamW", "SGD", "LAMB", "LARS", "Muon"]))
         );
         assert_eq!(schema.kind("training.step"), None);
         let sections = toml::Table::try_from(Config::default()).unwrap();

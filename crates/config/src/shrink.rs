@@ -136,7 +136,7 @@ impl Config {
         let tp = self.num_tensor_ranks();
         let few = shape.num_key_value_heads.min(2)..=shape.num_key_value_heads.min(MOST_RANKS);
         let fits = |small: &DecoderConfig| {
-            let model = ModelSpec::Decoder(small.clone());
+            let model = ModelSpec::Decoder(small.clone().into());
             tp <= MOST_RANKS && self.check_sharing(&model).is_ok()
         };
         let moe = shape.moe.as_ref().map(|moe| self.shrunk_experts(moe));

@@ -10,7 +10,7 @@ use crate::{ConfigError, ModelName, ModelSection, MoeSection};
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSpec {
     /// A decoder-only transformer.
-    Decoder(DecoderConfig),
+    Decoder(Box<DecoderConfig>),
     /// The CNN, which has fixed dimensions.
     Cnn,
 }
@@ -70,7 +70,7 @@ impl ModelSection {
             self.overridden(base)?
         };
         decoder.check().map_err(in_section)?;
-        Ok(ModelSpec::Decoder(decoder))
+        Ok(ModelSpec::Decoder(decoder.into()))
     }
 
     /// The keys that are set, in place of those of `base`.

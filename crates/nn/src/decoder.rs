@@ -222,7 +222,7 @@ fn normalized(norm: Option<&RmsNorm>, x: &Tensor) -> Result<Tensor> {
 /// The attention of a block.
 #[derive(Debug)]
 enum AnyAttention {
-    Grouped(Attention),
+    Grouped(Box<Attention>),
     Latent(Box<LatentAttention>),
 }
 
@@ -239,12 +239,10 @@ impl AnyAttention {
                 let layer = LatentAttention::build(builder, config, sizes, rope, init)?;
                 AnyAttention::Latent(Box::new(layer))
             }
-            None => AnyAttention::Grouped(Attention::build(
-                builder,
-                &attention(config, index),
-                rope,
-                init,
-            )?),
+            None => {
+                let layer = Attention::build(builder, &attention(config, index), rope, init)?;
+                AnyAttention::Grouped(Box::new(layer))
+            }
         })
     }
 

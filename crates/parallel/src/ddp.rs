@@ -285,7 +285,7 @@ impl<M: Model> Strategy for Ddp<M> {
         volume.with_partial_grads(&partial, world_size / num_ranks)
     }
 
-    fn states(&self, num_moments: u64) -> StateBytes {
+    fn states(&self) -> StateBytes {
         let of_group = |group: &ParamGroup| StateBytes {
             parameters: group.bytes,
             // On one rank there are no buckets: autograd's gradients are released after every step.
@@ -293,7 +293,7 @@ impl<M: Model> Strategy for Ddp<M> {
                 1 => 0,
                 _ => group.bytes,
             },
-            optimizer: num_moments * group.bytes,
+            optimizer: 0,
         };
         self.param_groups.iter().map(of_group).sum()
     }

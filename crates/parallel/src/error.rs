@@ -1,6 +1,7 @@
 //! Errors of strategies.
 
 use trainyard_nn::NnError;
+use trainyard_optim::OptimError;
 use trainyard_torch::TorchError;
 
 use crate::offload::OffloadError;
@@ -53,12 +54,9 @@ pub enum ParallelError {
     /// An error of offloading.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// An error of the optimizer.
-    #[error("the optimizer failed: {reason}")]
-    Optimizer {
-        /// The optimizer's error message.
-        reason: String,
-    },
+    /// The optimizer failed.
+    #[error("the optimizer failed: {0}")]
+    Optimizer(#[from] OptimError),
     /// Offload without stage 3.
     #[error("offload needs sharded parameters; set zero_stage = 3")]
     OffloadNeedsStage3,

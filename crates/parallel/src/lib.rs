@@ -32,9 +32,6 @@ pub use loss_scale::{LossScale, StepDecision, scaled};
 pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding, partition_balanced};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
-pub use strategy::{CommCounts, GradSync, Microbatch, Optimizer, StepInputs, Strategy};
+pub use strategy::{CommCounts, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy};
 pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
-pub use zero::{
-    FlatParam, FullyShard, OffloadOptions, Reshard, ShardOptions, Stage, gather_full, local_shard,
-    shard_axes,
-};
+pub use zero::{FlatParam, FullyShard, OffloadOptions, Reshard, ShardOptions, Stage, shard_axes};

@@ -3,6 +3,7 @@
 use tch::Tensor;
 use trainyard_nn::weight_gradients::WeightGradients;
 use trainyard_nn::{Context, Model, Parameter, Run};
+use trainyard_optim::{DeviceScalars, Optimizer};
 use trainyard_trace::{Ledger, SpanKind};
 
 use crate::error::Result;
@@ -43,13 +44,21 @@ impl CommCounts {
     }
 }
 
-/// The part of an optimizer that a strategy uses.
-pub trait Optimizer {
-    /// Updates every parameter that has a gradient.
-    fn step(&mut self) -> Result<()>;
+/// A step of an optimizer, which a strategy may take unit by unit.
+pub struct OptimizerStep<'a> {
+    /// The optimizer.
+    pub optimizer: &'a mut dyn Optimizer,
+    /// The learning rate.
+    pub lr: f64,
+    /// What the optimizer reads on the device.
+    pub scalars: DeviceScalars<'a>,
+}
 
-    /// The state tensors, each named `kind.<parameter>`.
-    fn states(&self) -> Vec<(String, Tensor)>;
+impl OptimizerStep<'_> {
+    /// Updates every parameter that has a gradient.
+    pub(crate) fn take(&mut self) -> Result<()> {
+        Ok(self.optimizer.step_with(self.lr, self.scalars)?)
+    }
 }
 
 /// One micro-batch of a step.
@@ -191,8 +200,8 @@ pub trait Strategy: Model {
 
     /// Steps the optimizer. A strategy that steps per unit calls the optimizer several times, each time with the
     /// gradients of one unit only.
-    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        optimizer.step()
+    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
+        step.take()
     }
 
     /// Whether [`Strategy::optimizer_step`] steps unit by unit. The strategy then sets the gradients itself, and no
@@ -225,9 +234,8 @@ pub trait Strategy: Model {
     /// Bytes that all `world_size` ranks send in a step with these counts, by formula.
     fn volume(&self, counts: CommCounts, world_size: usize) -> Volume;
 
-    /// Bytes that this rank holds between steps, by formula, if the optimizer keeps `num_moments` state tensors per
-    /// parameter.
-    fn states(&self, num_moments: u64) -> StateBytes;
+    /// Bytes that this rank holds between steps, by formula, without the optimizer's state tensors.
+    fn states(&self) -> StateBytes;
 }
 
 /// Adds `more` to an optional running total.

@@ -97,8 +97,6 @@ pub struct ShardedModel {
     pub reshard: Reshard,
     /// Elements of every unit's flat parameter, padding included.
     pub flat_sizes: Vec<u64>,
-    /// Parameter elements that this rank holds, without padding; the optimizer keeps moments for them.
-    pub num_local: u64,
     /// Whether other units use a unit's parameters too, so that they stay gathered until backward.
     pub shared: Vec<bool>,
     /// Number of ranks that shard one replica.
@@ -170,8 +168,8 @@ impl ShardedModel {
         if stays || self.shared[index] { 1 } else { 2 }
     }
 
-    /// The bytes that a rank holds between steps, with `num_moments` optimizer states per parameter.
-    pub fn states(&self, num_moments: u64) -> StateBytes {
+    /// The bytes that a rank holds between steps, without the optimizer's state tensors.
+    pub fn states(&self) -> StateBytes {
         let elements: u64 = self.flat_sizes.iter().sum();
         let shard = elements / self.num_shards as u64;
         let Widths {
@@ -189,7 +187,7 @@ impl ShardedModel {
         StateBytes {
             parameters,
             gradients,
-            optimizer: master * (has_master * shard + num_moments * self.num_local),
+            optimizer: master * has_master * shard,
         }
     }
 }
@@ -210,7 +208,6 @@ mod tests {
             stage,
             reshard: Reshard::Always,
             flat_sizes: vec![8, 16],
-            num_local: 24 / num_shards as u64,
             shared: vec![false; 2],
             num_shards,
             num_replicas: 1,
@@ -225,7 +222,9 @@ mod tests {
     /// The table of the ZeRO paper: 4 + 12/N, 2 + 14/N, 16/N bytes per parameter.
     #[test]
     fn states_match_the_zero_paper() {
-        let per_parameter = |stage| model(stage, 4).states(2).total() as f64 / 24.0;
+        // With two moments of four bytes for each of a rank's parameters.
+        let moments = 2 * 4 * (24 / 4);
+        let per_parameter = |stage| (model(stage, 4).states().total() + moments) as f64 / 24.0;
         assert_eq!(per_parameter(Stage::OptimizerStates), 4.0 + 12.0 / 4.0);
         assert_eq!(per_parameter(Stage::Gradients), 2.0 + 14.0 / 4.0);
         assert_eq!(per_parameter(Stage::Parameters), 16.0 / 4.0);

@@ -33,6 +33,7 @@ pub mod memory;
 pub mod meta;
 pub mod operators;
 pub mod saved;
+pub mod scalar;
 mod sockets;
 pub mod storage;
 mod store;

@@ -9,12 +9,10 @@
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Axis;
-use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, World, kernel};
+use trainyard_nn::{Parameter, parameters_by_axes};
+use trainyard_torch::{Group, ReduceOp, World, kernel, scalar};
 use trainyard_trace::Purpose;
 
-use crate::parameters_by_axes::parameters_by_axes;
-use crate::scalar::scalar_zero_like;
 use crate::{Result, TrainError};
 
 /// Avoids division by zero, as in PyTorch.
@@ -86,7 +84,7 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<Tensor> {
         let gradients = gradients(parameters)?;
         if gradients.is_empty() {
             let first = parameters.first().ok_or(TrainError::NoParameters)?;
-            return Ok(scalar_zero_like(first.tensor())?.f_to_kind(wide(first.kind()))?);
+            return Ok(scalar::zero_like(first.tensor())?.f_to_kind(wide(first.kind()))?);
         }
         Ok(stacked(&kernel::foreach_norm(&gradients)?)?.f_norm()?)
     })

@@ -95,7 +95,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
             .map(|(kind, bytes)| (kind.to_string(), bytes))
             .collect(),
         states: allocated_states(&report, &trainer),
-        states_by_formula: trainer.model().states(num_moments(&trainer)),
+        states_by_formula: states_by_formula(&trainer),
         collectives: totals
             .collectives
             .iter()
@@ -193,10 +193,13 @@ fn allocated_states(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
     }
 }
 
-/// Number of optimizer state tensors per parameter that have its shape.
-fn num_moments(trainer: &Trainer) -> u64 {
-    let kinds = trainer.optimizer().kinds();
-    kinds.iter().filter(|kind| **kind != "step").count() as u64
+/// The states of the model, and the optimizer's of each parameter.
+fn states_by_formula(trainer: &Trainer) -> StateBytes {
+    let states = trainer.model().states();
+    StateBytes {
+        optimizer: states.optimizer + trainer.optimizer().moment_bytes(trainer.parameters()),
+        ..states
+    }
 }
 
 /// The peak memory of a step under an activation checkpointing plan.

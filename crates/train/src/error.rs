@@ -8,6 +8,7 @@ use trainyard_config::ConfigError;
 use trainyard_data::DataError;
 use trainyard_mesh::MeshError;
 use trainyard_nn::NnError;
+use trainyard_optim::OptimError;
 use trainyard_parallel::ParallelError;
 use trainyard_torch::TorchError;
 
@@ -118,31 +119,9 @@ pub enum TrainError {
         /// The lowest peak memory of any plan, in bytes.
         peak: u64,
     },
-    /// A checkpoint has optimizer state for a parameter that this job does not have.
-    #[error(
-        "optimizer state {name} does not belong to any parameter of this job: \
-         resume with the model and the optimizer that wrote it"
-    )]
-    UnknownState {
-        /// The name of the tensor in the checkpoint.
-        name: String,
-    },
-    /// A checkpoint has only some of the optimizer state tensors of a parameter.
-    #[error("optimizer state {name} is missing, but other state of its parameter is present")]
-    MissingState {
-        /// The name of the tensor in the checkpoint.
-        name: String,
-    },
-    /// An optimizer state tensor has another shape or dtype than expected.
-    #[error("optimizer state {name} is {found}, expected {expected}")]
-    StateMismatch {
-        /// The name of the tensor in the checkpoint.
-        name: String,
-        /// Dtype and shape in this optimizer.
-        expected: String,
-        /// Dtype and shape in the checkpoint.
-        found: String,
-    },
+    /// The optimizer failed, or its saved state is not that of this model.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
     /// A tensor has a dtype that the checkpoint format does not have.
     #[error("cannot save {name}: the checkpoint format has no dtype for {kind:?}")]
     StateKind {

@@ -2,8 +2,7 @@
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Axis;
-use trainyard_nn::{Device, Parameter};
-use trainyard_parallel::gather_full;
+use trainyard_nn::{Device, Parameter, Shards};
 use trainyard_torch::World;
 use trainyard_trace::Purpose;
 
@@ -14,8 +13,8 @@ use crate::{Result, TrainError};
 pub fn full_parameters(trainer: &Trainer, world: &World) -> Result<Vec<Parameter>> {
     let mut all = Vec::new();
     trainer.model().with_parameters(&mut |p| {
-        let tensor = gather_full(p, p.tensor(), world)?;
-        all.push(Parameter::from_tensor(p.name(), tensor)?);
+        let full = Shards::of(p, world)?.gather(p.tensor())?;
+        all.push(Parameter::from_tensor(p.name(), full.copy())?);
         Ok(())
     })?;
     gather_stages(all, world)

@@ -7,11 +7,10 @@
 use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
-use trainyard_nn::Parameter;
+use trainyard_nn::{Parameter, parameters_by_axes};
 use trainyard_torch::{Group, World};
 
 use crate::agreement::{gather, outliers};
-use crate::parameters_by_axes::parameters_by_axes;
 use crate::{Result, TrainError};
 
 /// Ranks whose replicas differ from those of other ranks.

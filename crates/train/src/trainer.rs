@@ -5,12 +5,13 @@ use trainyard_config::{Batching, Config, Dtype, Offload};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
+use trainyard_optim::{DeviceScalars, Optimizer};
 use trainyard_parallel::{
-    DdpOptions, LossScale, Microbatch, ParallelError, RecomputePlan, StepDecision, StepInputs,
+    DdpOptions, LossScale, Microbatch, OptimizerStep, RecomputePlan, StepDecision, StepInputs,
     Strategy, scaled,
 };
 use trainyard_torch::device::StepScope;
-use trainyard_torch::{Group, ReduceOp, Work, World, device, memory};
+use trainyard_torch::{Group, ReduceOp, Work, World, device, memory, scalar};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
 
 use crate::bit_flip::PlannedBitFlip;
@@ -19,11 +20,10 @@ use crate::clip::{GradNorm, clip};
 use crate::error::Result;
 use crate::expert_load::{ExpertLoad, ExpertLoadTracker};
 use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
-use crate::optimizer::{self, DeviceScalars, Optimizer};
+use crate::optimizer;
 use crate::pipeline;
 use crate::recompute;
 use crate::replica_digest::{Drift, ReplicaDigests};
-use crate::scalar::{scalar_like, scalar_zero_like};
 use crate::schedule::Schedule;
 use crate::value_guard::{GuardState, Incident, Observation, ValueGuard, found_inf};
 
@@ -82,32 +82,6 @@ pub struct Trainer {
     cuda_profiler: bool,
     step: u64,
     samples_seen: u64,
-}
-
-/// The optimizer with the learning rate and gradient scale of one step, for the strategy to call.
-struct OptimizerStep<'a> {
-    optimizer: &'a mut dyn Optimizer,
-    learning_rate: f64,
-    scale: Option<Tensor>,
-    found_inf: Option<&'a Tensor>,
-}
-
-impl trainyard_parallel::Optimizer for OptimizerStep<'_> {
-    fn step(&mut self) -> trainyard_parallel::Result<()> {
-        let scalars = DeviceScalars {
-            grad_scale: self.scale.as_ref(),
-            found_inf: self.found_inf,
-        };
-        self.optimizer
-            .step_with(self.learning_rate, scalars)
-            .map_err(|e| ParallelError::Optimizer {
-                reason: e.to_string(),
-            })
-    }
-
-    fn states(&self) -> Vec<(String, Tensor)> {
-        self.optimizer.state()
-    }
 }
 
 /// An all-reduce in flight over all ranks: it counts the targets of the global batch, and the ranks that have seen
@@ -195,7 +169,7 @@ impl Trainer {
         let batching = config.batching(data_group.size())?;
         let parameters: Vec<Parameter> = model.parameters();
         Ok(Trainer {
-            optimizer: optimizer::build(&config.optimizer, parameters.clone()),
+            optimizer: optimizer::build(&config.optimizer, parameters.clone(), world)?,
             schedule: Schedule::from_config(config, batching.global),
             grad_norm: GradNorm::new(
                 &without_tied_replicas(&parameters, &model.tied_replicas()),
@@ -289,12 +263,15 @@ impl Trainer {
         if self.max_norm > 0.0 {
             clip(&self.parameters, &grad_norm, self.max_norm)?;
         }
-        let scale = (factor != 1.0).then(|| scalar_like(&grad_norm, 1.0 / factor));
+        let scale = (factor != 1.0).then(|| scalar::like(&grad_norm, 1.0 / factor));
+        let scale = scale.transpose()?;
         self.model.optimizer_step(&mut OptimizerStep {
             optimizer: &mut *self.optimizer,
-            learning_rate,
-            scale: scale.transpose()?,
-            found_inf: found_inf.as_ref(),
+            lr: learning_rate,
+            scalars: DeviceScalars {
+                grad_scale: scale.as_ref(),
+                found_inf: found_inf.as_ref(),
+            },
         })?;
         self.expert_load
             .rebalance(&*self.model, found_inf.as_ref())?;
@@ -489,7 +466,7 @@ impl Trainer {
     fn loss_or_zero(&self, loss: Option<Tensor>) -> Result<Tensor> {
         match (loss, self.parameters.first()) {
             (Some(loss), _) => Ok(loss),
-            (None, Some(first)) => scalar_zero_like(first.tensor()),
+            (None, Some(first)) => Ok(scalar::zero_like(first.tensor())?),
             (None, None) => Err(crate::TrainError::NoParameters),
         }
     }

@@ -4,14 +4,14 @@
 //! data parallelism; `examples/ddp.rs` is a complete program:
 //!
 //! ```no_run
-//! use trainyard::train::optimizer;
+//! use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 //! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Strategy, GradSync};
 //!
 //! fn main() -> trainyard::Result<()> {
 //!     let world = trainyard::init()?; // the ranks that `trainyard run` or torchrun started
 //!     let model = SimpleCnn::build(&Builder::new(1))?;
 //!     let model = Ddp::new(model, &world.world_group()?, DdpOptions::default())?;
-//!     let mut optimizer = optimizer::build(&Default::default(), model.parameters());
+//!     let mut optimizer = AdamW::new(model.parameters(), AdamWConfig::default());
 //! #   let batches: Vec<trainyard::data::Batch> = Vec::new();
 //!     for (step, batch) in (0..).zip(batches) {
 //!         let run = model.forward(&batch.inputs, &Context::training(step))?;
@@ -27,11 +27,13 @@
 //! The items that most programs need are at the top level. The modules have the rest:
 //!
 //! - [`mesh`]: the device mesh: axes, ranks, groups, and sharded tensor layouts.
+//! - [`arch`]: what a decoder is, and config.json of Hugging Face in both directions.
 //! - [`nn`]: parameters, modules, layers, models, and wrappers for `tch` models.
 //! - [`parallel`]: the strategies that wrap a model: DDP, FSDP (ZeRO), pipelines.
 //! - [`schedule`]: pipeline schedules.
 //! - [`data`]: datasets, the distributed sampler, the data loader.
-//! - [`train`]: optimizers, learning rate schedules, checkpoints, metrics, and the training loop of a config.
+//! - [`optim`]: AdamW, SGD, LAMB, LARS and Muon, for full and for sharded parameters.
+//! - [`train`]: learning rate schedules, checkpoints, metrics, and the training loop of a config.
 //! - [`trace`]: the flight recorder of a rank.
 //! - [`torch`]: process groups, autograd hooks, storages and kernels that `tch` lacks.
 //! - [`config`]: the config file.
@@ -48,6 +50,7 @@ pub use trainyard_config as config;
 pub use trainyard_data as data;
 pub use trainyard_mesh as mesh;
 pub use trainyard_nn as nn;
+pub use trainyard_optim as optim;
 pub use trainyard_parallel as parallel;
 pub use trainyard_schedule as schedule;
 pub use trainyard_torch as torch;

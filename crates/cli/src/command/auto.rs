@@ -93,7 +93,7 @@ fn planned(config: &Config, world: usize) -> Result<String, Failure> {
     let global = global.unwrap_or(training.local_batch_size * world);
     let precision =
         PrecisionByStage::trainyard(training.compute_dtype().size(), training.dtype.size());
-    let request = request(shape, cluster, global, training.seq_len, precision);
+    let request = request(*shape, cluster, global, training.seq_len, precision);
     let found = trainyard_plan::search(&request);
     let write = |plan: &Plan| Framework::Trainyard.write(&request.shape, &plan.strategy, world);
     // The fastest plan that our config can express without loss.

@@ -20,6 +20,8 @@ pub enum OptimizerName {
     /// SGD with a trust ratio per parameter, for large batches.
     #[serde(rename = "LARS")]
     Lars,
+    /// Orthogonalized momentum for matrices, AdamW for the rest.
+    Muon,
 }
 
 /// The implementation of the update. All compute the same result.
@@ -53,8 +55,10 @@ pub struct OptimizerSection {
     pub eps: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Momentum (SGD, LARS).
+    /// Momentum (SGD, LARS, Muon).
     pub momentum: f64,
+    /// Whether momentum is Nesterov's; by default with Muon, but not with SGD.
+    pub nesterov: Option<bool>,
     /// The implementation of the update.
     pub implementation: OptimizerImplementation,
 }
@@ -69,6 +73,7 @@ impl Default for OptimizerSection {
             eps: 1e-8,
             weight_decay: 0.1,
             momentum: 0.9,
+            nesterov: None,
             implementation: OptimizerImplementation::Fused,
         }
     }

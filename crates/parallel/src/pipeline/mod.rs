@@ -22,7 +22,7 @@ use trainyard_schedule::{Instruction, Schedule, ShardingPolicy};
 use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
-use crate::strategy::{CommCounts, GradSync, Optimizer, StepInputs, Strategy};
+use crate::strategy::{CommCounts, GradSync, OptimizerStep, StepInputs, Strategy};
 use crate::volume::{StateBytes, Volume};
 use execution::Execution;
 use planned_instruction::PlannedInstruction;
@@ -135,7 +135,7 @@ impl Pipeline {
     }
 
     /// Steps the optimizer stage by stage, with only the gradients of that stage set.
-    fn step_by_stage(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+    fn step_by_stage(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
         let mut set_aside = Vec::new();
         for (_, stage) in &self.stages {
             let mut gradients = Vec::new();
@@ -150,7 +150,7 @@ impl Pipeline {
                 let gradient = gradient.as_ref().map(Tensor::shallow_clone);
                 parameter.set_gradient(gradient);
             }
-            stage.optimizer_step(optimizer)?;
+            stage.optimizer_step(step)?;
             for (parameter, _) in &gradients {
                 parameter.set_gradient(None);
             }
@@ -197,13 +197,11 @@ impl Strategy for Pipeline {
         self.stages.iter().try_for_each(|(_, s)| s.zero_grad())
     }
 
-    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
         match &self.stages[..] {
-            [(_, only)] => only.optimizer_step(optimizer),
-            several if several.iter().any(|(_, s)| s.steps_per_unit()) => {
-                self.step_by_stage(optimizer)
-            }
-            _ => optimizer.step(),
+            [(_, only)] => only.optimizer_step(step),
+            several if several.iter().any(|(_, s)| s.steps_per_unit()) => self.step_by_stage(step),
+            _ => step.take(),
         }
     }
 
@@ -240,8 +238,8 @@ impl Strategy for Pipeline {
         volume
     }
 
-    fn states(&self, num_moments: u64) -> StateBytes {
-        self.stages.iter().map(|(_, s)| s.states(num_moments)).sum()
+    fn states(&self) -> StateBytes {
+        self.stages.iter().map(|(_, s)| s.states()).sum()
     }
 }
 

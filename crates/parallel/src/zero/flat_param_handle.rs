@@ -177,12 +177,6 @@ impl FlatParamHandle {
         offset..offset + elements.len()
     }
 
-    /// Number of parameter elements in this rank's chunk, without padding.
-    pub(super) fn num_local(&self) -> u64 {
-        let intervals = (0..self.members.len()).map(|member| self.interval_in_chunk(member));
-        intervals.map(|interval| interval.len() as u64).sum()
-    }
-
     /// This rank's shard as it is gathered.
     pub(super) fn param_shard(&self) -> &Tensor {
         &self.param_shard

@@ -22,7 +22,7 @@ use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
 use crate::partial_grads::PartialGrads;
 use crate::precision::Precision;
-use crate::strategy::{CommCounts, GradSync, Optimizer, Strategy};
+use crate::strategy::{CommCounts, GradSync, OptimizerStep, Strategy};
 use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
 
 /// A model whose states are sharded over the ranks of `dp_shard` and `cp` and replicated over `dp_replicate`; the
@@ -58,12 +58,12 @@ pub(super) struct Shard {
 }
 
 /// Steps the optimizer with the gradients of these shards only, and clears them afterwards.
-pub(super) fn step_alone(shards: &[Shard], optimizer: &mut dyn Optimizer) -> Result<()> {
+pub(super) fn step_alone(shards: &[Shard], step: &mut OptimizerStep<'_>) -> Result<()> {
     for shard in shards {
         let gradient = shard.gradient.shallow_clone();
         shard.parameter.set_gradient(Some(gradient));
     }
-    let stepped = optimizer.step();
+    let stepped = step.take();
     clear(shards);
     stepped
 }
@@ -230,9 +230,9 @@ impl<M: Model> Strategy for FullyShard<M> {
         self.for_each(FsdpState::clear_gradients)
     }
 
-    fn optimizer_step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
         if !self.steps_per_unit() {
-            return optimizer.step();
+            return step.take();
         }
         if !self.has_gradients()? {
             return Ok(());
@@ -241,10 +241,8 @@ impl<M: Model> Strategy for FullyShard<M> {
         clear(self.all_shards());
         for group in &self.param_groups {
             match &self.offloaded {
-                Some(offloaded) => {
-                    offloaded.optimizer_step(&group.units, &group.state, optimizer)?
-                }
-                None => group.step_in_memory(optimizer)?,
+                Some(offloaded) => offloaded.optimizer_step(&group.units, &group.state, step)?,
+                None => group.step_in_memory(step)?,
             }
         }
         Ok(())
@@ -294,11 +292,9 @@ impl<M: Model> Strategy for FullyShard<M> {
         }
     }
 
-    fn states(&self, num_moments: u64) -> StateBytes {
+    fn states(&self) -> StateBytes {
         let param_groups = self.param_groups.iter();
-        param_groups
-            .map(|group| group.formulas.states(num_moments))
-            .sum()
+        param_groups.map(|group| group.formulas.states()).sum()
     }
 }
 
@@ -368,10 +364,10 @@ impl ParamGroup {
     }
 
     /// Steps unit by unit, so that the updated parameters of a unit are gathered while the next is updated.
-    fn step_in_memory(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+    fn step_in_memory(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
         for (index, shards) in self.units.iter().enumerate() {
             if !shards.is_empty() {
-                step_alone(shards, optimizer)?;
+                step_alone(shards, step)?;
             }
             lock(&self.state).all_gather_updated(index)?;
         }
@@ -411,7 +407,6 @@ fn formulas(comm: &CommConfig, units: &[Option<FlatParamHandle>], kinds: Kinds) 
             .iter()
             .map(|unit| unit.as_ref().map_or(0, |unit| unit.padded() as u64))
             .collect(),
-        num_local: units.iter().flatten().map(FlatParamHandle::num_local).sum(),
         shared: units
             .iter()
             .map(|unit| unit.as_ref().is_some_and(|unit| unit.is_shared))

@@ -29,7 +29,6 @@ mod flat_param_handle;
 mod flat_tensor;
 mod fsdp_state;
 mod fully_shard;
-mod gather_full;
 mod hooks;
 mod offload_file;
 mod offloaded_states;
@@ -48,7 +47,6 @@ use fsdp_state::FsdpState;
 
 pub use flat_param::FlatParam;
 pub use fully_shard::FullyShard;
-pub use gather_full::{gather_full, local_shard};
 pub use offload_file::OffloadOptions;
 pub use prefetch::Reshard;
 

@@ -13,7 +13,7 @@ use super::lock;
 use super::offload_file::{Loaded, OffloadFile, OffloadOptions, SwappedIn};
 use crate::error::Result;
 use crate::offload::{Counters, Record};
-use crate::strategy::Optimizer;
+use crate::strategy::OptimizerStep;
 
 /// A sharded model's offloaded states.
 pub(super) struct Offloaded(RefCell<OffloadedStates>);
@@ -28,9 +28,9 @@ impl Offloaded {
         &self,
         units: &[Vec<Shard>],
         state: &Mutex<FsdpState>,
-        optimizer: &mut dyn Optimizer,
+        step: &mut OptimizerStep<'_>,
     ) -> Result<()> {
-        let mut known = moments_by_parameter(optimizer);
+        let mut known = moments_by_parameter(step.optimizer);
         let is_first = known.is_empty();
         for (index, members) in units.iter().enumerate() {
             if members.is_empty() {
@@ -41,9 +41,9 @@ impl Offloaded {
                 lock(state).read_ahead(index + 1)?;
             }
             let moments = moments_of(members, &mut known);
-            self.step_unit(index, members, &moments, state, optimizer)?;
+            self.step_unit(index, members, &moments, state, step)?;
             if is_first {
-                let moments = moments_of(members, &mut moments_by_parameter(optimizer));
+                let moments = moments_of(members, &mut moments_by_parameter(step.optimizer));
                 self.0
                     .borrow_mut()
                     .offload_moments(index, units, &moments)?;
@@ -58,12 +58,12 @@ impl Offloaded {
         members: &[Shard],
         moments: &[Tensor],
         state: &Mutex<FsdpState>,
-        optimizer: &mut dyn Optimizer,
+        step: &mut OptimizerStep<'_>,
     ) -> Result<()> {
         let shard = lock(state).take_shard(index)?;
         let mut states = self.0.borrow_mut();
         let staged = states.take(index, members, &shard[0], moments)?;
-        step_alone(members, optimizer)?;
+        step_alone(members, step)?;
         if let Some(master) = staged.masters() {
             tch::no_grad(|| shard[0].shallow_clone().f_copy_(master))?;
         }
@@ -227,9 +227,11 @@ impl OffloadedStates {
 }
 
 /// The optimizer's moments by parameter name, without scalar states such as step counters.
-fn moments_by_parameter(optimizer: &dyn Optimizer) -> HashMap<String, Vec<Tensor>> {
+fn moments_by_parameter(
+    optimizer: &dyn trainyard_optim::Optimizer,
+) -> HashMap<String, Vec<Tensor>> {
     let mut moments: HashMap<String, Vec<Tensor>> = HashMap::new();
-    for (name, state) in optimizer.states() {
+    for (name, state) in optimizer.state() {
         if let Some((_, parameter)) = name.split_once('.')
             && state.dim() > 0
         {

@@ -11,7 +11,7 @@ use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_data::{Batch, collate};
 use trainyard_nn::{Builder, Decoder, Module, NnError};
 use trainyard_parallel::{DataParallel, ParallelError};
-use trainyard_torch::autograd;
+use trainyard_torch::{World, autograd};
 use trainyard_train::{build, optimizer};
 
 /// Losses, and all parameters after the last step.
@@ -21,7 +21,7 @@ const NUM_STEPS: u64 = 20;
 
 fn shape(config: &Config) -> Result<DecoderConfig, Box<dyn Error>> {
     match config.model.resolve()? {
-        ModelSpec::Decoder(decoder) => Ok(decoder),
+        ModelSpec::Decoder(decoder) => Ok(*decoder),
         ModelSpec::Cnn => Err("not a decoder".into()),
     }
 }
@@ -53,9 +53,10 @@ fn batch(config: &Config, step: u64, rows: u64) -> Result<Batch, Box<dyn Error>>
 }
 
 fn train(config: &Config, number: usize) -> Result<Trained, Box<dyn Error>> {
+    let world = World::single_rank(trainyard_trace::Ledger::new(0))?;
     let model = replicas(config, number)?;
     let parameters = model.model().parameters();
-    let mut optimizer = optimizer::build(&config.optimizer, parameters.clone());
+    let mut optimizer = optimizer::build(&config.optimizer, parameters.clone(), &world)?;
     let mut losses = Vec::new();
     for step in 0..NUM_STEPS {
         let batch = batch(config, step, 12)?;

@@ -9,6 +9,7 @@ mod families;
 mod gpt2;
 mod memory;
 mod mixed;
+mod optimizers;
 mod pipeline;
 mod pipeline_overlap;
 mod tensor;
@@ -131,6 +132,33 @@ const GPT2: &[Case] = &[
     },
 ];
 
+const OPTIMIZERS: &[Case] = &[
+    Case {
+        name: "adamw_equals_one_rank",
+        run: optimizers::adamw,
+    },
+    Case {
+        name: "sgd_with_nesterov_momentum_equals_one_rank",
+        run: optimizers::sgd,
+    },
+    Case {
+        name: "lamb_equals_one_rank",
+        run: optimizers::lamb,
+    },
+    Case {
+        name: "lars_equals_one_rank",
+        run: optimizers::lars,
+    },
+    Case {
+        name: "muon_equals_one_rank",
+        run: optimizers::muon,
+    },
+    Case {
+        name: "optimizers_of_experts_equal_one_rank",
+        run: optimizers::experts,
+    },
+];
+
 const FAMILIES: &[Case] = &[
     Case {
         name: "gemma_3_equals_one_rank",
@@ -246,6 +274,12 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[],
         cases: FAMILIES,
+    },
+    Suite {
+        name: "model_parallel::optimizers",
+        sizes: &[2],
+        full_sizes: &[4],
+        cases: OPTIMIZERS,
     },
     Suite {
         name: "model_parallel::documents",

@@ -24,7 +24,7 @@ pub fn states(rank: &Rank) -> Outcome {
             let model = build::model(&config, &world, world.device().into())?;
             let model = FullyShard::new(model, &world, build::shard_options(&config))?;
             let formulas = model.formulas().next().ok_or("nothing is sharded")?;
-            let expected = formulas.states(2);
+            let states = formulas.states();
             let most = most_buffers(formulas, &config);
             let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
             let mut session = Session::with_trainer(&config, &world, trainer)?;
@@ -35,6 +35,12 @@ pub fn states(rank: &Rank) -> Outcome {
             let grown = |kind: usize| after[kind] - before[kind];
             // The optimizer keeps a step counter per parameter.
             let steps = 4 * session.trainer.parameters().len() as u64;
+            let trainer = &session.trainer;
+            let moments = trainer.optimizer().moment_bytes(trainer.parameters());
+            let expected = StateBytes {
+                optimizer: states.optimizer + moments,
+                ..states
+            };
             let found = StateBytes {
                 parameters: grown(0),
                 gradients: grown(1),

@@ -53,7 +53,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
     };
     Ok(ParsedJob {
         software: read_software(&config),
-        shape: Some(shape),
+        shape: Some(*shape),
         strategy,
         world,
     })
@@ -132,11 +132,11 @@ fn read_recompute(config: &Config) -> Result<Recompute, FrameworkError> {
 fn read_precision(config: &Config) -> Result<PrecisionByStage, FrameworkError> {
     if matches!(
         config.optimizer.name,
-        OptimizerName::Sgd | OptimizerName::Lars
+        OptimizerName::Sgd | OptimizerName::Lars | OptimizerName::Muon
     ) {
         return Err(FRAMEWORK.unsupported(
             format!("optimizer.name = {:?}", config.optimizer.name),
-            "the planner models two optimizer states per parameter, and this optimizer has one",
+            "the planner models two optimizer states per parameter, and this optimizer has fewer",
             "use \"AdamW\"",
         ));
     }

@@ -1,31 +1,46 @@
 //! Optimizers.
 //!
-//! Each optimizer ([`AdamW`], [`Sgd`], [`Lamb`], [`Lars`]) is an update rule on lists of tensors; `state.rs`
-//! determines which parameters take part in a step and where their state is. All of it runs on meta tensors,
-//! and only LAMB and LARS read a value back from the device, `found_inf`, because no fused kernel does it for them.
+//! ```no_run
+//! # fn main() -> trainyard_optim::Result<()> {
+//! # let parameters = Vec::new();
+//! use trainyard_optim::{AdamW, AdamWConfig, Optimizer};
+//!
+//! let mut optimizer = AdamW::new(parameters, AdamWConfig::default());
+//! optimizer.step(3e-4)?; // after every backward pass
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Each optimizer is an update rule on lists of tensors; `state.rs` determines which parameters take part in a step and where
+//! their state is. Parameters may be full or sharded. [`AdamW`] and [`Sgd`] update every element by itself. [`Lamb`], [`Lars`]
+//! and [`Muon`] need what other ranks have of a parameter, and get the world: the first two its norm, the last one the
+//! matrix. All of it runs on meta tensors. Only these three read a value back from the device, `found_inf`, because no fused
+//! kernel does it for them.
 
 mod adamw;
 mod batch;
+mod error;
 #[cfg(test)]
 mod fixture;
 mod lamb;
 mod lars;
+mod muon;
+mod newton_schulz;
 mod sgd;
+mod shard_groups;
 mod state;
 mod trust;
 
 use tch::Tensor;
+use trainyard_nn::Parameter;
 pub use trainyard_torch::kernel::DeviceScalars;
 
-use trainyard_config::{OptimizerImplementation, OptimizerName, OptimizerSection};
-use trainyard_nn::Parameter;
-
-use crate::Result;
-
-pub use adamw::{AdamW, AdamWOptions};
+pub use adamw::{AdamW, AdamWConfig};
+pub use error::{OptimError, Result};
 pub use lamb::Lamb;
-pub use lars::{Lars, LarsOptions};
-pub use sgd::{Sgd, SgdOptions};
+pub use lars::{Lars, LarsConfig};
+pub use muon::{LrAdjustment, Muon, MuonConfig};
+pub use sgd::{Sgd, SgdConfig};
 
 /// Updates parameters from their gradients, as `torch.optim.Optimizer`.
 pub trait Optimizer {
@@ -37,8 +52,21 @@ pub trait Optimizer {
     /// As [`Optimizer::step`], with gradients divided by `grad_scale`, in place. Nothing changes if `found_inf` is 1.
     fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()>;
 
-    /// The names of the state tensors per parameter, such as `exp_avg`.
+    /// The names of the state tensors that parameters have, such as `exp_avg`.
     fn kinds(&self) -> Vec<&'static str>;
+
+    /// The number of state tensors of a parameter that have its shape.
+    fn num_moments(&self, parameter: &Parameter) -> u64;
+
+    /// Bytes of the state tensors of these parameters, by formula, without scalars.
+    fn moment_bytes(&self, parameters: &[Parameter]) -> u64 {
+        let of = |parameter: &Parameter| {
+            let element = parameter.kind().elt_size_in_bytes();
+            let bytes = (parameter.tensor().numel() * element) as u64;
+            self.num_moments(parameter) * bytes
+        };
+        parameters.iter().map(of).sum()
+    }
 
     /// All state tensors, each named as `exp_avg.<parameter>`. The tensors are shared, not copied.
     fn state(&self) -> Vec<(String, Tensor)>;
@@ -47,48 +75,37 @@ pub trait Optimizer {
     fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()>;
 }
 
-/// Builds the optimizer of a config.
-pub fn build(config: &OptimizerSection, parameters: Vec<Parameter>) -> Box<dyn Optimizer> {
-    warn_if_ignored(config);
-    match config.name {
-        OptimizerName::AdamW => Box::new(AdamW::new(config.into(), parameters)),
-        OptimizerName::Sgd => Box::new(Sgd::new(config.into(), parameters)),
-        OptimizerName::Lamb => Box::new(Lamb::new(config.into(), parameters)),
-        OptimizerName::Lars => Box::new(Lars::new(config.into(), parameters)),
-    }
-}
-
-/// torchtitan's `for-loop` and `foreach` implementations do not exist here: all compute the same as `fused`.
-fn warn_if_ignored(config: &OptimizerSection) {
-    if config.implementation != OptimizerImplementation::Fused {
-        tracing::warn!(
-            "optimizer.implementation = {:?} has no effect: fused kernels are always used",
-            config.implementation
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tch::Kind;
     use trainyard_torch::{memory, meta};
     use trainyard_trace::MemoryKind;
 
-    use super::fixture::{Fixture, assert_close, numbers};
+    use super::fixture::{Fixture, assert_close, numbers, one_rank};
     use super::*;
-    use crate::TrainError;
 
-    const ALL: [OptimizerName; 4] = [
-        OptimizerName::AdamW,
-        OptimizerName::Sgd,
-        OptimizerName::Lamb,
-        OptimizerName::Lars,
-    ];
+    const ALL: [&str; 6] = ["AdamW", "SGD", "Nesterov", "LAMB", "LARS", "Muon"];
 
-    fn config(name: OptimizerName) -> OptimizerSection {
-        OptimizerSection {
-            name,
-            ..OptimizerSection::default()
+    fn build(name: &str, parameters: Vec<Parameter>) -> Box<dyn Optimizer> {
+        let sgd = |nesterov| SgdConfig {
+            momentum: 0.9,
+            weight_decay: 0.1,
+            nesterov,
+        };
+        let lars = LarsConfig {
+            momentum: 0.9,
+            weight_decay: 0.1,
+            trust_coefficient: 1e-3,
+            eps: 1e-8,
+        };
+        let adamw = AdamWConfig::default();
+        match name {
+            "AdamW" => Box::new(AdamW::new(parameters, adamw)),
+            "SGD" => Box::new(Sgd::new(parameters, sgd(false))),
+            "Nesterov" => Box::new(Sgd::new(parameters, sgd(true))),
+            "LAMB" => Box::new(Lamb::new(parameters, adamw, &one_rank()).unwrap()),
+            "LARS" => Box::new(Lars::new(parameters, lars, &one_rank()).unwrap()),
+            _ => Box::new(Muon::new(parameters, MuonConfig::default(), &one_rank()).unwrap()),
         }
     }
 
@@ -105,11 +122,11 @@ mod tests {
     fn parameters_without_gradient_do_not_change() {
         for name in ALL {
             let fixture = Fixture::new();
-            let mut optimizer = build(&config(name), fixture.parameters());
+            let mut optimizer = build(name, fixture.parameters());
             let before = fixture.value(1);
             fixture.set_gradient(0, &[1.0; 6]);
             optimizer.step(0.1).unwrap();
-            assert_eq!(fixture.value(1), before, "{name:?}");
+            assert_eq!(fixture.value(1), before, "{name}");
             assert!(
                 optimizer
                     .state()
@@ -119,7 +136,7 @@ mod tests {
 
             // Its first step equals that of a parameter in an optimizer of its own.
             let alone = Fixture::with(&[&before]);
-            let mut fresh = build(&config(name), alone.parameters());
+            let mut fresh = build(name, alone.parameters());
             for (fixture, index, optimizer) in
                 [(&fixture, 1, &mut optimizer), (&alone, 0, &mut fresh)]
             {
@@ -139,7 +156,7 @@ mod tests {
                     let start = Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25]).to_kind(kind);
                     let leaf = start.set_requires_grad(true);
                     let parameter = Parameter::from_tensor("w", leaf.shallow_clone()).unwrap();
-                    let mut optimizer = build(&config(name), vec![parameter]);
+                    let mut optimizer = build(name, vec![parameter]);
                     for step in 1..4 {
                         leaf.shallow_clone().zero_grad();
                         (&leaf * &leaf * step).sum(kind).backward();
@@ -154,7 +171,7 @@ mod tests {
                     }
                     (numbers(&leaf), numbers(&leaf.grad()))
                 };
-                assert_eq!(run(true), run(false), "{name:?} {kind:?}");
+                assert_eq!(run(true), run(false), "{name} {kind:?}");
             }
         }
     }
@@ -163,8 +180,8 @@ mod tests {
     fn found_inf_changes_nothing() {
         for name in ALL {
             let (fixture, undisturbed) = (Fixture::new(), Fixture::new());
-            let mut optimizer = build(&config(name), fixture.parameters());
-            let mut other = build(&config(name), undisturbed.parameters());
+            let mut optimizer = build(name, fixture.parameters());
+            let mut other = build(name, undisturbed.parameters());
             for (step, found) in [(0, 0.0f32), (1, 1.0), (2, 0.0)] {
                 fixture.set_gradients(step);
                 let found_inf = Tensor::from(found);
@@ -179,7 +196,7 @@ mod tests {
                 }
             }
             for index in 0..3 {
-                assert_eq!(fixture.value(index), undisturbed.value(index), "{name:?}");
+                assert_eq!(fixture.value(index), undisturbed.value(index), "{name}");
             }
             for ((name, found), (_, expected)) in optimizer.state().iter().zip(other.state()) {
                 assert!(found.equal(&expected), "{name}");
@@ -191,7 +208,7 @@ mod tests {
     fn loaded_state_continues_training_exactly() {
         for name in ALL {
             let (fixture, resumed) = (Fixture::new(), Fixture::new());
-            let mut optimizer = build(&config(name), fixture.parameters());
+            let mut optimizer = build(name, fixture.parameters());
             for step in 0..3 {
                 fixture.set_gradients(step);
                 optimizer.step(0.1).unwrap();
@@ -199,14 +216,14 @@ mod tests {
             for (source, target) in fixture.parameters().iter().zip(resumed.parameters()) {
                 tch::no_grad(|| target.tensor().shallow_clone().copy_(source.tensor()));
             }
-            let mut other = build(&config(name), resumed.parameters());
+            let mut other = build(name, resumed.parameters());
             other.load_state(copied(optimizer.state())).unwrap();
             for (fixture, optimizer) in [(&fixture, &mut optimizer), (&resumed, &mut other)] {
                 fixture.set_gradients(3);
                 optimizer.step(0.1).unwrap();
             }
             for index in 0..3 {
-                assert_eq!(fixture.value(index), resumed.value(index), "{name:?}");
+                assert_eq!(fixture.value(index), resumed.value(index), "{name}");
             }
         }
     }
@@ -214,7 +231,7 @@ mod tests {
     #[test]
     fn mismatched_state_is_rejected_by_name_and_changes_nothing() {
         let fixture = Fixture::new();
-        let mut optimizer = build(&config(OptimizerName::AdamW), fixture.parameters());
+        let mut optimizer = build("AdamW", fixture.parameters());
         fixture.set_gradients(0);
         optimizer.step(0.1).unwrap();
         let saved = copied(optimizer.state());
@@ -229,16 +246,16 @@ mod tests {
         let kind = with(&|s| s[0].1 = s[0].1.to_kind(Kind::Float));
         let mut reject = |state| optimizer.load_state(state).unwrap_err();
         assert!(
-            matches!(reject(unknown), TrainError::UnknownState { name } if name == "exp_avg.q")
+            matches!(reject(unknown), OptimError::UnknownState { name } if name == "exp_avg.q")
         );
         assert!(
-            matches!(reject(missing), TrainError::MissingState { name } if name == "exp_avg_sq.p0")
+            matches!(reject(missing), OptimError::MissingState { name } if name == "exp_avg_sq.p0")
         );
         assert!(
-            matches!(reject(shape), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
+            matches!(reject(shape), OptimError::StateMismatch { name, .. } if name == "exp_avg.p0")
         );
         assert!(
-            matches!(reject(kind), TrainError::StateMismatch { name, .. } if name == "exp_avg.p0")
+            matches!(reject(kind), OptimError::StateMismatch { name, .. } if name == "exp_avg.p0")
         );
         for ((_, before), (_, after)) in saved.iter().zip(optimizer.state()) {
             assert!(before.equal(&after));
@@ -255,7 +272,7 @@ mod tests {
             (&leaf * 2.0).sum(Kind::Float).backward();
             let allocated = || memory::report().unwrap().allocated[2];
             let before = allocated();
-            let mut optimizer = build(&config(name), vec![parameter]);
+            let mut optimizer = build(name, vec![parameter]);
             let scale = leaf.grad().norm();
             let scalars = DeviceScalars {
                 grad_scale: Some(&scale),
@@ -265,11 +282,11 @@ mod tests {
             optimizer.step(0.1).unwrap();
             assert_eq!(memory::KINDS[2], MemoryKind::Optimizer);
             let copies = match name {
-                OptimizerName::AdamW | OptimizerName::Lamb => 2,
-                OptimizerName::Sgd | OptimizerName::Lars => 1,
+                "AdamW" | "LAMB" => 2,
+                _ => 1,
             };
             let (grown, expected) = (allocated() - before, copies << 32);
-            assert!(grown.abs_diff(expected) <= 1024, "{name:?}: {grown}");
+            assert!(grown.abs_diff(expected) <= 1024, "{name}: {grown}");
         }
     }
 }

@@ -1,17 +1,15 @@
 //! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
 use tch::Tensor;
-use trainyard_config::OptimizerSection;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::batch::Batch;
-use super::state::{Extent, Slot, State};
-use super::{DeviceScalars, Optimizer};
-use crate::Result;
+use crate::batch::Batch;
+use crate::state::{Extent, Slot, State};
+use crate::{DeviceScalars, Optimizer, Result};
 
 /// State per parameter: first moment, second moment, step count.
-pub(super) const MOMENTS: [Slot; 3] = [
+pub(crate) const MOMENTS: [Slot; 3] = [
     Slot {
         name: "exp_avg",
         extent: Extent::Parameter,
@@ -28,7 +26,7 @@ pub(super) const MOMENTS: [Slot; 3] = [
 
 /// Hyperparameters of AdamW and LAMB.
 #[derive(Copy, Clone, Debug, PartialEq)]
-pub struct AdamWOptions {
+pub struct AdamWConfig {
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
@@ -39,28 +37,29 @@ pub struct AdamWOptions {
     pub weight_decay: f64,
 }
 
-impl From<&OptimizerSection> for AdamWOptions {
-    fn from(config: &OptimizerSection) -> Self {
-        AdamWOptions {
-            beta1: config.beta1,
-            beta2: config.beta2,
-            eps: config.eps,
-            weight_decay: config.weight_decay,
+/// The values of `torch.optim.AdamW`.
+impl Default for AdamWConfig {
+    fn default() -> AdamWConfig {
+        AdamWConfig {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
         }
     }
 }
 
 /// AdamW, as one fused kernel for all parameters of a dtype.
 pub struct AdamW {
-    options: AdamWOptions,
+    config: AdamWConfig,
     state: State<3>,
 }
 
 impl AdamW {
     /// An AdamW optimizer for these parameters.
-    pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> AdamW {
+    pub fn new(parameters: Vec<Parameter>, config: AdamWConfig) -> AdamW {
         AdamW {
-            options,
+            config,
             state: State::new(MOMENTS, parameters),
         }
     }
@@ -68,24 +67,28 @@ impl AdamW {
 
 impl Optimizer for AdamW {
     fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
-        let AdamWOptions {
+        let AdamWConfig {
             beta1,
             beta2,
             eps,
             weight_decay,
-        } = self.options;
-        let options = kernel::AdamW {
+        } = self.config;
+        let config = kernel::AdamW {
             lr,
             beta1,
             beta2,
             eps,
             weight_decay,
         };
-        self.state.update(|batch| update(batch, &options, scalars))
+        self.state.update(|batch| update(batch, &config, scalars))
     }
 
     fn kinds(&self) -> Vec<&'static str> {
         self.state.kinds()
+    }
+
+    fn num_moments(&self, _: &Parameter) -> u64 {
+        self.state.num_moments()
     }
 
     fn state(&self) -> Vec<(String, Tensor)> {
@@ -97,7 +100,7 @@ impl Optimizer for AdamW {
     }
 }
 
-fn update(batch: &Batch<3>, options: &kernel::AdamW, scalars: DeviceScalars<'_>) -> Result<()> {
+fn update(batch: &Batch<3>, config: &kernel::AdamW, scalars: DeviceScalars<'_>) -> Result<()> {
     let scale = batch.fused_scale(scalars.grad_scale)?;
     let scalars = DeviceScalars {
         grad_scale: scale.as_ref(),
@@ -111,15 +114,15 @@ fn update(batch: &Batch<3>, options: &kernel::AdamW, scalars: DeviceScalars<'_>)
         exp_avg_sqs,
         steps,
     };
-    Ok(kernel::fused_adamw(&state, options, scalars)?)
+    Ok(kernel::fused_adamw(&state, config, scalars)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::fixture::{Fixture, assert_close};
+    use crate::fixture::{Fixture, assert_close};
 
-    const OPTIONS: AdamWOptions = AdamWOptions {
+    const CONFIG: AdamWConfig = AdamWConfig {
         beta1: 0.9,
         beta2: 0.95,
         eps: 1e-8,
@@ -127,7 +130,7 @@ mod tests {
     };
 
     /// AdamW as in the paper, element by element.
-    fn reference(o: &AdamWOptions) -> impl FnMut(&mut [f64], &[f64], f64) {
+    fn reference(o: &AdamWConfig) -> impl FnMut(&mut [f64], &[f64], f64) {
         let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0; 64], 0);
         let o = *o;
         move |w, g, lr| {
@@ -146,8 +149,8 @@ mod tests {
     #[test]
     fn equals_the_formula() {
         Fixture::new().assert_follows(
-            |parameters| AdamW::new(OPTIONS, parameters),
-            || reference(&OPTIONS),
+            |parameters| AdamW::new(parameters, CONFIG),
+            || reference(&CONFIG),
         );
     }
 
@@ -167,7 +170,7 @@ mod tests {
             2.9925665972872064,
         ];
         let fixture = Fixture::with(&[&[0.5, -1.25, 2.0, -0.125, 3.0]]);
-        let mut adamw = AdamW::new(OPTIONS, fixture.parameters());
+        let mut adamw = AdamW::new(fixture.parameters(), CONFIG);
         for (gradient, lr) in gradients.iter().zip([0.01, 0.02, 0.005]) {
             fixture.set_gradient(0, gradient);
             adamw.step(lr).unwrap();

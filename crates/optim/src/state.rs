@@ -10,21 +10,21 @@ use trainyard_nn::Parameter;
 use trainyard_torch::memory;
 use trainyard_trace::MemoryKind;
 
-use super::batch::Batch;
-use crate::scalar::scalar_zero_like;
-use crate::{Result, TrainError};
+use crate::batch::Batch;
+use crate::{OptimError, Result};
+use trainyard_torch::scalar;
 
 /// One kind of state tensor, such as a moment.
 #[derive(Copy, Clone)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     /// The name in checkpoints, before the name of the parameter.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The size of the tensor.
-    pub(super) extent: Extent,
+    pub(crate) extent: Extent,
 }
 
-#[derive(Copy, Clone)]
-pub(super) enum Extent {
+#[derive(Copy, Clone, PartialEq)]
+pub(crate) enum Extent {
     /// Shape and dtype of the parameter.
     Parameter,
     /// A float32 scalar.
@@ -32,10 +32,13 @@ pub(super) enum Extent {
 }
 
 /// Parameters with `N` state tensors each.
-pub(super) struct State<const N: usize> {
+pub(crate) struct State<const N: usize> {
     slots: [Slot; N],
     entries: Vec<Entry>,
 }
+
+/// The state tensors of every parameter.
+pub(crate) struct Restored(Vec<Option<Vec<Tensor>>>);
 
 struct Entry {
     parameter: Parameter,
@@ -44,7 +47,7 @@ struct Entry {
 }
 
 impl<const N: usize> State<N> {
-    pub(super) fn new(slots: [Slot; N], parameters: Vec<Parameter>) -> State<N> {
+    pub(crate) fn new(slots: [Slot; N], parameters: Vec<Parameter>) -> State<N> {
         let entries = parameters.into_iter().map(|parameter| Entry {
             parameter,
             tensors: None,
@@ -56,7 +59,7 @@ impl<const N: usize> State<N> {
     }
 
     /// Applies `rule` to all parameters that have a gradient, one dtype at a time.
-    pub(super) fn update(&mut self, rule: impl Fn(&Batch<N>) -> Result<()>) -> Result<()> {
+    pub(crate) fn update(&mut self, rule: impl Fn(&Batch<N>) -> Result<()>) -> Result<()> {
         tch::no_grad(|| {
             memory::scope(MemoryKind::Optimizer, || {
                 self.batches()?.iter().try_for_each(rule)
@@ -64,13 +67,26 @@ impl<const N: usize> State<N> {
         })
     }
 
+    /// Applies `rule` to all parameters that have a gradient at once, one batch per dtype.
+    pub(crate) fn update_together(
+        &mut self,
+        rule: impl FnOnce(&[Batch<N>]) -> Result<()>,
+    ) -> Result<()> {
+        tch::no_grad(|| memory::scope(MemoryKind::Optimizer, || rule(&self.batches()?)))
+    }
+
+    /// All parameters, also those without state.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.entries.iter().map(|entry| &entry.parameter)
+    }
+
     /// The names of the slots.
-    pub(super) fn kinds(&self) -> Vec<&'static str> {
+    pub(crate) fn kinds(&self) -> Vec<&'static str> {
         self.slots.iter().map(|slot| slot.name).collect()
     }
 
     /// All allocated state tensors, by name.
-    pub(super) fn named(&self) -> Vec<(String, Tensor)> {
+    pub(crate) fn named(&self) -> Vec<(String, Tensor)> {
         let mut named = Vec::new();
         for Entry { parameter, tensors } in &self.entries {
             let tensors = tensors.iter().flatten();
@@ -81,28 +97,48 @@ impl<const N: usize> State<N> {
     }
 
     /// Replaces all state by saved state.
-    pub(super) fn load(&mut self, saved: Vec<(String, Tensor)>) -> Result<()> {
+    pub(crate) fn load(&mut self, saved: Vec<(String, Tensor)>) -> Result<()> {
+        let restored = self.restored(saved)?;
+        self.replace(restored);
+        Ok(())
+    }
+
+    /// Saved state as state of these parameters, if it is that.
+    pub(crate) fn restored(&self, saved: Vec<(String, Tensor)>) -> Result<Restored> {
         let mut saved: HashMap<String, Tensor> = saved.into_iter().collect();
         let loaded = tch::no_grad(|| {
             memory::scope(MemoryKind::Optimizer, || {
                 let entries = self.entries.iter();
                 entries
-                    .map(|entry| restored(&self.slots, &entry.parameter, &mut saved))
+                    .map(|entry| restored_of(&self.slots, &entry.parameter, &mut saved))
                     .collect::<Result<Vec<_>>>()
             })
         })?;
         if let Some(name) = saved.into_keys().min() {
-            return Err(TrainError::UnknownState { name });
+            return Err(OptimError::UnknownState { name });
         }
-        for (entry, tensors) in self.entries.iter_mut().zip(loaded) {
+        Ok(Restored(loaded))
+    }
+
+    /// Replaces all state.
+    pub(crate) fn replace(&mut self, restored: Restored) {
+        for (entry, tensors) in self.entries.iter_mut().zip(restored.0) {
             entry.tensors = tensors;
         }
-        Ok(())
+    }
+
+    /// The number of state tensors with the shape of the parameter.
+    pub(crate) fn num_moments(&self) -> u64 {
+        let moments = self
+            .slots
+            .iter()
+            .filter(|slot| slot.extent == Extent::Parameter);
+        moments.count() as u64
     }
 
     fn batches(&mut self) -> Result<Vec<Batch<N>>> {
         let mut batches: Vec<Batch<N>> = Vec::new();
-        for Entry { parameter, tensors } in &mut self.entries {
+        for (entry, Entry { parameter, tensors }) in self.entries.iter_mut().enumerate() {
             let Some(gradient) = parameter.gradient()? else {
                 continue;
             };
@@ -117,7 +153,12 @@ impl<const N: usize> State<N> {
                 batches.len() - 1
             });
             // Gradients may have been reduced in a narrower dtype than that of the parameters.
-            batches[index].push(parameter.tensor(), gradient.f_to_kind(kind)?, tensors);
+            batches[index].push(
+                entry,
+                parameter.tensor(),
+                gradient.f_to_kind(kind)?,
+                tensors,
+            );
         }
         Ok(batches)
     }
@@ -132,7 +173,7 @@ impl Slot {
     fn zeros(&self, parameter: &Tensor) -> Result<Tensor> {
         Ok(match self.extent {
             Extent::Parameter => parameter.f_zeros_like()?,
-            Extent::Scalar => scalar_zero_like(parameter)?,
+            Extent::Scalar => scalar::zero_like(parameter)?,
         })
     }
 }
@@ -143,7 +184,7 @@ fn zeros(slots: &[Slot], parameter: &Parameter) -> Result<Vec<Tensor>> {
 }
 
 /// Moves the state tensors of a parameter out of `saved`: all of them, or none.
-fn restored(
+fn restored_of(
     slots: &[Slot],
     parameter: &Parameter,
     saved: &mut HashMap<String, Tensor>,
@@ -155,11 +196,11 @@ fn restored(
     let mut tensors = zeros(slots, parameter)?;
     for (name, tensor) in names.into_iter().zip(&mut tensors) {
         let Some(source) = saved.remove(&name) else {
-            return Err(TrainError::MissingState { name });
+            return Err(OptimError::MissingState { name });
         };
         let (expected, found) = (described(tensor)?, described(&source)?);
         if expected != found {
-            return Err(TrainError::StateMismatch {
+            return Err(OptimError::StateMismatch {
                 name,
                 expected,
                 found,

@@ -1,23 +1,21 @@
 //! SGD with momentum as in PyTorch: the momentum buffer does not contain the learning rate.
 
 use tch::Tensor;
-use trainyard_config::OptimizerSection;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
-use super::batch::Batch;
-use super::state::{Extent, Slot, State};
-use super::{DeviceScalars, Optimizer};
-use crate::Result;
+use crate::batch::Batch;
+use crate::state::{Extent, Slot, State};
+use crate::{DeviceScalars, Optimizer, Result};
 
-pub(super) const MOMENTUM: Slot = Slot {
+pub(crate) const MOMENTUM: Slot = Slot {
     name: "momentum_buffer",
     extent: Extent::Parameter,
 };
 
 /// Hyperparameters of SGD.
 #[derive(Copy, Clone, Debug, PartialEq)]
-pub struct SgdOptions {
+pub struct SgdConfig {
     /// Momentum coefficient; with 0 there is no state.
     pub momentum: f64,
     /// Weight decay coefficient, added to the gradient (L2).
@@ -26,19 +24,9 @@ pub struct SgdOptions {
     pub nesterov: bool,
 }
 
-impl From<&OptimizerSection> for SgdOptions {
-    fn from(config: &OptimizerSection) -> Self {
-        SgdOptions {
-            momentum: config.momentum,
-            weight_decay: config.weight_decay,
-            nesterov: false,
-        }
-    }
-}
-
 /// SGD, as one fused kernel for all parameters of a dtype.
 pub struct Sgd {
-    options: SgdOptions,
+    config: SgdConfig,
     state: Momentum,
 }
 
@@ -50,29 +38,29 @@ enum Momentum {
 
 impl Sgd {
     /// An SGD optimizer for these parameters.
-    pub fn new(options: SgdOptions, parameters: Vec<Parameter>) -> Sgd {
-        let state = if options.momentum == 0.0 {
+    pub fn new(parameters: Vec<Parameter>, config: SgdConfig) -> Sgd {
+        let state = if config.momentum == 0.0 {
             Momentum::None(State::new([], parameters))
         } else {
             Momentum::Buffer(State::new([MOMENTUM], parameters))
         };
-        Sgd { options, state }
+        Sgd { config, state }
     }
 }
 
 impl Optimizer for Sgd {
     fn step_with(&mut self, lr: f64, scalars: DeviceScalars<'_>) -> Result<()> {
-        let options = kernel::Sgd {
+        let config = kernel::Sgd {
             lr,
-            momentum: self.options.momentum,
+            momentum: self.config.momentum,
             dampening: 0.0,
-            weight_decay: self.options.weight_decay,
-            nesterov: self.options.nesterov,
+            weight_decay: self.config.weight_decay,
+            nesterov: self.config.nesterov,
         };
         match &mut self.state {
-            Momentum::None(state) => state.update(|batch| update(batch, &[], &options, scalars)),
+            Momentum::None(state) => state.update(|batch| update(batch, &[], &config, scalars)),
             Momentum::Buffer(state) => {
-                state.update(|batch| update(batch, &batch.slots[0], &options, scalars))
+                state.update(|batch| update(batch, &batch.slots[0], &config, scalars))
             }
         }
     }
@@ -81,6 +69,13 @@ impl Optimizer for Sgd {
         match &self.state {
             Momentum::None(state) => state.kinds(),
             Momentum::Buffer(state) => state.kinds(),
+        }
+    }
+
+    fn num_moments(&self, _: &Parameter) -> u64 {
+        match &self.state {
+            Momentum::None(_) => 0,
+            Momentum::Buffer(state) => state.num_moments(),
         }
     }
 
@@ -102,7 +97,7 @@ impl Optimizer for Sgd {
 fn update<const N: usize>(
     batch: &Batch<N>,
     momenta: &[Tensor],
-    options: &kernel::Sgd,
+    config: &kernel::Sgd,
     scalars: DeviceScalars<'_>,
 ) -> Result<()> {
     let scale = batch.fused_scale(scalars.grad_scale)?;
@@ -113,7 +108,7 @@ fn update<const N: usize>(
         &batch.parameters,
         &batch.gradients,
         momenta,
-        options,
+        config,
         is_first_step,
         DeviceScalars {
             grad_scale: scale.as_ref(),
@@ -125,10 +120,10 @@ fn update<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::fixture::Fixture;
+    use crate::fixture::Fixture;
 
     /// SGD as in the PyTorch documentation, element by element.
-    fn reference(o: SgdOptions) -> impl FnMut(&mut [f64], &[f64], f64) {
+    fn reference(o: SgdConfig) -> impl FnMut(&mut [f64], &[f64], f64) {
         let mut buffer = vec![0.0; 64];
         move |w, g, lr| {
             for i in 0..w.len() {
@@ -143,27 +138,27 @@ mod tests {
     #[test]
     fn equals_the_formula() {
         for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
-            let options = SgdOptions {
+            let config = SgdConfig {
                 momentum,
                 nesterov,
                 weight_decay: 0.05,
             };
             Fixture::new().assert_follows(
-                |parameters| Sgd::new(options, parameters),
-                || reference(options),
+                |parameters| Sgd::new(parameters, config),
+                || reference(config),
             );
         }
     }
 
     #[test]
     fn without_momentum_there_is_no_state() {
-        let options = SgdOptions {
+        let config = SgdConfig {
             momentum: 0.0,
             nesterov: false,
             weight_decay: 0.0,
         };
         let fixture = Fixture::new();
-        let mut sgd = Sgd::new(options, fixture.parameters());
+        let mut sgd = Sgd::new(fixture.parameters(), config);
         fixture.set_gradients(0);
         sgd.step(0.1).unwrap();
         assert!(sgd.state().is_empty());

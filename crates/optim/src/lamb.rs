@@ -2,28 +2,31 @@
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
-use trainyard_torch::kernel;
+use trainyard_torch::{World, kernel};
 
-use super::adamw::{AdamWOptions, MOMENTS};
-use super::batch::Batch;
-use super::state::State;
-use super::trust::{elements, is_set, norms, ratio_or_one};
-use super::{DeviceScalars, Optimizer};
-use crate::Result;
+use crate::adamw::{AdamWConfig, MOMENTS};
+use crate::batch::Batch;
+use crate::shard_groups::ShardGroups;
+use crate::state::State;
+use crate::trust::{elements, full_norms, is_set, ratio_or_one, zero_norms};
+use crate::{DeviceScalars, Optimizer, Result};
 
-/// LAMB, as `foreach` operations on all parameters of a dtype.
+/// LAMB, as `foreach` operations on all parameters of a dtype. Norms are those of full parameters, over the ranks that
+/// hold their shards.
 pub struct Lamb {
-    options: AdamWOptions,
+    config: AdamWConfig,
     state: State<3>,
+    shards: ShardGroups,
 }
 
 impl Lamb {
-    /// A LAMB optimizer for these parameters.
-    pub fn new(options: AdamWOptions, parameters: Vec<Parameter>) -> Lamb {
-        Lamb {
-            options,
+    /// A LAMB optimizer for these parameters, which may be sharded over ranks of `world`.
+    pub fn new(parameters: Vec<Parameter>, config: AdamWConfig, world: &World) -> Result<Lamb> {
+        Ok(Lamb {
+            config,
+            shards: ShardGroups::new(&parameters, world)?,
             state: State::new(MOMENTS, parameters),
-        }
+        })
     }
 }
 
@@ -32,19 +35,33 @@ impl Optimizer for Lamb {
         if is_set(scalars.found_inf)? {
             return Ok(());
         }
-        let options = self.options;
-        self.state.update(|batch| {
-            batch.divide_gradients(scalars.grad_scale)?;
-            advance_moments(batch, &options)?;
-            let direction = direction(batch, &options)?;
-            let trust = ratio_or_one(&norms(&batch.parameters)?, &norms(&direction)?)?;
-            kernel::foreach_mul_list_(&direction, &elements(&trust, batch.kind)?)?;
-            Ok(kernel::foreach_add_(&batch.parameters, &direction, -lr)?)
+        let (config, shards) = (self.config, &self.shards);
+        let zeros = zero_norms(self.state.parameters())?;
+        self.state.update_together(|batches| {
+            let mut directions = Vec::with_capacity(batches.len());
+            for batch in batches {
+                batch.divide_gradients(scalars.grad_scale)?;
+                advance_moments(batch, &config)?;
+                directions.push(direction(batch, &config)?);
+            }
+            let norms = full_norms(batches, &directions, shards, zeros)?;
+            for ((batch, direction), [weights, updates]) in
+                batches.iter().zip(&directions).zip(norms)
+            {
+                let trust = ratio_or_one(&weights, &updates)?;
+                kernel::foreach_mul_list_(direction, &elements(&trust, batch.kind)?)?;
+                kernel::foreach_add_(&batch.parameters, direction, -lr)?;
+            }
+            Ok(())
         })
     }
 
     fn kinds(&self) -> Vec<&'static str> {
         self.state.kinds()
+    }
+
+    fn num_moments(&self, _: &Parameter) -> u64 {
+        self.state.num_moments()
     }
 
     fn state(&self) -> Vec<(String, Tensor)> {
@@ -57,34 +74,34 @@ impl Optimizer for Lamb {
 }
 
 /// Increments the step counts and updates both moments.
-fn advance_moments(batch: &Batch<3>, options: &AdamWOptions) -> Result<()> {
+fn advance_moments(batch: &Batch<3>, config: &AdamWConfig) -> Result<()> {
     let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
     let gradients = &batch.gradients;
     for step in steps {
         let _ = step.shallow_clone().f_add_scalar_(1)?;
     }
-    kernel::foreach_lerp_(exp_avgs, gradients, 1.0 - options.beta1)?;
-    kernel::foreach_mul_(exp_avg_sqs, options.beta2)?;
-    kernel::foreach_addcmul_(exp_avg_sqs, gradients, gradients, 1.0 - options.beta2)?;
+    kernel::foreach_lerp_(exp_avgs, gradients, 1.0 - config.beta1)?;
+    kernel::foreach_mul_(exp_avg_sqs, config.beta2)?;
+    kernel::foreach_addcmul_(exp_avg_sqs, gradients, gradients, 1.0 - config.beta2)?;
     Ok(())
 }
 
 /// The bias-corrected update direction of Adam plus weight decay, as new tensors.
-fn direction(batch: &Batch<3>, options: &AdamWOptions) -> Result<Vec<Tensor>> {
+fn direction(batch: &Batch<3>, config: &AdamWConfig) -> Result<Vec<Tensor>> {
     let [exp_avgs, exp_avg_sqs, steps] = &batch.slots;
     let steps = Tensor::f_stack(steps, 0)?.f_to_kind(Kind::Double)?;
-    let first = bias_correction(options.beta1, &steps)?.f_reciprocal()?;
-    let second = bias_correction(options.beta2, &steps)?.f_rsqrt()?;
+    let first = bias_correction(config.beta1, &steps)?.f_reciprocal()?;
+    let second = bias_correction(config.beta2, &steps)?.f_rsqrt()?;
 
     let denominators = kernel::foreach_sqrt(exp_avg_sqs)?;
     kernel::foreach_mul_list_(&denominators, &elements(&second, batch.kind)?)?;
     let ones = elements(&steps.f_ones_like()?, batch.kind)?;
-    kernel::foreach_add_(&denominators, &ones, options.eps)?;
+    kernel::foreach_add_(&denominators, &ones, config.eps)?;
 
     let directions = zeros_like(exp_avgs)?;
     kernel::foreach_addcdiv_(&directions, exp_avgs, &denominators, 1.0)?;
     kernel::foreach_mul_list_(&directions, &elements(&first, batch.kind)?)?;
-    kernel::foreach_add_(&directions, &batch.parameters, options.weight_decay)?;
+    kernel::foreach_add_(&directions, &batch.parameters, config.weight_decay)?;
     Ok(directions)
 }
 
@@ -102,9 +119,9 @@ fn zeros_like(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::fixture::{Fixture, norm};
+    use crate::fixture::{Fixture, norm, one_rank};
 
-    const OPTIONS: AdamWOptions = AdamWOptions {
+    const CONFIG: AdamWConfig = AdamWConfig {
         beta1: 0.9,
         beta2: 0.99,
         eps: 1e-6,
@@ -114,7 +131,7 @@ mod tests {
     /// LAMB as in the paper, element by element.
     fn reference() -> impl FnMut(&mut [f64], &[f64], f64) {
         let (mut m, mut v, mut t) = (vec![0.0; 64], vec![0.0f64; 64], 0);
-        let o = OPTIONS;
+        let o = CONFIG;
         move |w, g, lr| {
             t += 1;
             let mut u = vec![0.0; w.len()];
@@ -139,6 +156,9 @@ mod tests {
 
     #[test]
     fn equals_the_formula() {
-        Fixture::new().assert_follows(|parameters| Lamb::new(OPTIONS, parameters), reference);
+        Fixture::new().assert_follows(
+            |parameters| Lamb::new(parameters, CONFIG, &one_rank()).unwrap(),
+            reference,
+        );
     }
 }

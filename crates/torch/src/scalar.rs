@@ -6,12 +6,12 @@ use tch::{Kind, Tensor};
 use crate::Result;
 
 /// A float32 zero on the device of `tensor`: the sum over none of its elements.
-pub(crate) fn scalar_zero_like(tensor: &Tensor) -> Result<Tensor> {
+pub fn zero_like(tensor: &Tensor) -> Result<Tensor> {
     let none = tensor.f_reshape([-1i64])?.f_narrow(0, 0, 0)?;
     Ok(none.f_sum(Kind::Float)?)
 }
 
 /// A float32 scalar on the device of `tensor`.
-pub(crate) fn scalar_like(tensor: &Tensor, value: f64) -> Result<Tensor> {
-    Ok(scalar_zero_like(tensor)?.f_add_scalar(value)?)
+pub fn like(tensor: &Tensor, value: f64) -> Result<Tensor> {
+    Ok(zero_like(tensor)?.f_add_scalar(value)?)
 }

@@ -3,41 +3,43 @@
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
+use trainyard_torch::World;
+use trainyard_trace::Ledger;
 
-use super::{DeviceScalars, Optimizer};
+use crate::{DeviceScalars, Optimizer};
 
 /// Test parameters, named `p0`, `p1`, ...
-pub(super) struct Fixture(Vec<Parameter>);
+pub(crate) struct Fixture(Vec<Parameter>);
 
 impl Fixture {
     /// Three parameters, the last of them all zeros.
-    pub(super) fn new() -> Fixture {
+    pub(crate) fn new() -> Fixture {
         let first: Vec<f64> = (0..6).map(|i| wave(i, 1)).collect();
         let second: Vec<f64> = (0..5).map(|i| 10.0 * wave(i, 2)).collect();
         Fixture::with(&[&first, &second, &[0.0; 4]])
     }
 
     /// One parameter for each list of values.
-    pub(super) fn with(values: &[&[f64]]) -> Fixture {
+    pub(crate) fn with(values: &[&[f64]]) -> Fixture {
         let leaf = |values: &[f64]| Tensor::from_slice(values).set_requires_grad(true);
         let parameters = values.iter().enumerate();
         let named = parameters.map(|(i, v)| Parameter::from_tensor(format!("p{i}"), leaf(v)));
         Fixture(named.collect::<Result<_, _>>().unwrap())
     }
 
-    pub(super) fn parameters(&self) -> Vec<Parameter> {
+    pub(crate) fn parameters(&self) -> Vec<Parameter> {
         self.0.clone()
     }
 
-    pub(super) fn value(&self, index: usize) -> Vec<f64> {
+    pub(crate) fn value(&self, index: usize) -> Vec<f64> {
         numbers(self.0[index].tensor())
     }
 
-    pub(super) fn gradient(&self, index: usize) -> Vec<f64> {
+    pub(crate) fn gradient(&self, index: usize) -> Vec<f64> {
         numbers(&self.0[index].tensor().grad())
     }
 
-    pub(super) fn set_gradient(&self, index: usize, gradient: &[f64]) {
+    pub(crate) fn set_gradient(&self, index: usize, gradient: &[f64]) {
         let mut leaf = self.0[index].tensor().shallow_clone();
         leaf.zero_grad();
         (&leaf * Tensor::from_slice(gradient))
@@ -46,7 +48,7 @@ impl Fixture {
     }
 
     /// Sets the gradients of all parameters for a step.
-    pub(super) fn set_gradients(&self, step: usize) {
+    pub(crate) fn set_gradients(&self, step: usize) {
         for index in 0..self.0.len() {
             let length = self.value(index).len();
             let gradient: Vec<f64> = (0..length).map(|i| wave(i, 3 + index + 7 * step)).collect();
@@ -56,7 +58,7 @@ impl Fixture {
 
     /// Asserts that an optimizer computes the same as a reference rule on plain numbers (parameter, gradient,
     /// learning rate), with scaled gradients in every second step.
-    pub(super) fn assert_follows<O: Optimizer, R: FnMut(&mut [f64], &[f64], f64)>(
+    pub(crate) fn assert_follows<O: Optimizer, R: FnMut(&mut [f64], &[f64], f64)>(
         &self,
         optimizer: impl FnOnce(Vec<Parameter>) -> O,
         rule: impl Fn() -> R,
@@ -85,7 +87,12 @@ impl Fixture {
     }
 }
 
-pub(super) fn assert_close(found: &[f64], expected: &[f64]) {
+/// A world of one rank.
+pub(crate) fn one_rank() -> World {
+    World::single_rank(Ledger::new(0)).unwrap()
+}
+
+pub(crate) fn assert_close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
         let tolerance = 1e-12 * expected.abs().max(1.0);
@@ -96,15 +103,15 @@ pub(super) fn assert_close(found: &[f64], expected: &[f64]) {
     }
 }
 
-pub(super) fn norm(values: &[f64]) -> f64 {
+pub(crate) fn norm(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
-pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
+pub(crate) fn numbers(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape(-1i64)).unwrap()
 }
 
 /// Pseudo-random numbers between -1 and 1.
-fn wave(index: usize, salt: usize) -> f64 {
+pub(crate) fn wave(index: usize, salt: usize) -> f64 {
     (1.7 * index as f64 + 2.3 * salt as f64).sin()
 }

@@ -1,10 +1,11 @@
 //! Parameters grouped by the mesh axes that something happens over.
 
 use trainyard_mesh::AxisSet;
-use trainyard_nn::Parameter;
+
+use crate::Parameter;
 
 /// The parameters with the same axes, in the order in which each set of axes comes first.
-pub(crate) fn parameters_by_axes(
+pub fn parameters_by_axes(
     parameters: &[Parameter],
     axes_of: impl Fn(&Parameter) -> AxisSet,
 ) -> Vec<(AxisSet, Vec<Parameter>)> {

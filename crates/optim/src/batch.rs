@@ -7,25 +7,35 @@ use trainyard_torch::kernel;
 use crate::Result;
 
 /// Lists of equal length, one entry per parameter.
-pub(super) struct Batch<const N: usize> {
-    pub(super) kind: Kind,
-    pub(super) parameters: Vec<Tensor>,
-    pub(super) gradients: Vec<Tensor>,
+pub(crate) struct Batch<const N: usize> {
+    pub(crate) kind: Kind,
+    /// The indices of the parameters among all of the optimizer.
+    pub(crate) indices: Vec<usize>,
+    pub(crate) parameters: Vec<Tensor>,
+    pub(crate) gradients: Vec<Tensor>,
     /// One list per state slot.
-    pub(super) slots: [Vec<Tensor>; N],
+    pub(crate) slots: [Vec<Tensor>; N],
 }
 
 impl<const N: usize> Batch<N> {
-    pub(super) fn new(kind: Kind) -> Batch<N> {
+    pub(crate) fn new(kind: Kind) -> Batch<N> {
         Batch {
             kind,
+            indices: Vec::new(),
             parameters: Vec::new(),
             gradients: Vec::new(),
             slots: std::array::from_fn(|_| Vec::new()),
         }
     }
 
-    pub(super) fn push(&mut self, parameter: &Tensor, gradient: Tensor, state: &[Tensor]) {
+    pub(crate) fn push(
+        &mut self,
+        index: usize,
+        parameter: &Tensor,
+        gradient: Tensor,
+        state: &[Tensor],
+    ) {
+        self.indices.push(index);
         self.parameters.push(parameter.shallow_clone());
         self.gradients.push(gradient);
         for (slot, tensor) in self.slots.iter_mut().zip(state) {
@@ -34,7 +44,7 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Divides all gradients by `scale`, without reading it on the host.
-    pub(super) fn divide_gradients(&self, scale: Option<&Tensor>) -> Result<()> {
+    pub(crate) fn divide_gradients(&self, scale: Option<&Tensor>) -> Result<()> {
         match scale {
             Some(scale) => Ok(kernel::foreach_mul_tensor_(
                 &self.gradients,
@@ -46,7 +56,7 @@ impl<const N: usize> Batch<N> {
 
     /// The scale for a fused kernel, which reads it as float32. That is not precise enough for float64
     /// gradients: those are divided here, and `None` is returned.
-    pub(super) fn fused_scale(&self, scale: Option<&Tensor>) -> Result<Option<Tensor>> {
+    pub(crate) fn fused_scale(&self, scale: Option<&Tensor>) -> Result<Option<Tensor>> {
         if self.kind == Kind::Double {
             self.divide_gradients(scale)?;
             return Ok(None);
