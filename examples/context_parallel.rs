@@ -10,7 +10,7 @@
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-use trainyard::parallel::{GradSync, Strategy};
+use trainyard::parallel::{DataParallelWrapper, GradSync, Strategy};
 use trainyard::{
     Axis, Builder, Context, ContextParallel, ContextParallelMethod, Ddp, DdpOptions, Decoder,
     DecoderConfig, Model, Module, Purpose, ReduceOp, Result,

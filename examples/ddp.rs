@@ -8,7 +8,7 @@
 //! all ranks. Comments show the corresponding PyTorch calls.
 
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
+use trainyard::parallel::{DataParallelWrapper, Ddp, DdpOptions, GradSync, Strategy};
 use trainyard::tch::{
     self, Reduction,
     nn::{self, Module as _},

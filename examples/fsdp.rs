@@ -10,7 +10,9 @@
 
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-use trainyard::parallel::{FullyShard, GradSync, Precision, ShardOptions, Strategy};
+use trainyard::parallel::{
+    DataParallelWrapper, FullyShard, GradSync, Precision, ShardOptions, Strategy,
+};
 use trainyard::{
     Axis, Builder, Context, Decoder, DecoderConfig, Kind, Model, Module, Purpose, ReduceOp, Result,
 };

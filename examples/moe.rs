@@ -12,7 +12,7 @@ use trainyard::arch::{MoeConfig, ScoringFunc};
 use trainyard::data::Batch;
 use trainyard::nn::{ExpertParallel, Router};
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-use trainyard::parallel::{Ddp, DdpOptions, GradSync, Strategy};
+use trainyard::parallel::{DataParallelWrapper, Ddp, DdpOptions, GradSync, Strategy};
 use trainyard::{
     Axis, AxisSet, Builder, Context, Decoder, DecoderConfig, Group, Kind, Model, Module, Purpose,
     ReduceOp, Result, Tensor,

@@ -10,10 +10,11 @@
 
 use std::rc::Rc;
 
+use trainyard::cost::partition_balanced;
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
 use trainyard::parallel::{
-    ActivationSpec, Microbatch, Pipeline, StageModel, StepInputs, Strategy, partition_balanced,
+    ActivationSpec, DataParallelWrapper, Microbatch, Pipeline, StageModel, StepInputs, Strategy,
 };
 use trainyard::schedule::{ScheduleKind, ShardingPolicy};
 use trainyard::{
@@ -52,7 +53,7 @@ fn main() -> Result<()> {
     )?);
     let costs = vec![1.0; model.units().len()];
     let splits = partition_balanced(&costs, schedule.num_stages())?;
-    let mut stages: Vec<Box<dyn Strategy>> = Vec::new();
+    let mut stages: Vec<Box<dyn DataParallelWrapper>> = Vec::new();
     for stage in schedule.stages_of(group.index()) {
         let stage_model = StageModel::new(Rc::clone(&model), splits[stage].clone());
         let replicas = world.group(Axis::DpReplicate)?;

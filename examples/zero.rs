@@ -5,9 +5,12 @@
 //! trainyard run --standalone --nproc-per-node 2 -- target/release/examples/zero
 //! ```
 
+use trainyard::cost::CostModel;
 use trainyard::data::{Sampler, SyntheticTokens, step_batches};
 use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-use trainyard::parallel::{FullyShard, GradSync, ShardOptions, Stage, Strategy};
+use trainyard::parallel::{
+    DataParallelWrapper, FullyShard, GradSync, ShardOptions, Stage, Strategy,
+};
 use trainyard::torch::memory;
 use trainyard::{
     Axis, Builder, Context, Decoder, DecoderConfig, Device, Error, Model, Module, Result, World,

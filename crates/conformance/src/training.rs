@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{Config, Dtype};
+use trainyard_cost::{CommCounts, Volume};
 use trainyard_data::{Batch, Sampler, Source, step_batches};
 use trainyard_mesh::Axis;
 use trainyard_nn::Parameter;
-use trainyard_parallel::{CommCounts, DdpOptions, Volume};
+use trainyard_parallel::DdpOptions;
 use trainyard_torch::World;
 use trainyard_trace::{Ledger, Purpose, Totals};
 use trainyard_train::full_state_dict::full_parameters;

@@ -1,7 +1,7 @@
 //! Distributed data parallelism: a replica of the model per rank, with the batch split over ranks.
 //!
 //! ```no_run
-//! # use trainyard_parallel::{Ddp, DdpOptions, Strategy, GradSync};
+//! # use trainyard_parallel::{DataParallelWrapper, Ddp, DdpOptions, GradSync};
 //! # use trainyard_nn::{Context, Decoder, Model};
 //! # fn step(model: Decoder, group: trainyard_torch::Group, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = Ddp::new(model, &group, DdpOptions::default())?;
@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tch::Tensor;
+use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume, replicated_volume};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
@@ -26,8 +27,9 @@ use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::partial_grads::PartialGrads;
 use crate::reducer::{Reducer, ReducerConfig};
-use crate::strategy::{CommCounts, GradSync, Strategy};
-use crate::volume::{StateBytes, Volume, replicated_volume};
+use crate::strategy::{
+    DataParallelWrapper, GradSync, StepInputs, Strategy, evaluate_microbatches, run_microbatches,
+};
 
 /// Options of [`Ddp`].
 pub struct DdpOptions {
@@ -221,6 +223,23 @@ impl<M: Model> Ddp<M> {
 }
 
 impl<M: Model> Strategy for Ddp<M> {
+    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
+        run_microbatches(self, step)
+    }
+
+    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
+        evaluate_microbatches(self, step)
+    }
+
+    fn zero_grad(&self) -> Result<()> {
+        for parameter in &self.parameters {
+            autograd::clear_grad(parameter.tensor())?;
+        }
+        Ok(())
+    }
+}
+
+impl<M: Model> DataParallelWrapper for Ddp<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
         Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
@@ -262,14 +281,9 @@ impl<M: Model> Strategy for Ddp<M> {
         self.partial_grads.all_reduce()?;
         Ok(unused)
     }
+}
 
-    fn zero_grad(&self) -> Result<()> {
-        for parameter in &self.parameters {
-            autograd::clear_grad(parameter.tensor())?;
-        }
-        Ok(())
-    }
-
+impl<M: Model> CostModel for Ddp<M> {
     fn volume(&self, _: CommCounts, world_size: usize) -> Volume {
         // Every rank holds a replica, so partial gradients are reduced once in each of the groups that share them.
         let width = |p: &Parameter| p.kind().elt_size_in_bytes() as u64;

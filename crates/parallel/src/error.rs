@@ -63,16 +63,6 @@ pub enum ParallelError {
     /// Offload of a model with experts.
     #[error("offload does not support models with experts yet; set offload = \"none\"")]
     OffloadOfExperts,
-    /// The model has fewer units than the pipeline has stages.
-    #[error(
-        "{num_units} units cannot be partitioned into {num_stages} pipeline stages; use fewer stages or a deeper model"
-    )]
-    TooManyStages {
-        /// Number of stages.
-        num_stages: usize,
-        /// Number of units.
-        num_units: usize,
-    },
     /// The stages or the group do not match the schedule.
     #[error(
         "the schedule has {num_ranks} ranks and {num_stages} stages on this rank, but the group has {group_size} \

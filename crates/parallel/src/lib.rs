@@ -20,7 +20,6 @@ mod precision;
 mod recompute;
 mod reducer;
 mod strategy;
-mod volume;
 mod zero;
 
 pub use bucket::{BucketLimits, assign_buckets};
@@ -29,9 +28,11 @@ pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
 pub use loss_scale::{LossScale, StepDecision, scaled};
-pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding, partition_balanced};
+pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
-pub use strategy::{CommCounts, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy};
-pub use volume::{ShardedModel, StateBytes, Volume, Widths, replicated_volume};
-pub use zero::{FlatParam, FullyShard, OffloadOptions, Reshard, ShardOptions, Stage, shard_axes};
+pub use strategy::{
+    DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy,
+};
+pub use trainyard_cost::{Reshard, Stage};
+pub use zero::{FlatParam, FullyShard, OffloadOptions, ShardOptions, shard_axes};

@@ -11,7 +11,7 @@ use trainyard_torch::{Group, ReduceOp, kernel, memory};
 use trainyard_trace::{MemoryKind, Purpose};
 
 use crate::error::Result;
-use crate::volume::PartialGradBytes;
+use trainyard_cost::PartialGradBytes;
 
 /// Parameters with partial gradients, by the group that reduces them.
 pub(crate) struct PartialGrads(Vec<(Group, Vec<Parameter>)>);

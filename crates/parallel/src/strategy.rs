@@ -1,6 +1,7 @@
-//! The interface between a training loop and a parallelism strategy.
+//! The interface between a training loop and a parallelism strategy, and what a pipeline needs of its stages.
 
 use tch::Tensor;
+use trainyard_cost::CostModel;
 use trainyard_nn::weight_gradients::WeightGradients;
 use trainyard_nn::{Context, Model, Parameter, Run};
 use trainyard_optim::{DeviceScalars, Optimizer};
@@ -9,7 +10,6 @@ use trainyard_trace::{Ledger, SpanKind};
 use crate::error::Result;
 use crate::loss_scale::backward_loss;
 use crate::offload::Counters;
-use crate::volume::{StateBytes, Volume};
 
 /// How a backward pass synchronizes gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,30 +18,8 @@ pub enum GradSync {
     Full,
     /// Accumulates them: a pass of gradient accumulation. Sharded gradients are still reduce-scattered to shards.
     ShardOnly,
-    /// Accumulates them unsharded, without communication: a later pass or [`Strategy::start_reduce`] reduces them.
+    /// Accumulates them unsharded, without communication: a later pass or [`DataParallelWrapper::start_reduce`] reduces them.
     None,
-}
-
-/// How often a step communicates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CommCounts {
-    /// Forward and backward passes.
-    pub num_microbatches: u64,
-    /// Reductions of sharded gradients.
-    pub num_reductions: u64,
-    /// How often all parameters are gathered for several passes; none if each pass gathers them itself.
-    pub num_gathers: Option<u64>,
-}
-
-impl CommCounts {
-    /// Every micro-batch gathers parameters and reduces gradients itself.
-    pub fn per_microbatch(num_microbatches: usize) -> CommCounts {
-        CommCounts {
-            num_microbatches: num_microbatches as u64,
-            num_reductions: num_microbatches as u64,
-            num_gathers: None,
-        }
-    }
 }
 
 /// A step of an optimizer, which a strategy may take unit by unit.
@@ -85,26 +63,66 @@ pub struct StepInputs<'a> {
     pub ledger: &'a Ledger,
 }
 
-/// A model trained on many ranks: its gradients become those of the global batch.
+/// A model trained on many ranks: what a training step needs.
 ///
 /// Its parameters are the ones that this rank trains: full parameters or shards. Optimizers, gradient clipping and
 /// checkpoints work on them and need only their layouts.
-pub trait Strategy: Model {
+pub trait Strategy: Model + CostModel {
+    /// Runs forward and backward of all micro-batches: gradients become those of the global batch. Returns this rank's
+    /// loss, if it computes one.
+    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>>;
+
+    /// Runs forward of all micro-batches without gradients. Returns this rank's loss, if it computes one.
+    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>>;
+
+    /// Clears the gradients of all parameters.
+    fn zero_grad(&self) -> Result<()>;
+
+    /// Steps the optimizer. A strategy that steps per unit calls the optimizer several times, each time with the
+    /// gradients of one unit only.
+    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
+        step.take()
+    }
+
+    /// This rank's replicas of tied parameters that another rank owns. They are trained here too, but must not be
+    /// counted twice.
+    fn tied_replicas(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    /// Waits for communication that a step left in flight.
+    fn wait_pending(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Visits every parameter while it is in memory.
+    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        self.parameters().iter().try_for_each(visitor)
+    }
+
+    /// Counters of the offload files, if states are offloaded.
+    fn offload_counters(&self) -> Vec<Counters> {
+        Vec::new()
+    }
+}
+
+/// A data-parallel wrapper of a model: single passes, for a loop of one's own and for the stages of a pipeline.
+pub trait DataParallelWrapper: Strategy {
     /// Runs the model on this rank's part of the batch.
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run>;
 
     /// Computes gradients and, with [`GradSync::Full`], waits until they are reduced over all ranks. Returns the
-    /// names of parameters that no rank used, if the strategy looks for them.
+    /// names of parameters that no rank used, if the wrapper looks for them.
     fn backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<Vec<String>> {
         self.start_backward(run, loss, sync)?;
         self.finish_reduce()
     }
 
-    /// Computes gradients and starts their reduction, which [`Strategy::finish_reduce`] waits for.
+    /// Computes gradients and starts their reduction, which [`finish_reduce`](Self::finish_reduce) waits for.
     fn start_backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<()>;
 
-    /// As [`Strategy::start_backward`], interleaved with `other` if the strategy supports it: each computes while
-    /// the other communicates.
+    /// As [`start_backward`](Self::start_backward), interleaved with `other` if the wrapper supports it: each computes
+    /// while the other communicates.
     fn start_backward_interleaved(
         &self,
         run: Run,
@@ -131,8 +149,8 @@ pub trait Strategy: Model {
     /// as for a backward pass.
     fn start_reduce(&self, sync: GradSync) -> Result<()>;
 
-    /// Waits for the reductions in flight. Returns the names of parameters that no rank used, if the strategy
-    /// looks for them.
+    /// Waits for the reductions in flight. Returns the names of parameters that no rank used, if the wrapper looks for
+    /// them.
     fn finish_reduce(&self) -> Result<Vec<String>>;
 
     /// Gathers all parameters and keeps them for several passes.
@@ -140,102 +158,69 @@ pub trait Strategy: Model {
         Ok(())
     }
 
-    /// Releases the parameters that [`Strategy::unshard`] gathered.
+    /// Releases the parameters that [`unshard`](Self::unshard) gathered.
     fn reshard(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Runs forward and backward of all micro-batches. Returns this rank's loss, if it computes one.
-    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
-        let mut total: Option<Tensor> = None;
-        for (index, microbatch) in step.microbatches.iter().enumerate() {
-            let sync = if index + 1 == step.microbatches.len() {
-                GradSync::Full
-            } else {
-                GradSync::ShardOnly
-            };
-            // With several micro-batches, weight gradients are added in place to those of earlier passes, unless
-            // hooks must see each of them.
-            let weights = WeightGradients::default();
-            let (run, loss) = {
-                let _span = step.ledger.enter(SpanKind::Forward, "forward");
-                let run = match step.microbatches.len() {
-                    1 => self.forward(microbatch.inputs, &microbatch.cx)?,
-                    _ => weights.record(|| self.forward(microbatch.inputs, &microbatch.cx))?,
-                };
-                let sum = self.loss(run.output(), microbatch.targets)?;
-                (run, sum.f_div_scalar(step.count)?)
-            };
-            {
-                let _span = step.ledger.enter(SpanKind::Backward, "backward");
-                if sync == GradSync::ShardOnly || !self.needs_grad_hooks() {
-                    weights.add_in_place();
-                }
-                self.backward(
-                    run,
-                    &backward_loss(&loss, step.scale, step.is_guarded)?,
-                    sync,
-                )?;
-            }
-            total = Some(accumulated(total, loss.f_detach()?)?);
-        }
-        Ok(total)
-    }
-
-    /// Runs forward of all micro-batches without gradients. Returns this rank's loss, if it computes one.
-    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
-        let mut total: Option<Tensor> = None;
-        for microbatch in &step.microbatches {
-            let loss = tch::no_grad(|| -> Result<Tensor> {
-                let run = self.forward(microbatch.inputs, &microbatch.cx)?;
-                Ok(self.loss(&run.into_output(), microbatch.targets)?)
-            })?;
-            total = Some(accumulated(total, loss.f_div_scalar(step.count)?)?);
-        }
-        Ok(total)
-    }
-
-    /// Clears the gradients of all parameters.
-    fn zero_grad(&self) -> Result<()>;
-
-    /// Steps the optimizer. A strategy that steps per unit calls the optimizer several times, each time with the
-    /// gradients of one unit only.
-    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
-        step.take()
-    }
-
-    /// Whether [`Strategy::optimizer_step`] steps unit by unit. The strategy then sets the gradients itself, and no
-    /// other parameter may have one at that time.
+    /// Whether [`Strategy::optimizer_step`] steps unit by unit. The wrapper then sets the gradients itself, and no other
+    /// parameter may have one at that time.
     fn steps_per_unit(&self) -> bool {
         false
     }
+}
 
-    /// This rank's replicas of tied parameters that another rank owns. They are trained here too, but must not be
-    /// counted twice.
-    fn tied_replicas(&self) -> Vec<Parameter> {
-        Vec::new()
+/// [`Strategy::run_step`] of a wrapper: one micro-batch after the other.
+pub(crate) fn run_microbatches(
+    model: &impl DataParallelWrapper,
+    step: &StepInputs<'_>,
+) -> Result<Option<Tensor>> {
+    let mut total: Option<Tensor> = None;
+    for (index, microbatch) in step.microbatches.iter().enumerate() {
+        let sync = if index + 1 == step.microbatches.len() {
+            GradSync::Full
+        } else {
+            GradSync::ShardOnly
+        };
+        // With several micro-batches, weight gradients are added in place to those of earlier passes, unless
+        // hooks must see each of them.
+        let weights = WeightGradients::default();
+        let (run, loss) = {
+            let _span = step.ledger.enter(SpanKind::Forward, "forward");
+            let run = match step.microbatches.len() {
+                1 => model.forward(microbatch.inputs, &microbatch.cx)?,
+                _ => weights.record(|| model.forward(microbatch.inputs, &microbatch.cx))?,
+            };
+            let sum = model.loss(run.output(), microbatch.targets)?;
+            (run, sum.f_div_scalar(step.count)?)
+        };
+        {
+            let _span = step.ledger.enter(SpanKind::Backward, "backward");
+            if sync == GradSync::ShardOnly || !model.needs_grad_hooks() {
+                weights.add_in_place();
+            }
+            let scaled = backward_loss(&loss, step.scale, step.is_guarded)?;
+            model.backward(run, &scaled, sync)?;
+        }
+        total = Some(accumulated(total, loss.f_detach()?)?);
     }
+    Ok(total)
+}
 
-    /// Waits for communication that a step left in flight.
-    fn wait_pending(&self) -> Result<()> {
-        Ok(())
+/// [`Strategy::evaluate`] of a wrapper.
+pub(crate) fn evaluate_microbatches(
+    model: &impl DataParallelWrapper,
+    step: &StepInputs<'_>,
+) -> Result<Option<Tensor>> {
+    let mut total: Option<Tensor> = None;
+    for microbatch in &step.microbatches {
+        let loss = tch::no_grad(|| -> Result<Tensor> {
+            let run = model.forward(microbatch.inputs, &microbatch.cx)?;
+            Ok(model.loss(&run.into_output(), microbatch.targets)?)
+        })?;
+        total = Some(accumulated(total, loss.f_div_scalar(step.count)?)?);
     }
-
-    /// Visits every parameter while it is in memory.
-    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.parameters().iter().try_for_each(visitor)
-    }
-
-    /// Counters of the offload files, if states are offloaded.
-    fn offload_counters(&self) -> Vec<Counters> {
-        Vec::new()
-    }
-
-    /// Bytes that all `world_size` ranks send in a step with these counts, by formula.
-    fn volume(&self, counts: CommCounts, world_size: usize) -> Volume;
-
-    /// Bytes that this rank holds between steps, by formula, without the optimizer's state tensors.
-    fn states(&self) -> StateBytes;
+    Ok(total)
 }
 
 /// Adds `more` to an optional running total.

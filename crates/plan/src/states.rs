@@ -2,6 +2,7 @@
 
 use crate::{Offload, RankLayers, Strategy};
 use trainyard_arch::{BlockKind, BlockParameters, DecoderConfig};
+use trainyard_cost::{ShardedElements, Stage, StateBytes, StateWidths};
 
 /// The parameters of a rank, before data-parallel sharding.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -97,9 +98,10 @@ impl States {
         for (count, local) in units(shape, strategy, rank_layers) {
             let dense = states(strategy, local.dense, degrees.dp_shard * degrees.cp);
             let experts = states(strategy, local.experts, degrees.expert_shard());
-            sum.parameters += count * (dense.parameters + experts.parameters);
-            sum.gradients += count * (dense.gradients + experts.gradients);
-            sum.optimizer += count * (dense.optimizer + experts.optimizer);
+            let both: StateBytes = [dense, experts].into_iter().sum();
+            sum.parameters += count * both.parameters as f64;
+            sum.gradients += count * both.gradients as f64;
+            sum.optimizer += count * both.optimizer as f64;
         }
         let is_offloaded = strategy.offload != Offload::None;
         if is_offloaded {
@@ -115,34 +117,24 @@ impl States {
 
 /// The states of `parameters` parameters, sharded over `ranks` ranks according to the ZeRO stage. Shards have equal
 /// sizes, padded if necessary.
-fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> States {
+fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> StateBytes {
+    let (parameters, ranks) = (parameters.ceil() as u64, ranks.max(1) as u64);
+    let stage = Stage::numbered(strategy.zero_stage);
+    let shard = parameters.div_ceil(ranks);
     let precision = &strategy.precision;
-    let ranks = ranks.max(1) as f64;
-    let shard = (parameters / ranks).ceil();
-    let (full, shard) = match strategy.zero_stage {
-        0 => (parameters, parameters),
-        _ => (shard * ranks, shard),
-    };
-    let each = |bytes: usize, elements: f64| bytes as f64 * elements;
-    let gradients = match strategy.zero_stage {
-        0 => each(precision.gradient, full),
-        // The reduced shard is a view of the full gradient unless its type differs.
-        1 if precision.reduced == precision.gradient => each(precision.gradient, full),
-        1 => each(precision.gradient, full) + each(precision.reduced, shard),
-        _ => each(precision.reduced, shard),
-    };
-    let local = if strategy.zero_stage == 3 {
-        shard
-    } else {
-        full
-    };
-    States {
-        parameters: each(precision.parameter, local),
-        gradients,
-        optimizer: each(precision.optimizer, shard),
-        gathered: 0.0,
-        offloaded: 0.0,
-    }
+    StateBytes::of(
+        stage,
+        ShardedElements {
+            full: stage.map_or(parameters, |_| shard * ranks),
+            shard,
+        },
+        StateWidths {
+            parameter: precision.parameter as u64,
+            gradient: precision.gradient as u64,
+            reduced: precision.reduced as u64,
+            optimizer: precision.optimizer as u64,
+        },
+    )
 }
 
 /// One unit in use, one being prefetched, and the gradient of one: the budget of PyTorch's activation checkpointing

@@ -16,9 +16,9 @@ use trainyard_nn::{
     Parameter, SequenceParallel, SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
 };
 use trainyard_parallel::{
-    Bf16Compression, BucketLimits, Ddp, DdpOptions, FullyShard, GradientHook, OffloadOptions,
-    PlainReduction, Precision, RecomputeHooks, RecomputePlan, Reshard, ShardOptions, Stage,
-    Strategy,
+    Bf16Compression, BucketLimits, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
+    OffloadOptions, PlainReduction, Precision, RecomputeHooks, RecomputePlan, Reshard,
+    ShardOptions, Stage,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::Purpose;
@@ -225,7 +225,7 @@ pub fn strategy(
     model: Rc<dyn Model>,
     world: &World,
     plan: &RecomputePlan,
-) -> Result<Box<dyn Strategy>> {
+) -> Result<Box<dyn DataParallelWrapper>> {
     let mut unit_hooks: Vec<Rc<dyn UnitHooks>> = Vec::new();
     if !plan.is_empty() {
         unit_hooks.push(Rc::new(RecomputeHooks::new(

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use trainyard_checkpoint::CheckpointError;
 use trainyard_config::ConfigError;
+use trainyard_cost::TooManyStages;
 use trainyard_data::DataError;
 use trainyard_mesh::MeshError;
 use trainyard_nn::NnError;
@@ -119,6 +120,9 @@ pub enum TrainError {
         /// The lowest peak memory of any plan, in bytes.
         peak: u64,
     },
+    /// A pipeline has more stages than the model has units.
+    #[error(transparent)]
+    TooManyStages(#[from] TooManyStages),
     /// The optimizer failed, or its saved state is not that of this model.
     #[error(transparent)]
     Optim(#[from] OptimError),

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use trainyard_config::{Config, Offload, PipelineReduce, ReshardAfterForward};
+use trainyard_cost::partition_balanced;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Device, Model, Parameter, Router, Unit};
 use trainyard_parallel::{
     ActivationSpec, Pipeline, RecomputePlan, StageModel, Strategy, TiedEmbedding,
-    partition_balanced,
 };
 use trainyard_schedule::{GradReduction, Schedule, ShardingPolicy};
 use trainyard_torch::{World, meta};

@@ -137,7 +137,7 @@ impl Trainer {
         device: Device,
         plan: &RecomputePlan,
     ) -> Result<Trainer> {
-        let strategy = match world.mesh().size(Axis::Pp) {
+        let strategy: Box<dyn Strategy> = match world.mesh().size(Axis::Pp) {
             1 => {
                 let model = build::model(config, world, device)?;
                 build::strategy(config, model.into(), world, plan)?

@@ -5,7 +5,8 @@
 //!
 //! ```no_run
 //! use trainyard::optim::{AdamW, AdamWConfig, Optimizer};
-//! use trainyard::{Builder, Context, Ddp, DdpOptions, Model, Module, SimpleCnn, Strategy, GradSync};
+//! use trainyard::{Builder, Context, DataParallelWrapper, Ddp, DdpOptions, GradSync};
+//! use trainyard::{Model, Module, SimpleCnn, Strategy};
 //!
 //! fn main() -> trainyard::Result<()> {
 //!     let world = trainyard::init()?; // the ranks that `trainyard run` or torchrun started
@@ -30,6 +31,7 @@
 //! - [`arch`]: what a decoder is, and config.json of Hugging Face in both directions.
 //! - [`nn`]: parameters, modules, layers, models, and wrappers for `tch` models.
 //! - [`parallel`]: the strategies that wrap a model: DDP, FSDP (ZeRO), pipelines.
+//! - [`cost`]: what strategies send and hold, by closed formulas.
 //! - [`schedule`]: pipeline schedules.
 //! - [`data`]: datasets, the distributed sampler, the data loader.
 //! - [`optim`]: AdamW, SGD, LAMB, LARS and Muon, for full and for sharded parameters.
@@ -47,6 +49,7 @@ mod init;
 pub use tch;
 pub use trainyard_arch as arch;
 pub use trainyard_config as config;
+pub use trainyard_cost as cost;
 pub use trainyard_data as data;
 pub use trainyard_mesh as mesh;
 pub use trainyard_nn as nn;
@@ -67,7 +70,8 @@ pub use nn::{
     cross_entropy_sum,
 };
 pub use parallel::{
-    DataParallel, Ddp, DdpOptions, FullyShard, GradSync, Precision, ShardOptions, Strategy,
+    DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync, Precision,
+    ShardOptions, Strategy,
 };
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};

@@ -15,7 +15,7 @@ use super::planned_instruction::PlannedInstruction;
 use super::stage_comm::StageComm;
 use crate::error::{ParallelError, Result};
 use crate::loss_scale::backward_loss;
-use crate::strategy::{GradSync, Microbatch, StepInputs, Strategy, accumulated};
+use crate::strategy::{DataParallelWrapper, GradSync, Microbatch, StepInputs, accumulated};
 
 /// One step in progress.
 pub(super) struct Execution<'a> {
@@ -272,7 +272,7 @@ impl<'a> Execution<'a> {
 
 impl Pipeline {
     /// Logs, the first time, for how many parameters weight gradients are deferred.
-    fn log_deferred_once(&self, stage: &dyn Strategy, num_deferred: usize) {
+    fn log_deferred_once(&self, stage: &dyn DataParallelWrapper, num_deferred: usize) {
         if !self.has_logged.replace(true) {
             let num_parameters = stage.parameters().len();
             tracing::info!(

@@ -7,7 +7,6 @@
 //! forward with a backward, one computes while the other communicates (`trainyard_torch::interleave`).
 
 mod execution;
-mod partition;
 mod planned_instruction;
 mod stage_comm;
 mod stage_model;
@@ -17,17 +16,16 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use tch::Tensor;
-use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit};
+use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume};
+use trainyard_nn::{Model, Module, Parameter, Unit};
 use trainyard_schedule::{Instruction, Schedule, ShardingPolicy};
 use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
-use crate::strategy::{CommCounts, GradSync, OptimizerStep, StepInputs, Strategy};
-use crate::volume::{StateBytes, Volume};
+use crate::strategy::{DataParallelWrapper, OptimizerStep, StepInputs, Strategy};
 use execution::Execution;
 use planned_instruction::PlannedInstruction;
 
-pub use partition::partition_balanced;
 pub use stage_comm::ActivationSpec;
 pub use stage_model::StageModel;
 pub use tied_embedding::TiedEmbedding;
@@ -38,7 +36,7 @@ pub struct Pipeline {
     /// The instructions of this rank for one step.
     plan: Vec<PlannedInstruction>,
     /// This rank's stages with their indices.
-    stages: Vec<(usize, Box<dyn Strategy>)>,
+    stages: Vec<(usize, Box<dyn DataParallelWrapper>)>,
     group: Group,
     policy: ShardingPolicy,
     /// The activations that each stage but the last sends to the next.
@@ -65,7 +63,7 @@ impl Pipeline {
     /// all stages.
     pub fn new(
         schedule: Schedule,
-        stages: Vec<Box<dyn Strategy>>,
+        stages: Vec<Box<dyn DataParallelWrapper>>,
         group: &Group,
         activations: Vec<ActivationSpec>,
         policy: ShardingPolicy,
@@ -114,7 +112,7 @@ impl Pipeline {
         self.schedule.num_stages() - 1
     }
 
-    fn strategy(&self, stage: usize) -> Result<&dyn Strategy> {
+    fn strategy(&self, stage: usize) -> Result<&dyn DataParallelWrapper> {
         let found = self.stages.iter().find(|(number, _)| *number == stage);
         let (_, strategy) = found.ok_or(ParallelError::UnexpectedTask { stage })?;
         Ok(&**strategy)
@@ -160,29 +158,11 @@ impl Pipeline {
 }
 
 impl Strategy for Pipeline {
-    fn forward(&self, _: &Tensor, _: &Context) -> Result<Run> {
-        Err(ParallelError::FullStepsOnly)
-    }
-
-    fn start_backward(&self, _: Run, _: &Tensor, _: GradSync) -> Result<()> {
-        Err(ParallelError::FullStepsOnly)
-    }
-
-    fn start_reduce(&self, _: GradSync) -> Result<()> {
-        Err(ParallelError::FullStepsOnly)
-    }
-
-    fn finish_reduce(&self) -> Result<Vec<String>> {
-        let mut unused = Vec::new();
-        for (_, stage) in &self.stages {
-            unused.extend(stage.finish_reduce()?);
-        }
-        Ok(unused)
-    }
-
     fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
         let total = Execution::new(self, step).train()?;
-        self.finish_reduce()?;
+        for (_, stage) in &self.stages {
+            stage.finish_reduce()?;
+        }
         if let Some(tied) = &self.tied_embedding {
             tied.all_reduce(&self.group)?;
         }
@@ -221,9 +201,11 @@ impl Strategy for Pipeline {
         let mut stages = self.stages.iter();
         stages.try_for_each(|(_, stage)| stage.with_parameters(visitor))
     }
+}
 
+impl CostModel for Pipeline {
     fn volume(&self, _: CommCounts, world_size: usize) -> Volume {
-        let of_stage = |(number, stage): &(usize, Box<dyn Strategy>)| {
+        let of_stage = |(number, stage): &(usize, Box<dyn DataParallelWrapper>)| {
             stage.volume(self.comm_counts(*number), world_size / self.group.size())
         };
         let mut volume: Volume = self.stages.iter().map(of_stage).sum();

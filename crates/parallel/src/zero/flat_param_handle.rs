@@ -6,11 +6,12 @@ use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, autograd, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
+use super::FlatParam;
 use super::deferred_grads::DeferredGrads;
 use super::flat_tensor::{without_storage, zeros_flat};
 use super::offload_file::Loaded;
 use super::pool::Pool;
-use super::{FlatParam, Stage};
+use trainyard_cost::Stage;
 
 /// The types of a unit's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
+use trainyard_cost::{CommCounts, CostModel, ShardedModel, Stage, StateBytes, Volume, Widths};
 use trainyard_mesh::Axis;
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::HookHandle;
@@ -17,13 +18,15 @@ use super::fsdp_state::{CommConfig, FsdpState};
 use super::hooks::{FsdpHooks, register_grad_hooks};
 use super::offloaded_states::Offloaded;
 use super::prefetch::PrefetchPolicy;
-use super::{ShardOptions, Stage, lock, shard_axes_of};
+use super::{ShardOptions, lock, shard_axes_of};
 use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
 use crate::partial_grads::PartialGrads;
 use crate::precision::Precision;
-use crate::strategy::{CommCounts, GradSync, OptimizerStep, Strategy};
-use crate::volume::{ShardedModel, StateBytes, Volume, Widths};
+use crate::strategy::{
+    DataParallelWrapper, GradSync, OptimizerStep, StepInputs, Strategy, evaluate_microbatches,
+    run_microbatches,
+};
 
 /// A model whose states are sharded over the ranks of `dp_shard` and `cp` and replicated over `dp_replicate`; the
 /// states of experts are sharded over `efsdp`. Its parameters are this rank's shards.
@@ -179,6 +182,59 @@ impl<M: Model> FullyShard<M> {
 }
 
 impl<M: Model> Strategy for FullyShard<M> {
+    fn run_step(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
+        run_microbatches(self, step)
+    }
+
+    fn evaluate(&self, step: &StepInputs<'_>) -> Result<Option<Tensor>> {
+        evaluate_microbatches(self, step)
+    }
+
+    fn zero_grad(&self) -> Result<()> {
+        clear(self.all_shards());
+        self.for_each(FsdpState::clear_gradients)
+    }
+
+    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
+        if !self.steps_per_unit() {
+            return step.take();
+        }
+        if !self.has_gradients()? {
+            return Ok(());
+        }
+        // Gradients are set again unit by unit.
+        clear(self.all_shards());
+        for group in &self.param_groups {
+            match &self.offloaded {
+                Some(offloaded) => offloaded.optimizer_step(&group.units, &group.state, step)?,
+                None => group.step_in_memory(step)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_pending(&self) -> Result<()> {
+        self.for_each(FsdpState::wait_pending)
+    }
+
+    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        match (&self.offloaded, self.param_groups.first()) {
+            (Some(offloaded), Some(group)) => {
+                offloaded.with_parameters(&group.units, &group.state, visitor)
+            }
+            _ => self.parameters().iter().try_for_each(visitor),
+        }
+    }
+
+    fn offload_counters(&self) -> Vec<Counters> {
+        match (&self.offloaded, self.param_groups.first()) {
+            (Some(offloaded), Some(group)) => offloaded.counters(&group.state),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl<M: Model> DataParallelWrapper for FullyShard<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
         self.for_each(FsdpState::begin_forward)?;
         Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
@@ -225,54 +281,13 @@ impl<M: Model> Strategy for FullyShard<M> {
         self.for_each(FsdpState::reshard)
     }
 
-    fn zero_grad(&self) -> Result<()> {
-        clear(self.all_shards());
-        self.for_each(FsdpState::clear_gradients)
-    }
-
-    fn optimizer_step(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
-        if !self.steps_per_unit() {
-            return step.take();
-        }
-        if !self.has_gradients()? {
-            return Ok(());
-        }
-        // Gradients are set again unit by unit.
-        clear(self.all_shards());
-        for group in &self.param_groups {
-            match &self.offloaded {
-                Some(offloaded) => offloaded.optimizer_step(&group.units, &group.state, step)?,
-                None => group.step_in_memory(step)?,
-            }
-        }
-        Ok(())
-    }
-
     fn steps_per_unit(&self) -> bool {
         let stage = self.param_groups.first().map(|group| group.formulas.stage);
         self.offloaded.is_some() || stage != Some(Stage::Parameters)
     }
+}
 
-    fn wait_pending(&self) -> Result<()> {
-        self.for_each(FsdpState::wait_pending)
-    }
-
-    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        match (&self.offloaded, self.param_groups.first()) {
-            (Some(offloaded), Some(group)) => {
-                offloaded.with_parameters(&group.units, &group.state, visitor)
-            }
-            _ => self.parameters().iter().try_for_each(visitor),
-        }
-    }
-
-    fn offload_counters(&self) -> Vec<Counters> {
-        match (&self.offloaded, self.param_groups.first()) {
-            (Some(offloaded), Some(group)) => offloaded.counters(&group.state),
-            _ => Vec::new(),
-        }
-    }
-
+impl<M: Model> CostModel for FullyShard<M> {
     fn volume(&self, counts: CommCounts, world_size: usize) -> Volume {
         let of_group = |ParamGroup { formulas, .. }: &ParamGroup| {
             let num_ranks = formulas.num_shards * formulas.num_replicas;

@@ -48,19 +48,7 @@ use fsdp_state::FsdpState;
 pub use flat_param::FlatParam;
 pub use fully_shard::FullyShard;
 pub use offload_file::OffloadOptions;
-pub use prefetch::Reshard;
-
-/// The ZeRO stage: what is sharded. Each stage also shards what the stages before it do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// Stage 1: optimizer states, master weights included.
-    OptimizerStates,
-    /// Stage 2: gradients too.
-    Gradients,
-    /// Stage 3: parameters too.
-    #[default]
-    Parameters,
-}
+use trainyard_cost::{Reshard, Stage};
 
 /// Options of [`FullyShard`].
 pub struct ShardOptions {

@@ -1,16 +1,6 @@
 //! The policy of when a unit's parameters are gathered and released.
 
-/// Whether parameters are released after forward, as torchtitan's `fsdp_reshard_after_forward`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Reshard {
-    /// Releases those of all units but the last, which backward needs at once.
-    #[default]
-    Default,
-    /// Releases those of all units.
-    Always,
-    /// Releases none: they are gathered once per step and stay until backward has used them.
-    Never,
-}
+use trainyard_cost::Reshard;
 
 /// Which units are gathered ahead, and which stay gathered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -100,11 +100,9 @@ fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer
     let find = |name: &str| expected.iter().find(|(found, _)| found == name);
     let (_, tokens) = find("tokens").ok_or("no tokens")?;
     let (_, logits) = find("logits").ok_or("no logits")?;
-    let run = tch::no_grad(|| {
-        trainer
-            .model()
-            .forward(&tokens.to_device(world.device()), &Context::training(0))
-    })?;
+    let tokens = tokens.to_device(world.device());
+    let context = Context::training(0);
+    let run = tch::no_grad(|| trainyard_nn::run(trainer.model(), &tokens, &context, &[]))?;
     let found = run
         .into_output()
         .to_kind(Kind::Float)

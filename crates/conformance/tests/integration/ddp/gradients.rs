@@ -8,7 +8,7 @@ use trainyard_conformance::training::{debug_llama, divided, fingerprint};
 use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_data::collate;
 use trainyard_nn::{Context, Model, Module};
-use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, GradSync, Strategy};
+use trainyard_parallel::{BucketLimits, DataParallelWrapper, Ddp, DdpOptions, GradSync, Strategy};
 use trainyard_torch::{ReduceOp, storage};
 use trainyard_train::build;
 

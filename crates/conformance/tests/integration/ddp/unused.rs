@@ -5,7 +5,9 @@ use std::error::Error;
 use tch::{Device, Kind, Tensor};
 use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_nn::{Builder, Context, Init, Model, Module, NnError, Parameter, Unit, run};
-use trainyard_parallel::{BucketLimits, Ddp, DdpOptions, GradSync, ParallelError, Strategy};
+use trainyard_parallel::{
+    BucketLimits, DataParallelWrapper, Ddp, DdpOptions, GradSync, ParallelError, Strategy,
+};
 use trainyard_torch::ReduceOp;
 
 /// The branches that a rank uses, and the expected gradients.

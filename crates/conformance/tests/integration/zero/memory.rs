@@ -3,7 +3,8 @@
 use trainyard_config::{Config, Dtype};
 use trainyard_conformance::training::{Session, debug_llama, divided};
 use trainyard_conformance::{Outcome, Rank};
-use trainyard_parallel::{FullyShard, ShardedModel, StateBytes};
+use trainyard_cost::{ShardedModel, StateBytes};
+use trainyard_parallel::FullyShard;
 use trainyard_torch::memory;
 use trainyard_train::{Trainer, build};
 

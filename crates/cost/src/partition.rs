@@ -2,13 +2,26 @@
 
 use std::ops::Range;
 
-use crate::error::{ParallelError, Result};
+/// More stages than units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{num_units} units cannot be partitioned into {num_stages} pipeline stages; use fewer stages or a deeper model"
+)]
+pub struct TooManyStages {
+    /// The stages.
+    pub num_stages: usize,
+    /// The units.
+    pub num_units: usize,
+}
 
 /// Partitions units of the given costs into `num_stages` consecutive ranges such that the maximum cost of a stage
 /// is minimal; of several such partitions, the one that fills earlier stages.
-pub fn partition_balanced(costs: &[f64], num_stages: usize) -> Result<Vec<Range<usize>>> {
+pub fn partition_balanced(
+    costs: &[f64],
+    num_stages: usize,
+) -> Result<Vec<Range<usize>>, TooManyStages> {
     if num_stages == 0 || num_stages > costs.len() {
-        return Err(ParallelError::TooManyStages {
+        return Err(TooManyStages {
             num_stages,
             num_units: costs.len(),
         });

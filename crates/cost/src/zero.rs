@@ -1,91 +1,41 @@
-//! Communication volume and memory of a strategy, by formula.
-//!
-//! The formulas follow from the definition of the strategy, not from its code. `verify` and the tests compare them
-//! with what the ledger and the allocator measured.
+//! ZeRO: which states are sharded, and what a sharded model sends and holds.
 
-use std::iter::Sum;
+use crate::{CommCounts, ShardedElements, StateBytes, StateWidths, Volume};
 
-use serde::Serialize;
+/// The ZeRO stage: what is sharded. Each stage also shards what the stages before it do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Stage 1: optimizer states, master weights included.
+    OptimizerStates,
+    /// Stage 2: gradients too.
+    Gradients,
+    /// Stage 3: parameters too.
+    #[default]
+    Parameters,
+}
 
-use crate::strategy::CommCounts;
-use crate::zero::{Reshard, Stage};
+impl Stage {
+    /// The stage with this number; none for 0, which shards nothing.
+    pub fn numbered(number: usize) -> Option<Stage> {
+        match number {
+            0 => None,
+            1 => Some(Stage::OptimizerStates),
+            2 => Some(Stage::Gradients),
+            _ => Some(Stage::Parameters),
+        }
+    }
+}
 
-/// Bytes communicated in one step.
+/// Whether parameters are released after forward, as torchtitan's `fsdp_reshard_after_forward`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Volume {
-    /// Gradient bytes that one rank passes to reducing collectives.
-    pub reduced: u64,
-    /// Gradient bytes that all ranks together send.
-    pub gradients: u64,
-    /// Parameter bytes that all ranks together send.
-    pub parameters: u64,
-}
-
-/// The volume of one all-reduce of `bytes` of gradients over `num_ranks`: a reduce-scatter and an all-gather.
-pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
-    Volume {
-        reduced: bytes,
-        gradients: 2 * (num_ranks as u64 - 1) * bytes,
-        parameters: 0,
-    }
-}
-
-/// Sizes of gradients with a partial placement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartialGradBytes {
-    /// Bytes that this rank holds.
-    pub local: u64,
-    /// Bytes of the full parameters, over all ranks that shard one replica.
-    pub full: u64,
-    /// Number of ranks that hold partial sums of the same gradient.
-    pub num_ranks: u64,
-}
-
-impl Volume {
-    /// The volume of `num_groups` groups that each do the same.
-    #[must_use]
-    pub fn times(self, num_groups: usize) -> Volume {
-        let times = num_groups as u64;
-        Volume {
-            reduced: self.reduced,
-            gradients: times * self.gradients,
-            parameters: times * self.parameters,
-        }
-    }
-
-    /// Adds the all-reduce of partial gradients, with `num_replicas` replicas of the parameters.
-    #[must_use]
-    pub fn with_partial_grads(
-        mut self,
-        partial: &[PartialGradBytes],
-        num_replicas: usize,
-    ) -> Volume {
-        for bytes in partial {
-            self.reduced += bytes.local;
-            self.gradients += num_replicas as u64 * 2 * (bytes.num_ranks - 1) * bytes.full;
-        }
-        self
-    }
-}
-
-impl Sum for Volume {
-    fn sum<I: Iterator<Item = Volume>>(volumes: I) -> Volume {
-        volumes.fold(Volume::default(), |sum, volume| Volume {
-            reduced: sum.reduced + volume.reduced,
-            gradients: sum.gradients + volume.gradients,
-            parameters: sum.parameters + volume.parameters,
-        })
-    }
-}
-
-impl Sum for StateBytes {
-    fn sum<I: Iterator<Item = StateBytes>>(states: I) -> StateBytes {
-        states.fold(StateBytes::default(), |sum, state| StateBytes {
-            parameters: sum.parameters + state.parameters,
-            gradients: sum.gradients + state.gradients,
-            optimizer: sum.optimizer + state.optimizer,
-        })
-    }
+pub enum Reshard {
+    /// Releases those of all units but the last, which backward needs at once.
+    #[default]
+    Default,
+    /// Releases those of all units.
+    Always,
+    /// Releases none: they are gathered once per step and stay until backward has used them.
+    Never,
 }
 
 /// The properties of a sharded model that the formulas depend on.
@@ -116,17 +66,6 @@ pub struct Widths {
     pub param: u64,
     /// Of gradients in reductions.
     pub reduce: u64,
-}
-
-/// Bytes that one rank holds between steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct StateBytes {
-    /// Parameters in the type of computation.
-    pub parameters: u64,
-    /// Gradients.
-    pub gradients: u64,
-    /// Master weights, if they are not the parameters themselves, and the optimizer's moments.
-    pub optimizer: u64,
 }
 
 impl ShardedModel {
@@ -171,31 +110,24 @@ impl ShardedModel {
     /// The bytes that a rank holds between steps, without the optimizer's state tensors.
     pub fn states(&self) -> StateBytes {
         let elements: u64 = self.flat_sizes.iter().sum();
-        let shard = elements / self.num_shards as u64;
         let Widths {
             master,
             param,
             reduce,
         } = self.widths;
-        let has_master = u64::from(master != param);
-        let (parameters, gradients) = match self.stage {
-            Stage::OptimizerStates if param == reduce => (elements * param, elements * param),
-            Stage::OptimizerStates => (elements * param, elements * param + shard * reduce),
-            Stage::Gradients => (elements * param, shard * reduce),
-            Stage::Parameters => (shard * param, shard * reduce),
-        };
-        StateBytes {
-            parameters,
-            gradients,
-            optimizer: master * has_master * shard,
-        }
-    }
-}
-
-impl StateBytes {
-    /// The sum of all states.
-    pub fn total(&self) -> u64 {
-        self.parameters + self.gradients + self.optimizer
+        StateBytes::of(
+            Some(self.stage),
+            ShardedElements {
+                full: elements,
+                shard: elements / self.num_shards as u64,
+            },
+            StateWidths {
+                parameter: param,
+                gradient: param,
+                reduced: reduce,
+                optimizer: if master == param { 0 } else { master },
+            },
+        )
     }
 }
 
