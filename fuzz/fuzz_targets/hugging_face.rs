@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
+use trainyard_arch::DecoderConfig;
 use trainyard_checkpoint::{Checkpoint, store};
-use trainyard_config::ModelSpec;
 use trainyard_fuzz::bounded;
 
 const HEADER: &[u8] = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
@@ -26,10 +26,10 @@ fuzz_target!(|bytes: &[u8]| {
     std::fs::write(dir.join("model.safetensors.index.json"), bytes).expect("write the index");
     bounded(bytes.len(), || {
         if let Ok(text) = str::from_utf8(bytes)
-            && let Ok(model) = ModelSpec::from_hugging_face(text)
+            && let Ok(decoder) = DecoderConfig::from_hugging_face(text)
         {
-            let again = model.to_hugging_face().expect("a decoder").to_string();
-            ModelSpec::from_hugging_face(&again).expect("the config round-trips");
+            let again = decoder.to_hugging_face().expect("its own family has it");
+            DecoderConfig::from_hugging_face(&again.to_string()).expect("the config round-trips");
         }
         if let Ok(checkpoint) = Checkpoint::open(store::open(dir).expect("open the store"), ".") {
             let _ = checkpoint.verify(|_| ());

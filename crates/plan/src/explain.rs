@@ -137,7 +137,8 @@ fn bottleneck(result: &SearchResult, best: &Plan, capacity: f64) -> Bottleneck {
     }
 }
 
-pub(crate) fn diff(best: &Plan, plan: &Plan) -> PlanDiff {
+/// Why `plan` takes longer than `best`: the difference of every term of the step time.
+pub fn diff(best: &Plan, plan: &Plan) -> PlanDiff {
     let pairs = plan.time.terms().into_iter().zip(best.time.terms());
     let mut terms: Vec<(&'static str, f64)> = pairs
         .map(|((name, own), (_, chosen))| (name, own - chosen))

@@ -63,7 +63,7 @@ pub fn fit(runs: &[Run<'_>], before: &Constants, prior_stds: &[f64; NUM_CONSTANT
 }
 
 /// Fits the constants to any measurements: `errors` returns logarithms of predicted over measured values.
-pub(crate) fn fit_to(
+pub fn fit_to(
     errors: &dyn Fn(&Constants) -> Vec<f64>,
     before: &Constants,
     prior_stds: &[f64; NUM_CONSTANTS],

@@ -1,7 +1,7 @@
 //! A planner for distributed training: how to parallelize a model over a cluster, whether it fits in memory, how
 //! fast a step is, and why.
 //!
-//! Everything here is arithmetic. A model [`DecoderConfig`], a parallelization [`Strategy`] and a [`Cluster`] determine the
+//! Everything here is arithmetic. A model [`DecoderConfig`](trainyard_arch::DecoderConfig), a parallelization [`Strategy`] and a [`Cluster`] determine the
 //! bytes on every rank ([`memory()`]) and the seconds of a step ([`time()`]). [`search()`] evaluates every feasible
 //! strategy, and [`explain()`] reports why the best one won. The crate creates no tensors and does not link
 //! libtorch.
@@ -12,8 +12,8 @@
 //! runs.
 //!
 //! ```
-//! use trainyard_arch::Flavor;
-//! use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage, DecoderConfig};
+//! use trainyard_arch::{DecoderConfig, Flavor};
+//! use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, Precision, PrecisionByStage};
 //! use trainyard_plan::{Software, search};
 //!
 //! let cluster: Cluster = "64xH100".parse()?;
@@ -41,21 +41,17 @@ pub mod calibrate;
 mod calibration;
 mod check;
 mod cluster;
-pub mod compare;
 mod constants;
 pub mod cost_model;
 mod estimate;
 mod explain;
 mod fit;
 mod flops;
-pub mod framework;
 mod hardware;
 mod memory;
-mod model_file;
 mod network_model;
 mod operator;
 mod pipeline;
-pub mod report;
 mod search;
 mod software;
 mod sourced_value;
@@ -70,20 +66,20 @@ pub use calibration::Calibration;
 pub use check::StrategyError;
 pub use cluster::{Cluster, ClusterError};
 pub use constants::{Constants, NUM_CONSTANTS};
-pub use explain::{Bottleneck, Explanation, Input, NearestMiss, PlanDiff, Sensitivity, explain};
-pub use fit::{Run, fit};
+pub use explain::{
+    Bottleneck, Explanation, Input, NearestMiss, PlanDiff, Sensitivity, diff, explain,
+};
+pub use fit::{Run, fit, fit_to};
 pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
-pub use framework::{Framework, FrameworkError};
 pub use hardware::Accelerator;
 pub use memory::{Memory, Overheads, memory, peak};
-pub use model_file::{ModelFileError, load_decoder};
 pub use network_model::{Group, NetworkModel};
 pub use operator::{ComputeModel, Operator, Seconds, block_operators};
 pub use pipeline::{StageTime, bubble, in_flight, zero_bubble_h1};
 pub use search::{Plan, PlanRequest, SearchResult, search, search_mesh};
 pub use software::{AttentionKernel, Software};
 pub use sourced_value::{Basis, SourcedValue};
-pub use stages::{RankClass, RankLayers, blocks_of_stage};
+pub use stages::{RankClass, RankLayers, blocks_before, blocks_of_stage};
 pub use states::{LocalParameters, States};
 pub use strategy::{
     Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute, Strategy,

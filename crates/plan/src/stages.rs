@@ -68,7 +68,7 @@ pub fn blocks_of_stage(num_blocks: usize, num_stages: usize, stage: usize) -> us
 }
 
 /// The number of blocks before a stage.
-pub(crate) fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
+pub fn blocks_before(num_blocks: usize, num_stages: usize, stage: usize) -> usize {
     if num_stages > 2 && (num_blocks + 2).is_multiple_of(num_stages) {
         let each = (num_blocks + 2) / num_stages;
         return (each * stage).saturating_sub(usize::from(stage > 0));

@@ -3,8 +3,9 @@
 //! Every rank asks the planner. The result depends only on the config and the number of ranks, so all ranks agree.
 
 use trainyard_config::{Config, ModelSpec};
+use trainyard_interop::Framework;
 use trainyard_launcher::MAX_WORLD_SIZE;
-use trainyard_plan::{Framework, Plan, PrecisionByStage};
+use trainyard_plan::{Plan, PrecisionByStage};
 
 use super::plan::request::{cluster, request};
 use crate::failure::Failure;

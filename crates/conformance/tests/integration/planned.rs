@@ -6,8 +6,9 @@ use libtest_mimic::Trial;
 use trainyard_arch::{DecoderConfig, Flavor};
 use trainyard_config::Config;
 use trainyard_conformance::{as_trials, is_full_run};
+use trainyard_interop::Framework;
 use trainyard_plan::{
-    Degrees, Framework, Offload, PipelineLayout, PrecisionByStage, Recompute, States, Strategy,
+    Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, States, Strategy,
 };
 use trainyard_schedule::ScheduleKind;
 use trainyard_train::dry_run::dry_run;

@@ -11,7 +11,7 @@
 //! | [`Stage::Parameters`] | before each unit's forward and backward | after each | as in stage 2 |
 //!
 //! ```no_run
-//! # use trainyard_parallel::{FullyShard, ShardOptions, Strategy, GradSync};
+//! # use trainyard_parallel::{FullyShard, ShardOptions, DataParallelWrapper, GradSync};
 //! # use trainyard_nn::{Context, Decoder, Model};
 //! # fn step(model: Decoder, world: trainyard_torch::World, x: tch::Tensor, y: tch::Tensor) -> trainyard_parallel::Result<()> {
 //! let model = FullyShard::new(model, &world, ShardOptions::default())?;

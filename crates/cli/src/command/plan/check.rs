@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_plan::framework::LaunchInfo;
-use trainyard_plan::report::{Report, describe, describe_term};
-use trainyard_plan::{Calibration, Framework, Plan, PlanRequest, PrecisionByStage, load_decoder};
+use trainyard_interop::LaunchInfo;
+use trainyard_interop::{Framework, load_decoder};
+use trainyard_plan::{Calibration, Plan, PlanRequest, PrecisionByStage};
+use trainyard_plan_report::{Report, describe, describe_term};
 
 use super::request::{cluster, request};
 use super::{framework, read};

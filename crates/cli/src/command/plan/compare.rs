@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_plan::compare::{Comparison, Measured, Row, TraceBreakdown, with_constants};
-use trainyard_plan::report::{PlanFile, describe};
+use trainyard_plan_report::compare::{Comparison, Measured, Row, TraceBreakdown, with_constants};
+use trainyard_plan_report::{PlanFile, describe};
 use trainyard_trace::read_all;
 
 use super::{read, write};

@@ -10,9 +10,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use trainyard_arch::DecoderConfig;
-use trainyard_plan::framework::ParsedJob;
-use trainyard_plan::report::{ByteCounts, DryRun, RankBytes};
-use trainyard_plan::{Framework, Memory, Overheads, Software, Strategy, memory};
+use trainyard_interop::Framework;
+use trainyard_interop::ParsedJob;
+use trainyard_plan::{Memory, Overheads, Software, Strategy, memory};
+use trainyard_plan_report::{ByteCounts, DryRun, RankBytes};
 
 use crate::command::dry_run::simulated_gpu;
 use crate::engine;

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use trainyard_plan::Framework;
-use trainyard_plan::report::Style;
+use trainyard_interop::Framework;
+use trainyard_plan_report::Style;
 
 use crate::failure::Failure;
 

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_plan::report::Report;
-use trainyard_plan::{Cluster, Degrees, Framework, PrecisionByStage, load_decoder};
+use trainyard_interop::{Framework, load_decoder};
+use trainyard_plan::{Cluster, Degrees, PrecisionByStage};
+use trainyard_plan_report::Report;
 
 use super::dry_run::{DryRunOptions, dry_run_plan};
 use super::request::{cluster, precision, request};

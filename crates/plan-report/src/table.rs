@@ -1,0 +1,160 @@
+//! The best plans as a table for a terminal.
+
+use std::fmt::Write;
+
+use super::{GIB, Report};
+use trainyard_plan::{Offload, Plan};
+
+/// Whether the text contains ANSI colors.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub enum Style {
+    /// Plain text.
+    #[default]
+    Plain,
+    /// Headings and the best plan are highlighted.
+    Colored,
+}
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        match self {
+            Style::Plain => text.to_owned(),
+            Style::Colored => format!("\x1b[{code}m{text}\x1b[0m"),
+        }
+    }
+}
+
+const HEADINGS: [&str; 10] = [
+    "",
+    "mesh",
+    "schedule",
+    "micro-batches",
+    "recompute",
+    "ZeRO",
+    "peak GiB",
+    "step s",
+    "MFU",
+    "tok/s/GPU",
+];
+
+impl Report {
+    /// The best plans as a table, then the explanation.
+    pub fn to_text(&self, most: usize, style: Style) -> String {
+        let mut text = format!("{}\n", self.heading());
+        if !self.result.plans.is_empty() {
+            let _ = write!(text, "\n{}", self.table(most, style));
+        }
+        for sentence in self.sentences() {
+            let _ = write!(text, "\n{}", wrapped(&sentence));
+        }
+        text.push_str(&self.dry_run_text());
+        text.push('\n');
+        text
+    }
+
+    /// The request on one line.
+    pub fn heading(&self) -> String {
+        let request = &self.request;
+        let cluster = &request.cluster;
+        let nodes = if cluster.num_nodes == 1 {
+            "node"
+        } else {
+            "nodes"
+        };
+        format!(
+            "{} ({:.1} B parameters) on {} {} ({} {nodes} x {} GPUs), global batch {}, sequence length {}",
+            request.shape.name,
+            request.shape.num_parameters() as f64 / 1e9,
+            cluster.world_size(),
+            cluster.accelerator.name,
+            cluster.num_nodes,
+            cluster.gpus_per_node,
+            request.global_batch,
+            request.seq_len
+        )
+    }
+
+    fn table(&self, most: usize, style: Style) -> String {
+        let plans = self.result.plans.iter().take(most).enumerate();
+        let rows: Vec<[String; 10]> = plans.map(|(index, plan)| self.row(index, plan)).collect();
+        let width = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].len());
+            cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+        let line = |cells: &[String]| {
+            let mut line = String::new();
+            for (column, cell) in cells.iter().enumerate() {
+                let width = widths[column];
+                // Text is left-aligned, numbers are right-aligned.
+                let _ = match column {
+                    1 | 2 | 4 => write!(line, "{cell:<width$}  "),
+                    _ => write!(line, "{cell:>width$}  "),
+                };
+            }
+            line.trim_end().to_owned()
+        };
+        let mut text = style.paint("2", &line(&HEADINGS.map(str::to_owned)));
+        text.push('\n');
+        for (index, row) in rows.iter().enumerate() {
+            let line = line(row);
+            let line = if index == 0 {
+                style.paint("1;32", &line)
+            } else {
+                line
+            };
+            let _ = writeln!(text, "{line}");
+        }
+        text
+    }
+
+    fn row(&self, index: usize, plan: &Plan) -> [String; 10] {
+        let strategy = &plan.strategy;
+        let schedule = match strategy.degrees.pp {
+            1 => "-".to_owned(),
+            _ => strategy.pipeline.to_string(),
+        };
+        let offloaded = match strategy.offload {
+            Offload::None => "",
+            _ => ", offloaded",
+        };
+        [
+            (index + 1).to_string(),
+            strategy.degrees.to_string(),
+            schedule,
+            format!("{} x {}", strategy.micro_batch, strategy.num_microbatches()),
+            strategy.recompute.to_string(),
+            format!("{}{offloaded}", strategy.zero_stage),
+            format!(
+                "{:.1} ({})",
+                plan.memory.total() / GIB,
+                plan.memory.class.name()
+            ),
+            format!(
+                "{:.2} ({:.2}..{:.2})",
+                plan.time.likely, plan.time.low, plan.time.high
+            ),
+            format!("{:.1} %", 100.0 * self.utilization(plan)),
+            format!("{:.0}", self.tokens_per_second(plan)),
+        ]
+    }
+}
+
+/// Wraps a sentence at 100 columns, with continuation lines indented.
+fn wrapped(sentence: &str) -> String {
+    let mut text = String::new();
+    let mut room = 100usize;
+    for word in sentence.split(' ') {
+        if !text.is_empty() && word.len() + 1 > room {
+            text.push_str("\n  ");
+            room = 98;
+        } else if !text.is_empty() {
+            text.push(' ');
+            room = room.saturating_sub(1);
+        }
+        text.push_str(word);
+        room = room.saturating_sub(word.len());
+    }
+    text.push('\n');
+    text
+}
