@@ -13,6 +13,7 @@ mod olmo2;
 mod phi3;
 mod qwen;
 mod rope_keys;
+mod window_keys;
 
 use serde_json::{Map, Value, json};
 
