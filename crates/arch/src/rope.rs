@@ -40,6 +40,8 @@ pub enum RopeScaling {
         mscale: f64,
         /// How much all of attention is scaled instead.
         mscale_all_dim: f64,
+        /// The factor of the rotated part of queries and keys; it follows from the two before if absent.
+        attention_factor: Option<f64>,
     },
 }
 
@@ -51,8 +53,10 @@ impl RopeScaling {
                 factor,
                 mscale,
                 mscale_all_dim,
+                attention_factor,
                 ..
-            } => yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim),
+            } => attention_factor
+                .unwrap_or_else(|| yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)),
             RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
         }
     }
@@ -98,6 +102,8 @@ struct RopeScalingKeys {
     mscale: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mscale_all_dim: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_factor: Option<f64>,
 }
 
 impl RopeScalingKeys {
@@ -112,6 +118,7 @@ impl RopeScalingKeys {
             beta_slow: None,
             mscale: None,
             mscale_all_dim: None,
+            attention_factor: None,
         }
     }
 }
@@ -145,6 +152,7 @@ impl TryFrom<RopeScalingKeys> for RopeScaling {
                 beta_slow: keys.beta_slow.unwrap_or(1.0),
                 mscale: keys.mscale.unwrap_or(1.0),
                 mscale_all_dim: keys.mscale_all_dim.unwrap_or(0.0),
+                attention_factor: keys.attention_factor,
             },
         })
     }
@@ -172,12 +180,14 @@ impl From<RopeScaling> for RopeScalingKeys {
                 beta_slow,
                 mscale,
                 mscale_all_dim,
+                attention_factor,
             } => RopeScalingKeys {
                 original_max_position_embeddings: Some(original_max_position_embeddings),
                 beta_fast: Some(beta_fast),
                 beta_slow: Some(beta_slow),
                 mscale: Some(mscale),
                 mscale_all_dim: Some(mscale_all_dim),
+                attention_factor,
                 ..RopeScalingKeys::new(RopeType::Yarn, factor)
             },
         }
@@ -254,6 +264,7 @@ mod tests {
             beta_slow: 1.0,
             mscale: 1.0,
             mscale_all_dim: 1.0,
+            attention_factor: None,
         };
         let (plain, scaled) = (
             rotary_frequencies(64, 1e4, None),

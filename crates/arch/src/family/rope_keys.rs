@@ -27,6 +27,10 @@ pub(super) fn scaling(keys: &Keys) -> Result<Option<RopeScaling>, ArchError> {
 
 /// The scaling that the parameters of a rotary embedding describe.
 pub(super) fn read(rope: &Keys) -> Result<Option<RopeScaling>, ArchError> {
+    rope.refuse_unless(&[
+        ("partial_rotary_factor", json!(1.0)),
+        ("truncate", json!(true)),
+    ])?;
     // `type` is the name in older files.
     let kind = rope.text("rope_type")?.or(rope.text("type")?);
     let kind = kind.unwrap_or("default");
