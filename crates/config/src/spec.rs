@@ -223,7 +223,7 @@ fn read_decoder(folder: &Path) -> Result<DecoderConfig, ConfigError> {
         let what = format!("model.hf_assets_path: {}: {reason}", path.display());
         ConfigError::contradiction(
             what,
-            "use a Llama, Qwen 2, Qwen 3, Qwen 3 MoE, Mixtral, Gemma 3, OLMo 2, Phi-4, DeepSeek-V2, DeepSeek-V3 or GPT-2",
+            "use the folder of a supported model, which the book lists under Checkpoints",
         )
     };
     let text = std::fs::read_to_string(&path).map_err(|e| rejected(e.to_string()))?;
