@@ -10,6 +10,7 @@ mod keys;
 mod llama;
 mod mixtral;
 mod olmo2;
+mod olmo3;
 mod phi3;
 mod qwen;
 mod rope_keys;
@@ -31,7 +32,7 @@ struct Family {
 }
 
 /// All families; of two that can describe a decoder, the first is written.
-const FAMILIES: [Family; 13] = [
+const FAMILIES: [Family; 14] = [
     llama::LLAMA,
     qwen::QWEN2,
     qwen::QWEN3,
@@ -44,6 +45,7 @@ const FAMILIES: [Family; 13] = [
     deepseek::DEEPSEEK_V3,
     gemma3::GEMMA3,
     olmo2::OLMO2,
+    olmo3::OLMO3,
     phi3::PHI3,
 ];
 

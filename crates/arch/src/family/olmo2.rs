@@ -12,7 +12,7 @@ pub(super) const OLMO2: Family = Family {
     write,
 };
 
-fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
+pub(super) fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
     keys.refuse_unless(&[("attention_bias", json!(false))])?;
     Ok(DecoderConfig {
         norm_eps: keys.float("rms_norm_eps")?.unwrap_or(1e-5),
@@ -22,7 +22,7 @@ fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
     })
 }
 
-fn write(decoder: &DecoderConfig) -> Map<String, Value> {
+pub(super) fn write(decoder: &DecoderConfig) -> Map<String, Value> {
     let mut keys = llama::write(decoder);
     // It has no such key: a head is as wide as hidden_size / num_attention_heads.
     keys.remove("head_dim");

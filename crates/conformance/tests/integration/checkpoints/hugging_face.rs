@@ -17,7 +17,7 @@ use trainyard_train::{Trainer, checkpoint};
 
 use super::meshes::shared_folder;
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 12] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -26,6 +26,7 @@ const FAMILIES: [&str; 11] = [
     "qwen3_moe",
     "gemma3_text",
     "olmo2",
+    "olmo3",
     "phi3",
     "deepseek_v2",
     "deepseek_v3",

@@ -54,6 +54,9 @@ LATENT = dict(
     topk_group=2,
     routed_scaling_factor=2.5,
 )
+OLMO3_ROPE = dict(
+    full_attention=dict(YARN, attention_factor=1.2), sliding_attention=dict(rope_type="default", rope_theta=10000.0)
+)
 # What a family has and others do not, in sizes at which it matters.
 DETAILS = dict(
     qwen3=dict(head_dim=16),
@@ -62,6 +65,7 @@ DETAILS = dict(
     gemma3_text=dict(
         head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"], query_pre_attn_scalar=24
     ),
+    olmo3=dict(sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=OLMO3_ROPE),
     phi3=dict(pad_token_id=None, bos_token_id=None, eos_token_id=None),
     deepseek_v2=dict(LATENT, topk_method="group_limited_greedy"),
     deepseek_v3=dict(LATENT, norm_topk_prob=True, rope_parameters=YARN),
