@@ -1,5 +1,7 @@
 //! Memory accounting: every allocation and release on the device that the process trains on, counted by kind.
 
+use std::sync::{Mutex, PoisonError};
+
 use tch::Device;
 use trainyard_trace::{Allocation, MemoryKind};
 
@@ -101,9 +103,11 @@ pub fn limit(device: Device, bytes: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Runs `body` and returns every allocation and release that any thread made meanwhile. Only one recording may be
-/// active in a process.
+/// Runs `body` and returns every allocation and release that any thread made meanwhile. A process makes one recording at a
+/// time: a second one waits for the end of the first.
 pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Allocation>) {
+    static RECORDING: Mutex<()> = Mutex::new(());
+    let _only = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     /// Stops recording and discards unread records, even if `body` panics.
     struct Stop;
     impl Drop for Stop {
