@@ -65,7 +65,9 @@ pub trait Optimizer {
             let bytes = (parameter.tensor().numel() * element) as u64;
             self.num_moments(parameter) * bytes
         };
-        parameters.iter().map(of).sum()
+        // Buffers have no state.
+        let trained = parameters.iter().filter(|p| p.is_trainable());
+        trained.map(of).sum()
     }
 
     /// All state tensors, each named as `exp_avg.<parameter>`. The tensors are shared, not copied.
