@@ -172,7 +172,7 @@ fn adapt_model(adapted: &mut Adapted) {
         ..shape.clone()
     };
     let why = format!(
-        "this version has Llama and GPT-2 models, and Llama does not support: {}",
+        "[model] has no keys for: {}; model.hf_assets_path has them",
         missing.join(", ")
     );
     adapted.change_model(why, "a Llama of the same sizes", nearest);
