@@ -1,6 +1,6 @@
 //! Whether tensor-, context- and pipeline-parallel degrees divide the dimensions of the model.
 
-use trainyard_arch::DecoderConfig;
+use trainyard_arch::{DecoderConfig, QkNorm};
 use trainyard_mesh::chunk;
 
 use crate::{Config, ConfigError, ContextMethod, ModelSpec};
@@ -20,6 +20,14 @@ impl Config {
                 "use parallelism.data_parallel_replicate_degree",
             ));
         };
+        let is_ring = cp > 1 && self.parallelism.context_parallel_method == ContextMethod::Ring;
+        let window = sizes.sliding_window.map(|window| window.sliding_window);
+        if is_ring && window.is_some_and(|window| window < self.training.seq_len) {
+            return Err(ConfigError::not_built(
+                "a model with sliding windows with ring attention",
+                "parallelism.context_parallel_method = \"ulysses\"",
+            ));
+        }
         for requirement in self.requirements(sizes) {
             requirement.check()?;
         }
@@ -106,6 +114,14 @@ impl Config {
             ),
             Requirement::divides("model.intermediate_size", shape.intermediate_size, by_tp),
         ];
+        if shape.qk_norm == Some(QkNorm::AllHeads) {
+            let heads = shape.num_key_value_heads;
+            all.push(Requirement::divides(
+                "model.num_key_value_heads",
+                heads,
+                by_tp,
+            ));
+        }
         match self.parallelism.context_parallel_method {
             _ if cp == 1 => {}
             ContextMethod::Ring => {

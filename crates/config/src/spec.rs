@@ -81,7 +81,8 @@ impl ModelSection {
         base.rope_scaling = self.rope_scaling.or(base.rope_scaling);
         base.norm_eps = self.rms_norm_eps.unwrap_or(base.norm_eps);
         if let Some(is_normed) = self.qk_norm {
-            base.qk_norm = is_normed.then_some(QkNorm::Head);
+            let usual = base.qk_norm.unwrap_or(QkNorm::Head);
+            base.qk_norm = is_normed.then_some(usual);
         }
         let is_reshaped = self.hidden_size.is_some() || self.num_attention_heads.is_some();
         base.head_dim = match self.head_dim {

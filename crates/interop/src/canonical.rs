@@ -117,6 +117,9 @@ pub(super) fn check(
 ) -> Result<(), FrameworkError> {
     check_degrees(framework, &s.degrees)?;
     check_batch(framework, s)?;
+    if let Some(Err(error)) = shape.map(DecoderConfig::check) {
+        return Err(framework.unsupported("the model", error.to_string(), "change its sizes"));
+    }
     if !(1..=MOST_STAGES).contains(&s.pipeline.stages_per_rank) || s.zero_stage > 3 {
         return Err(framework.unsupported(
             format!(
