@@ -1,8 +1,8 @@
 //! Rejects dimensions that no model can have.
 
 use crate::{
-    ArchError, DecoderConfig, FeedForward, GroupScore, LatentAttention, MoeConfig, Norm, Positions,
-    RopeScaling, RoutingGroups,
+    Activation, ArchError, DecoderConfig, FeedForward, GroupScore, LatentAttention, MoeConfig,
+    Norm, Positions, RopeScaling, RoutingGroups,
 };
 
 /// Within these limits no size computed from a decoder overflows; values beyond them are mistakes.
@@ -43,14 +43,31 @@ impl DecoderConfig {
         }
         positive("rope_theta", self.rope_theta)?;
         positive("norm_eps", self.norm_eps)?;
+        if let Some(scalar) = self.query_pre_attn_scalar {
+            positive("query_pre_attn_scalar", scalar)?;
+        }
+        if self.latent.is_some() && (self.attention_bias || self.qk_norm.is_some()) {
+            return Err(ArchError::not_built(
+                "latent attention with attention_bias or qk_norm",
+            ));
+        }
         self.rope_scaling
             .as_ref()
             .map_or(Ok(()), RopeScaling::check)?;
+        if matches!(self.rope_scaling, Some(RopeScaling::Yarn { .. })) && self.rope_theta <= 1.0 {
+            return Err(ArchError::contradiction(
+                format!("rope_theta = {} with yarn", self.rope_theta),
+                "use more than 1",
+            ));
+        }
         if let Some(latent) = &self.latent {
             latent.check()?;
         }
         if let Some(window) = &self.sliding_window {
             within("sliding_window", window.sliding_window, POSITIONS)?;
+            if let Some(theta) = window.rope_local_base_freq {
+                positive("rope_local_base_freq", theta)?;
+            }
         }
         self.moe
             .as_ref()
@@ -75,6 +92,10 @@ impl DecoderConfig {
             ),
             (self.has_biases, "biases in every linear layer"),
             (has_shared_gate, "a gate of the shared experts"),
+            (
+                self.moe.is_some() && self.hidden_act != Activation::Silu,
+                "experts with another function than silu",
+            ),
         ];
         match missing.iter().find(|(has, _)| *has) {
             Some((_, what)) => Err(ArchError::not_built(format!("the model has {what}"))),
@@ -242,6 +263,25 @@ impl RopeScaling {
             ),
         };
         positive("rope_scaling.factor", factor)?;
+        if let RopeScaling::Yarn {
+            mscale,
+            mscale_all_dim,
+            attention_factor,
+            ..
+        } = *self
+        {
+            positive(
+                "rope_scaling.attention_factor",
+                attention_factor.unwrap_or(1.0),
+            )?;
+            let is_valid = |value: f64| (0.0..=1e6).contains(&value);
+            if !is_valid(mscale) || !is_valid(mscale_all_dim) {
+                return Err(ArchError::contradiction(
+                    format!("rope_scaling: mscale = {mscale}, mscale_all_dim = {mscale_all_dim}"),
+                    "use 0 to 1000000",
+                ));
+            }
+        }
         within(
             "rope_scaling.original_max_position_embeddings",
             original,

@@ -20,6 +20,6 @@ pub struct LatentAttention {
 impl LatentAttention {
     /// Width of a query or key head.
     pub const fn qk_head_dim(&self) -> usize {
-        self.qk_nope_head_dim + self.qk_rope_head_dim
+        self.qk_nope_head_dim.saturating_add(self.qk_rope_head_dim)
     }
 }

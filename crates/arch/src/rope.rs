@@ -55,8 +55,13 @@ impl RopeScaling {
                 mscale_all_dim,
                 attention_factor,
                 ..
-            } => attention_factor
-                .unwrap_or_else(|| yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)),
+            } => attention_factor.unwrap_or_else(|| {
+                if mscale == 0.0 || mscale_all_dim == 0.0 {
+                    yarn_scale(factor, 1.0)
+                } else {
+                    yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
+                }
+            }),
             RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
         }
     }

@@ -22,12 +22,35 @@ pub(super) const DEEPSEEK_V3: Family = Family {
     write: write_v3,
 };
 
+/// What a version has if its file does not say otherwise.
+struct Defaults {
+    n_shared_experts: usize,
+    first_k_dense_replace: usize,
+    norm_topk_prob: bool,
+    routed_scaling_factor: f64,
+}
+
+const V2: Defaults = Defaults {
+    n_shared_experts: 2,
+    first_k_dense_replace: 0,
+    norm_topk_prob: false,
+    routed_scaling_factor: 1.0,
+};
+
+const V3: Defaults = Defaults {
+    n_shared_experts: 1,
+    first_k_dense_replace: 3,
+    norm_topk_prob: true,
+    routed_scaling_factor: 2.5,
+};
+
 /// What both versions have.
-fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
+fn read(keys: &Keys, defaults: &Defaults) -> Result<DecoderConfig, ArchError> {
     keys.refuse_unless(&[
         ("moe_layer_freq", json!(1)),
         ("rope_interleave", json!(true)),
         ("attention_bias", json!(false)),
+        ("mlp_bias", json!(false)),
     ])?;
     let latent = LatentAttention {
         q_lora_rank: keys.number("q_lora_rank")?,
@@ -45,10 +68,18 @@ fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
         head_dim: latent.qk_head_dim(),
         latent: Some(latent),
         moe: Some(MoeConfig {
-            n_shared_experts: keys.number("n_shared_experts")?.unwrap_or(0),
-            first_k_dense_replace: keys.number("first_k_dense_replace")?.unwrap_or(0),
-            norm_topk_prob: keys.flag("norm_topk_prob")?.unwrap_or(false),
-            routed_scaling_factor: keys.float("routed_scaling_factor")?.unwrap_or(1.0),
+            n_shared_experts: keys
+                .number("n_shared_experts")?
+                .unwrap_or(defaults.n_shared_experts),
+            first_k_dense_replace: keys
+                .number("first_k_dense_replace")?
+                .unwrap_or(defaults.first_k_dense_replace),
+            norm_topk_prob: keys
+                .flag("norm_topk_prob")?
+                .unwrap_or(defaults.norm_topk_prob),
+            routed_scaling_factor: keys
+                .float("routed_scaling_factor")?
+                .unwrap_or(defaults.routed_scaling_factor),
             ..routed
         }),
         ..llama::read(keys)?
@@ -75,7 +106,7 @@ fn read_v2(keys: &Keys) -> Result<DecoderConfig, ArchError> {
         Some("group_limited_greedy") => groups(keys, [1, 1], GroupScore::Best)?,
         Some(other) => return Err(ArchError::not_built(format!("topk_method = {other:?}"))),
     };
-    let decoder = read(keys)?;
+    let decoder = read(keys, &V2)?;
     Ok(DecoderConfig {
         moe: decoder.moe.map(|moe| MoeConfig { groups, ..moe }),
         ..decoder
@@ -84,7 +115,7 @@ fn read_v2(keys: &Keys) -> Result<DecoderConfig, ArchError> {
 
 fn read_v3(keys: &Keys) -> Result<DecoderConfig, ArchError> {
     let groups = groups(keys, [8, 4], GroupScore::BestTwo)?;
-    let decoder = read(keys)?;
+    let decoder = read(keys, &V3)?;
     Ok(DecoderConfig {
         moe: decoder.moe.map(|moe| MoeConfig {
             groups,

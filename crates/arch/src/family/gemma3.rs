@@ -16,7 +16,8 @@ pub(super) const GEMMA3: Family = Family {
 const DEFAULTS: Defaults = Defaults {
     sliding_window: 4096,
     full_attention_every: 6,
-    thetas: [1e6, 1e4],
+    rope_theta: 1e6,
+    rope_local_base_freq: Some(1e4),
 };
 
 fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
@@ -46,11 +47,12 @@ fn write(decoder: &DecoderConfig) -> Map<String, Value> {
     let scalar = decoder.query_pre_attn_scalar;
     keys.remove("hidden_act");
     keys.insert("hidden_activation".to_owned(), json!("gelu_pytorch_tanh"));
-    // A whole number in every file.
-    keys.insert(
-        "query_pre_attn_scalar".to_owned(),
-        json!(scalar.map(|scalar| scalar as u64)),
-    );
+    // A whole number in every published file.
+    let scalar = match scalar {
+        Some(scalar) if scalar.fract() == 0.0 => json!(scalar as u64),
+        scalar => json!(scalar),
+    };
+    keys.insert("query_pre_attn_scalar".to_owned(), scalar);
     window_keys::write(decoder, &mut keys);
     keys
 }

@@ -103,7 +103,11 @@ impl Keys {
     /// Rejects options that are not built: keys that are set to something else than the given values.
     pub(super) fn refuse_unless(&self, plain: &[(&str, Value)]) -> Result<(), ArchError> {
         for (key, plain) in plain {
-            if let Some(value) = self.value(key).filter(|value| *value != plain) {
+            // 1 and 1.0 are the same number.
+            let is_plain = |value: &Value| {
+                value == plain || value.as_f64().is_some_and(|v| plain.as_f64() == Some(v))
+            };
+            if let Some(value) = self.value(key).filter(|value| !is_plain(value)) {
                 return Err(ArchError::not_built(format!("{key} = {value}")));
             }
         }

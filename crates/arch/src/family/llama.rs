@@ -78,6 +78,13 @@ pub(super) fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
     })
 }
 
+/// Removes `head_dim` if it is `hidden_size / num_attention_heads`: most files of some families do not have it.
+pub(super) fn remove_usual_head_dim(decoder: &DecoderConfig, keys: &mut Map<String, Value>) {
+    if decoder.query_width() == decoder.hidden_size {
+        keys.remove("head_dim");
+    }
+}
+
 /// Writes the keys that all relatives of Llama have.
 pub(super) fn write(decoder: &DecoderConfig) -> Map<String, Value> {
     map(json!({

@@ -18,7 +18,7 @@ mod window_keys;
 
 use serde_json::{Map, Value, json};
 
-use crate::{ArchError, DecoderConfig};
+use crate::{ArchError, BIAS_UPDATE_RATE, DecoderConfig};
 use keys::Keys;
 
 /// The `config.json` of a family.
@@ -87,9 +87,15 @@ impl DecoderConfig {
             resid_pdrop: 0.0,
             ..self.clone()
         };
+        if let Some(window) = &mut decoder.sliding_window {
+            let num_layers = decoder.num_hidden_layers;
+            let every = window.full_attention_every;
+            window.full_attention_every = every.filter(|every| *every <= num_layers);
+        }
         if let Some(moe) = &mut decoder.moe {
             moe.router_aux_loss_coef = 0.0;
             moe.router_z_loss_coef = 0.0;
+            moe.bias_update_rate = moe.bias_update_rate.map(|_| BIAS_UPDATE_RATE);
         }
         decoder
     }
@@ -279,6 +285,26 @@ mod tests {
             "num_key_value_heads":16,"num_experts":60,"num_experts_per_tok":4,
             "moe_intermediate_size":1408,"shared_expert_intermediate_size":5632}"#;
         assert_eq!(size(qwen2_moe).0, 14_315_784_192);
+    }
+
+    #[test]
+    fn blocks_with_windows_of_an_olmo_3_rotate_by_the_same_base() {
+        let file = r#"{"model_type":"olmo3","vocab_size":100,"hidden_size":64,
+            "intermediate_size":96,"num_hidden_layers":4,"num_attention_heads":4,
+            "rope_theta":500000,"rope_scaling":{"rope_type":"yarn","factor":8.0,
+            "original_max_position_embeddings":8192,"attention_factor":1.2}}"#;
+        let decoder = DecoderConfig::from_hugging_face(file).unwrap();
+        let window = decoder.sliding_window.unwrap();
+        assert_eq!(window.rope_local_base_freq, Some(decoder.rope_theta));
+        assert_eq!(window.full_attention_every, Some(4));
+        let few = file.replace("\"num_hidden_layers\":4", "\"num_hidden_layers\":3");
+        let few = DecoderConfig::from_hugging_face(&few).unwrap();
+        assert!(few.to_hugging_face().is_some());
+        let unknown = file.replace(
+            "\"rope_theta\"",
+            "\"layer_types\":[\"chunked_attention\",\"full_attention\"],\"rope_theta\"",
+        );
+        assert!(rejection(&unknown).contains("layer_types"));
     }
 
     #[test]

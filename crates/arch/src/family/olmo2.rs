@@ -24,7 +24,6 @@ pub(super) fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
 
 pub(super) fn write(decoder: &DecoderConfig) -> Map<String, Value> {
     let mut keys = llama::write(decoder);
-    // It has no such key: a head is as wide as hidden_size / num_attention_heads.
-    keys.remove("head_dim");
+    llama::remove_usual_head_dim(decoder, &mut keys);
     keys
 }

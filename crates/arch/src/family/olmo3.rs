@@ -16,7 +16,8 @@ pub(super) const OLMO3: Family = Family {
 const DEFAULTS: Defaults = Defaults {
     sliding_window: 4096,
     full_attention_every: 4,
-    thetas: [1e4, 1e4],
+    rope_theta: 5e5,
+    rope_local_base_freq: None,
 };
 
 fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {

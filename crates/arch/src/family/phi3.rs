@@ -32,7 +32,7 @@ fn read(keys: &Keys) -> Result<DecoderConfig, ArchError> {
 
 fn write(decoder: &DecoderConfig) -> Map<String, Value> {
     let mut keys = llama::write(decoder);
-    keys.remove("head_dim");
+    llama::remove_usual_head_dim(decoder, &mut keys);
     // Others than those of Phi's own vocabulary, which may be larger than this one.
     for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
         keys.insert(key.to_owned(), Value::Null);

@@ -10,8 +10,10 @@ pub(super) struct Defaults {
     pub(super) sliding_window: usize,
     /// Every block whose number is a multiple of this attends to all positions.
     pub(super) full_attention_every: usize,
-    /// The bases of the rotary frequencies in blocks without and with a window.
-    pub(super) thetas: [f64; 2],
+    /// Base of the rotary frequencies in blocks without a window.
+    pub(super) rope_theta: f64,
+    /// Base of those in blocks with a window; the same as in the others if absent.
+    pub(super) rope_local_base_freq: Option<f64>,
 }
 
 /// `decoder` with the windows that a file describes.
@@ -32,16 +34,28 @@ pub(super) fn read(
         Ok(nested.or(keys.float(key)?).unwrap_or(default))
     };
     let scaling = global.as_ref().map(rope_keys::read).transpose()?.flatten();
-    let [global_theta, local_theta] = defaults.thetas;
+    if local
+        .as_ref()
+        .map(rope_keys::read)
+        .transpose()?
+        .flatten()
+        .is_some()
+    {
+        return Err(ArchError::not_built(
+            "scaled frequencies in blocks with a window",
+        ));
+    }
+    let rope_theta = theta(&global, "rope_theta", defaults.rope_theta)?;
+    let local_theta = defaults.rope_local_base_freq.unwrap_or(rope_theta);
     let window = SlidingWindow {
         sliding_window: keys
             .number("sliding_window")?
             .unwrap_or(defaults.sliding_window),
-        full_attention_every: Some(full_attention_every(keys, defaults)?),
+        full_attention_every: full_attention_every(keys, defaults, decoder.num_hidden_layers)?,
         rope_local_base_freq: Some(theta(&local, "rope_local_base_freq", local_theta)?),
     };
     Ok(DecoderConfig {
-        rope_theta: theta(&global, "rope_theta", global_theta)?,
+        rope_theta,
         rope_scaling: match scaling {
             Some(scaling) => Some(scaling),
             None => rope_keys::scaling(keys)?,
@@ -51,22 +65,42 @@ pub(super) fn read(
     })
 }
 
-/// Which blocks attend to all positions: newer files name the type of every block.
-fn full_attention_every(keys: &Keys, defaults: &Defaults) -> Result<usize, ArchError> {
-    let Some(types) = keys.array("layer_types")? else {
-        let pattern = keys.number("sliding_window_pattern")?;
-        return Ok(pattern.unwrap_or(defaults.full_attention_every));
+/// Which blocks attend to all positions; none if absent. Newer files name the type of every block.
+fn full_attention_every(
+    keys: &Keys,
+    defaults: &Defaults,
+    num_layers: usize,
+) -> Result<Option<usize>, ArchError> {
+    let every = match keys.array("layer_types")? {
+        Some(types) => pattern_of(types, num_layers)?,
+        None => {
+            let pattern = keys.number("sliding_window_pattern")?;
+            Some(pattern.unwrap_or(defaults.full_attention_every))
+        }
     };
+    match every {
+        Some(0) => Err(ArchError::contradiction(
+            "sliding_window_pattern = 0",
+            "use 1 or more",
+        )),
+        every => Ok(every.filter(|every| *every <= num_layers)),
+    }
+}
+
+/// The number of blocks from one with full attention to the next; none if all have windows.
+fn pattern_of(types: &[Value], num_layers: usize) -> Result<Option<usize>, ArchError> {
     let is_full = |kind: &Value| kind == "full_attention";
-    let first = types.iter().position(is_full);
-    let every = first.map_or(types.len() + 1, |first| first + 1);
-    let is_regular =
-        |(index, kind): (usize, &Value)| is_full(kind) == (index + 1).is_multiple_of(every);
-    if types.iter().enumerate().all(is_regular) {
+    let is_known = |kind: &Value| is_full(kind) || kind == "sliding_attention";
+    let every = types.iter().position(is_full).map(|first| first + 1);
+    let is_regular = |(index, kind): (usize, &Value)| {
+        let expected = every.is_some_and(|every| (index + 1).is_multiple_of(every));
+        is_known(kind) && is_full(kind) == expected
+    };
+    if types.len() == num_layers && types.iter().enumerate().all(is_regular) {
         Ok(every)
     } else {
         Err(ArchError::not_built(
-            "layer_types without a regular pattern",
+            "layer_types that do not name one type of attention per block in a regular pattern",
         ))
     }
 }

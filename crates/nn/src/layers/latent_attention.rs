@@ -11,6 +11,9 @@ use trainyard_arch::{DecoderConfig, LatentAttention as LatentSizes};
 use super::{Linear, RmsNorm, Rope};
 use crate::{Builder, ContextParallel, Documents, Init, Module, Result, TensorParallel};
 
+/// Added to the mean square of latents, whatever `rms_norm_eps` is.
+const EPS: f64 = 1e-6;
+
 /// The projection of queries: through a latent, or directly.
 #[derive(Module, Debug)]
 struct QueryLatent {
@@ -50,11 +53,7 @@ impl LatentAttention {
         rope: &Rope,
         init: Init,
     ) -> Result<LatentAttention> {
-        let (width, heads, eps) = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.norm_eps,
-        );
+        let (width, heads) = (config.hidden_size, config.num_attention_heads);
         let tp = builder.tensor_parallel();
         tp.shard_range("num_attention_heads", heads)?;
         let at = |name: &str| builder.push(name);
@@ -62,7 +61,7 @@ impl LatentAttention {
         let query_latent = sizes.q_lora_rank.map(|rank| -> Result<QueryLatent> {
             Ok(QueryLatent {
                 q_a_proj: Linear::positionwise(&at("q_a_proj"), width, rank, init)?,
-                q_a_layernorm: RmsNorm::build(&at("q_a_layernorm"), rank, eps)?,
+                q_a_layernorm: RmsNorm::build(&at("q_a_layernorm"), rank, EPS)?,
             })
         });
         let rank = sizes.kv_lora_rank;
@@ -77,7 +76,7 @@ impl LatentAttention {
                 None => Linear::colwise(&at("q_proj"), width, query_width, init)?,
             },
             kv_a_proj_with_mqa: Linear::positionwise(&kv_a, width, narrow, init)?,
-            kv_a_layernorm: RmsNorm::build(&at("kv_a_layernorm"), rank, eps)?,
+            kv_a_layernorm: RmsNorm::build(&at("kv_a_layernorm"), rank, EPS)?,
             kv_b_proj: Linear::colwise(&at("kv_b_proj"), rank, expanded, init)?,
             o_proj: Linear::rowwise(&at("o_proj"), heads * sizes.v_head_dim, width, init)?,
             sizes: *sizes,

@@ -55,7 +55,7 @@ LATENT = dict(
     routed_scaling_factor=2.5,
 )
 OLMO3_ROPE = dict(
-    full_attention=dict(YARN, attention_factor=1.2), sliding_attention=dict(rope_type="default", rope_theta=10000.0)
+    full_attention=dict(YARN, attention_factor=1.2, rope_theta=20000.0), sliding_attention=dict(rope_type="default", rope_theta=20000.0)
 )
 # What a family has and others do not, in sizes at which it matters.
 DETAILS = dict(
