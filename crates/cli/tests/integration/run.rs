@@ -270,7 +270,10 @@ fn agent(dir: &TempDir, endpoint: &str, script: &str) -> std::process::Child {
 }
 
 fn free_endpoint() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // On an address of this process: others could take the port before the agents do.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let address = std::net::Ipv4Addr::new(127, a | 1, b, c.max(1));
+    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
     listener.local_addr().unwrap().to_string()
 }
 
