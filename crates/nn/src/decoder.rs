@@ -1,22 +1,22 @@
-//! A decoder-only transformer, with Hugging Face's parameter names: Llama and its relatives.
+//! A decoder-only transformer, with Hugging Face's parameter names: Llama and its relatives, and GPT-2.
 //!
 //! Its units are the embedding, every block, and the head, which includes the final norm. The families differ in where
 //! blocks normalize, in attention and in the feed-forward layer, which may have experts; [`DecoderConfig`] says how.
 
-use std::rc::Rc;
+use std::fmt;
 
 use tch::Tensor;
 use trainyard_arch::{DecoderConfig, NormPlacement};
 
+use crate::transformer_block::{AttentionHalf, FeedForwardHalf, Head, TransformerBlock};
 use crate::{
     Builder, Context, Documents, Init, MixtureOfExperts, Model, Module, Parameter, Result, Router,
     TensorParallel, Unit,
     comm_volume::CommVolume,
+    gpt2,
     layers::{
-        Attention, AttentionConfig, Dropout, Embedding, GatedMlp, LatentAttention, LmHead, RmsNorm,
-        Rope,
+        Attention, AttentionConfig, Dropout, Embedding, GatedMlp, LatentAttention, RmsNorm, Rope,
     },
-    recompute,
 };
 
 /// The number of colwise/rowwise pairs: one of attention per block, and one of its dense feed-forward layer or shared
@@ -57,12 +57,10 @@ fn latent_width(config: &DecoderConfig) -> Option<usize> {
 /// The standard deviation of initial weights.
 const STD: f64 = 0.02;
 
-/// A decoder-only transformer.
-#[derive(Module, Debug)]
+/// A decoder-only transformer: its embedding, its blocks and its head.
+#[derive(Module)]
 pub struct Decoder {
-    embed: Embed,
-    blocks: Vec<Block>,
-    head: Head,
+    units: Vec<Box<dyn Unit>>,
     vocab_size: usize,
     #[module(skip)]
     tp: TensorParallel,
@@ -75,20 +73,12 @@ impl Decoder {
     pub fn build(config: &DecoderConfig, seq_len: usize, builder: &Builder) -> Result<Decoder> {
         config.check()?;
         config.check_trainable()?;
-        let trunk = builder.push("model");
-        let ropes = Ropes::build(config, seq_len, builder)?;
-        let embed = Embed::build(config, &trunk.push("embed_tokens"))?;
-        let blocks = (0..config.num_hidden_layers)
-            .map(|index| {
-                let builder = trunk.push(&format!("layers.{index}"));
-                Block::build(config, index, seq_len, ropes.of(config, index), &builder)
-            })
-            .collect::<Result<_>>()?;
-        let head = Head::build(config, &embed.embedding, &trunk, builder)?;
         Ok(Decoder {
-            embed,
-            blocks,
-            head,
+            units: if config.is_gpt2() {
+                gpt2::units(config, seq_len, builder)?
+            } else {
+                units(config, seq_len, builder)?
+            },
             vocab_size: config.vocab_size,
             comm_volume: CommVolume::new(
                 config.num_hidden_layers,
@@ -102,13 +92,15 @@ impl Decoder {
     }
 }
 
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Decoder of {} units", self.units.len())
+    }
+}
+
 impl Model for Decoder {
     fn units(&self) -> Vec<&dyn Unit> {
-        let mut units: Vec<&dyn Unit> = Vec::with_capacity(self.blocks.len() + 2);
-        units.push(&self.embed);
-        units.extend(self.blocks.iter().map(|block| block as &dyn Unit));
-        units.push(&self.head);
-        units
+        self.units.iter().map(|unit| &**unit).collect()
     }
 
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
@@ -118,6 +110,25 @@ impl Model for Decoder {
     fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
         self.comm_volume.sent(num_tokens)
     }
+}
+
+/// The units of Llama and its relatives.
+fn units(config: &DecoderConfig, seq_len: usize, root: &Builder) -> Result<Vec<Box<dyn Unit>>> {
+    let trunk = root.push("model");
+    let ropes = Ropes::build(config, seq_len, root)?;
+    let embed = Embed::build(config, &trunk.push("embed_tokens"))?;
+    let tied = config.tie_word_embeddings.then_some(&embed.embedding);
+    let sizes = [config.hidden_size, config.vocab_size];
+    let norm = RmsNorm::of(config, &trunk.push("norm"), config.hidden_size)?;
+    let head = Head::build(root, norm, sizes, tied, Init::with_std(STD))?;
+    let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
+    for index in 0..config.num_hidden_layers {
+        let builder = trunk.push(&format!("layers.{index}"));
+        let rope = ropes.of(config, index);
+        units.push(Box::new(block(config, index, seq_len, rope, &builder)?));
+    }
+    units.push(Box::new(head));
+    Ok(units)
 }
 
 /// The rotary embeddings of blocks that attend to all positions, and of those that attend to a window.
@@ -271,7 +282,7 @@ struct NormedAttention {
     after: Option<RmsNorm>,
 }
 
-impl NormedAttention {
+impl AttentionHalf for NormedAttention {
     fn forward(&self, x: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
         let normed = normalized(self.before.as_ref(), x)?;
         let attended = self.self_attn.forward(&normed, documents)?;
@@ -279,7 +290,7 @@ impl NormedAttention {
     }
 }
 
-/// The feed-forward half of a block.
+/// A dense feed-forward layer, or experts.
 #[derive(Debug)]
 enum FeedForward {
     Dense(GatedMlp),
@@ -304,87 +315,19 @@ impl Module for FeedForward {
     }
 }
 
-/// A transformer block: attention and a feed-forward layer with residual connections.
+/// The feed-forward half of a block, with its norms.
 #[derive(Module, Debug)]
-struct Block {
-    name: String,
-    /// Shared with backward, which may recompute it.
-    attention: Rc<NormedAttention>,
-    before_mlp: Option<RmsNorm>,
+struct NormedFeedForward {
+    before: Option<RmsNorm>,
     mlp: FeedForward,
-    after_mlp: Option<RmsNorm>,
-    /// Dropout of the outputs of attention and of the feed-forward layer.
-    #[module(skip)]
-    dropouts: Option<[Dropout; 2]>,
+    after: Option<RmsNorm>,
 }
 
-impl Block {
-    fn build(
-        config: &DecoderConfig,
-        index: usize,
-        seq_len: usize,
-        rope: &Rope,
-        builder: &Builder,
-    ) -> Result<Block> {
-        let (width, inner) = (config.hidden_size, config.intermediate_size);
-        let init = Init::with_std(STD);
-        let mlp = builder.push("mlp");
-        let mlp = match config.experts_of(index) {
-            Some(moe) => {
-                FeedForward::Experts(MixtureOfExperts::build(&mlp, index, width, moe, init)?.into())
-            }
-            None => {
-                let function = config.hidden_act;
-                FeedForward::Dense(GatedMlp::build(&mlp, width, inner, function, init)?)
-            }
-        };
-        let norm = |name: Option<&str>| {
-            let build = |name| RmsNorm::of(config, &builder.push(name), width);
-            name.map(build).transpose()
-        };
-        let [before, after, before_mlp, after_mlp] = norm_names(config.norm_placement);
-        Ok(Block {
-            name: builder.path().to_owned(),
-            attention: Rc::new(NormedAttention {
-                before: norm(before)?,
-                self_attn: AnyAttention::build(config, index, rope, &builder.push("self_attn"))?,
-                after: norm(after)?,
-            }),
-            before_mlp: norm(before_mlp)?,
-            mlp,
-            after_mlp: norm(after_mlp)?,
-            dropouts: Dropout::pair(builder, ["self_attn", "mlp"], seq_len, config.resid_pdrop)?,
-        })
-    }
-
-    /// Applies dropout to the output of one half of the block.
-    fn dropout(&self, half: usize, output: Tensor, cx: &Context) -> Result<Tensor> {
-        match &self.dropouts {
-            Some(dropouts) => dropouts[half].forward(&output, cx),
-            None => Ok(output),
-        }
-    }
-}
-
-impl Unit for Block {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
+impl FeedForwardHalf for NormedFeedForward {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
-        let documents = cx.documents.clone();
-        let attended = if cx.recompute_attention {
-            let attention = Rc::clone(&self.attention);
-            let again = move |x: &Tensor| attention.forward(x, documents.as_ref());
-            recompute(x, Rc::new(again))?
-        } else {
-            self.attention.forward(x, documents.as_ref())?
-        };
-        let x = x.f_add(&self.dropout(0, attended, cx)?)?;
-        let normed = normalized(self.before_mlp.as_ref(), &x)?;
+        let normed = normalized(self.before.as_ref(), x)?;
         let fed = self.mlp.forward(&normed, cx)?;
-        let fed = normalized(self.after_mlp.as_ref(), &fed)?;
-        Ok(x.f_add(&self.dropout(1, fed, cx)?)?)
+        normalized(self.after.as_ref(), &fed)
     }
 
     fn router(&self) -> Option<&Router> {
@@ -395,45 +338,46 @@ impl Unit for Block {
     }
 }
 
-/// The head unit: the final norm and the LM head.
-#[derive(Module, Debug)]
-struct Head {
-    name: String,
-    norm: RmsNorm,
-    lm_head: LmHead,
+/// The feed-forward layer of block `index`.
+fn feed_forward(config: &DecoderConfig, index: usize, builder: &Builder) -> Result<FeedForward> {
+    let (width, inner) = (config.hidden_size, config.intermediate_size);
+    let init = Init::with_std(STD);
+    Ok(match config.experts_of(index) {
+        Some(moe) => {
+            FeedForward::Experts(MixtureOfExperts::build(builder, index, width, moe, init)?.into())
+        }
+        None => {
+            let function = config.hidden_act;
+            FeedForward::Dense(GatedMlp::build(builder, width, inner, function, init)?)
+        }
+    })
 }
 
-impl Head {
-    fn build(
-        config: &DecoderConfig,
-        embedding: &Embedding,
-        trunk: &Builder,
-        root: &Builder,
-    ) -> Result<Head> {
-        let (width, vocab_size) = (config.hidden_size, config.vocab_size);
-        let builder = root.push("lm_head");
-        Ok(Head {
-            name: builder.path().to_owned(),
-            norm: RmsNorm::of(config, &trunk.push("norm"), width)?,
-            lm_head: if config.tie_word_embeddings {
-                LmHead::tied(&builder, embedding)
-            } else {
-                LmHead::build(&builder, width, vocab_size, Init::with_std(STD))?
-            },
-        })
-    }
-}
-
-impl Unit for Head {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(x)?)
-    }
-
-    fn tied_parameters(&self) -> Vec<Parameter> {
-        self.lm_head.tied_parameters()
-    }
+/// Block `index`.
+fn block(
+    config: &DecoderConfig,
+    index: usize,
+    seq_len: usize,
+    rope: &Rope,
+    builder: &Builder,
+) -> Result<TransformerBlock<NormedAttention, NormedFeedForward>> {
+    let norm = |name: Option<&str>| {
+        let build = |name| RmsNorm::of(config, &builder.push(name), config.hidden_size);
+        name.map(build).transpose()
+    };
+    let [before, after, before_mlp, after_mlp] = norm_names(config.norm_placement);
+    let mlp = feed_forward(config, index, &builder.push("mlp"))?;
+    let attention = NormedAttention {
+        before: norm(before)?,
+        self_attn: AnyAttention::build(config, index, rope, &builder.push("self_attn"))?,
+        after: norm(after)?,
+    };
+    let mlp = NormedFeedForward {
+        before: norm(before_mlp)?,
+        mlp,
+        after: norm(after_mlp)?,
+    };
+    let names = ["self_attn", "mlp"];
+    let dropouts = Dropout::pair(builder, names, seq_len, config.resid_pdrop)?;
+    Ok(TransformerBlock::new(builder, attention, mlp, dropouts))
 }

@@ -12,7 +12,7 @@ use trainyard_config::{
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{
-    Builder, ContextParallel, ContextParallelMethod, Decoder, Device, ExpertParallel, Gpt2, Model,
+    Builder, ContextParallel, ContextParallelMethod, Decoder, Device, ExpertParallel, Model,
     Parameter, SequenceParallel, SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
 };
 use trainyard_parallel::{
@@ -66,9 +66,6 @@ pub(crate) fn model_with(
     builder: Builder,
 ) -> Result<Box<dyn Model>> {
     let model: Box<dyn Model> = match config.model.resolve()? {
-        ModelSpec::Decoder(decoder) if decoder.is_gpt2() => {
-            Box::new(Gpt2::build(&decoder, config.training.seq_len, &builder)?)
-        }
         ModelSpec::Decoder(decoder) => {
             Box::new(Decoder::build(&decoder, config.training.seq_len, &builder)?)
         }
@@ -290,11 +287,7 @@ fn offload_options(config: &Config, world: &World) -> Option<OffloadOptions> {
 pub fn shard_options(config: &Config) -> ShardOptions {
     let parallelism = &config.parallelism;
     ShardOptions {
-        stage: match parallelism.zero_stage {
-            1 => Stage::OptimizerStates,
-            2 => Stage::Gradients,
-            _ => Stage::Parameters,
-        },
+        stage: Stage::numbered(parallelism.zero_stage).unwrap_or_default(),
         precision: Precision {
             param: Some(kind(config.training.compute_dtype())),
             reduce: Some(kind(config.reduce_dtype())),

@@ -4,7 +4,7 @@ use crate::presets::{gradient_norm, image_batch, llama3_70b, names, small, tiny,
 use tch::{Kind, Tensor};
 use trainyard_arch::{BlockKind, DecoderConfig, LatentAttention, MoeConfig, NormPlacement, QkNorm};
 use trainyard_nn::{
-    Builder, Context, Decoder, Device, Gpt2, Model, Module, NnError, Result, SimpleCnn, run,
+    Builder, Context, Decoder, Device, Model, Module, NnError, Result, SimpleCnn, run,
 };
 
 /// The mean loss and the gradient norm, as the PyTorch baselines report them.
@@ -104,7 +104,7 @@ fn blocks_have_the_described_parameters() -> Result<()> {
         check(&model, &config, &|index| format!("model.layers.{index}."));
     }
     let config = DecoderConfig::gpt(2, 64, 4, 128, 32);
-    let model = Gpt2::build(&config, 8, &builder)?;
+    let model = Decoder::build(&config, 8, &builder)?;
     check(&model, &config, &|index| format!("transformer.h.{index}."));
     Ok(())
 }
