@@ -1,7 +1,7 @@
 //! The shards of a parameter: where this rank's shard lies in the full tensor, and which ranks hold the others.
 
 use tch::Tensor;
-use trainyard_mesh::{Slice, slice_of};
+use trainyard_mesh::{Axis, AxisSet, Dim, Placement, Slice, slice_of};
 use trainyard_torch::{Group, ReduceOp, TorchError, World, meta};
 use trainyard_trace::Purpose;
 
@@ -27,6 +27,21 @@ impl Shards {
             slice,
             group: world.group(layout.sharded_axes())?,
         })
+    }
+
+    /// The shards of the matrices that this rank has parts of. A stack of matrices that is sharded by whole ones, as that of
+    /// experts, is for this rank a stack of its own ones.
+    pub fn of_matrices(parameter: &Parameter, world: &World) -> Result<Shards> {
+        let mut shards = Shards::of(parameter, world)?;
+        if shards.shape.len() > 2 {
+            let layout = parameter.layout();
+            let cuts_matrices = |axis: &Axis| layout.get(*axis) != Placement::Shard(Dim(0));
+            let axes = layout.sharded_axes().iter().filter(cuts_matrices);
+            shards.group = world.group(axes.collect::<AxisSet>())?;
+            shards.shape[0] = shards.slice.region.lengths[0];
+            shards.slice.region.offsets[0] = 0;
+        }
+        Ok(shards)
     }
 
     /// The shape of the full tensor.

@@ -1,6 +1,6 @@
 //! Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024), and AdamW for everything else.
 //!
-//! An update needs the full matrix: where it is sharded, its momentum is gathered from the ranks that hold the shards, each
+//! An update needs the full matrix: where it is sharded, its momentum is gathered from the ranks that hold its shards, each
 //! of them computes the same update, and applies its own shard of it. The state stays sharded.
 
 use tch::Tensor;
@@ -75,7 +75,9 @@ impl Muon {
     pub fn new(parameters: Vec<Parameter>, config: MuonConfig, world: &World) -> Result<Muon> {
         let (matrices, rest): (Vec<_>, Vec<_>) =
             parameters.into_iter().partition(Muon::is_hidden_matrix);
-        let shards = matrices.iter().map(|matrix| Shards::of(matrix, world));
+        let shards = matrices
+            .iter()
+            .map(|matrix| Shards::of_matrices(matrix, world));
         Ok(Muon {
             config,
             shards: shards.collect::<Result<_, _>>()?,
