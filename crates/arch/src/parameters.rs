@@ -241,13 +241,14 @@ impl DecoderConfig {
             hidden,
             self.has_biases,
         );
-        let widths = self.qk_norm.map(|norm| match norm {
-            QkNorm::Head => [self.head_dim; 2],
-            QkNorm::AllHeads => [query, key_value],
+        let norms = self.qk_norm.map(|norm| match norm {
+            QkNorm::Head => ([self.head_dim; 2], Sharding::Replicated),
+            // A rank has the scales of its heads.
+            QkNorm::AllHeads => ([query, key_value], Sharding::Colwise),
         });
-        if let Some([of_query, of_key]) = widths {
-            list.replicated("self_attn.q_norm.weight", &[of_query]);
-            list.replicated("self_attn.k_norm.weight", &[of_key]);
+        if let Some(([of_query, of_key], sharding)) = norms {
+            list.add("self_attn.q_norm.weight", &[of_query], sharding);
+            list.add("self_attn.k_norm.weight", &[of_key], sharding);
         }
     }
 

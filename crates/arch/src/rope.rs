@@ -47,7 +47,7 @@ pub enum RopeScaling {
 
 impl RopeScaling {
     /// The factor of the rotated queries and keys.
-    pub fn table_factor(&self) -> f64 {
+    pub fn attention_scaling(&self) -> f64 {
         match *self {
             RopeScaling::Yarn {
                 factor,
@@ -67,7 +67,7 @@ impl RopeScaling {
     }
 
     /// The factor of attention's products of queries and keys.
-    pub fn attention_factor(&self) -> f64 {
+    pub fn softmax_scale_factor(&self) -> f64 {
         match *self {
             RopeScaling::Yarn {
                 factor,
@@ -277,7 +277,7 @@ mod tests {
         );
         assert_eq!(plain[..10], scaled[..10]);
         assert!((plain[31] / scaled[31] - 40.0).abs() < 1e-9);
-        assert_eq!(yarn.table_factor(), 1.0);
-        assert!((yarn.attention_factor() - 1.874).abs() < 1e-3);
+        assert_eq!(yarn.attention_scaling(), 1.0);
+        assert!((yarn.softmax_scale_factor() - 1.874).abs() < 1e-3);
     }
 }

@@ -80,7 +80,7 @@ impl LatentAttention {
             kv_b_proj: Linear::colwise(&at("kv_b_proj"), rank, expanded, init)?,
             o_proj: Linear::rowwise(&at("o_proj"), heads * sizes.v_head_dim, width, init)?,
             sizes: *sizes,
-            scale: scaling.map_or(1.0, |scaling| scaling.attention_factor()),
+            scale: scaling.map_or(1.0, |scaling| scaling.softmax_scale_factor()),
             rope: rope.clone(),
             cp: builder.context_parallel(),
             tp,

@@ -41,7 +41,7 @@ impl Rope {
         let is_sharded = cp.size() > 1;
         let seq_len = positions.iter().map(ExactSizeIterator::len).sum::<usize>();
         let angles = angles(&positions, &rotary_frequencies(head_dim, theta, scaling))?;
-        let factor = scaling.map_or(1.0, RopeScaling::table_factor);
+        let factor = scaling.map_or(1.0, RopeScaling::attention_scaling);
         let (cos, sin) = (
             angles.f_cos()?.f_mul_scalar(factor)?,
             angles.f_sin()?.f_mul_scalar(factor)?,
