@@ -14,7 +14,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
 use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume, replicated_volume};
@@ -22,11 +22,12 @@ use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
 
-use crate::bucket::BucketLimits;
 use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
+use crate::flat::{BucketLimits, in_order_of_use};
+use crate::lock::lock;
 use crate::partial_grads::PartialGrads;
-use crate::reducer::{Reducer, ReducerConfig};
+use crate::reducer::{Reducer, ReducerConfig, Slot};
 use crate::strategy::{
     DataParallelWrapper, GradSync, StepInputs, Strategy, evaluate_microbatches, run_microbatches,
 };
@@ -114,18 +115,18 @@ impl ParamGroup {
         let Some(reducer) = &self.reducer else {
             return Ok(Vec::new());
         };
-        let leaves: Vec<Tensor> = {
+        let leaves: Vec<(Slot, Tensor)> = {
             let reducer = lock(reducer);
-            reducer
-                .leaves()
-                .map(|(_, leaf)| leaf.shallow_clone())
+            let leaves = reducer.leaves();
+            leaves
+                .map(|(slot, leaf)| (slot, leaf.shallow_clone()))
                 .collect()
         };
         let mut hooks = Vec::with_capacity(leaves.len());
-        for (number, leaf) in leaves.iter().enumerate() {
-            let reducer = Arc::clone(reducer);
+        for (slot, leaf) in &leaves {
+            let (reducer, slot) = (Arc::clone(reducer), *slot);
             hooks.push(post_accumulate_hook(leaf, move |_| {
-                lock(&reducer).ready(number)
+                lock(&reducer).set_ready(slot)
             })?);
         }
         Ok(hooks)
@@ -333,21 +334,6 @@ impl<M: Model> Model for Ddp<M> {
     }
 }
 
-/// The trainable parameters in the order in which forward first uses them.
-fn in_order_of_use(model: &dyn Model) -> Vec<Parameter> {
-    let mut ordered: Vec<Parameter> = Vec::new();
-    let mut add = |parameter: &Parameter| {
-        if parameter.is_trainable() && !ordered.iter().any(|known| known.is(parameter)) {
-            ordered.push(parameter.clone());
-        }
-    };
-    for unit in model.units() {
-        unit.visit(&mut add);
-    }
-    model.visit(&mut add);
-    ordered
-}
-
 fn broadcast_buffers(model: &dyn Model, group: &Group) -> Result<()> {
     for buffer in model.parameters().iter().filter(|p| !p.is_trainable()) {
         group
@@ -355,12 +341,4 @@ fn broadcast_buffers(model: &dyn Model, group: &Group) -> Result<()> {
             .wait()?;
     }
     Ok(())
-}
-
-/// Poisoning is ignored: a panic inside a hook is reported as the error of that hook, and `begin` resets the
-/// reducer.
-fn lock(reducer: &Mutex<Reducer>) -> MutexGuard<'_, Reducer> {
-    reducer
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

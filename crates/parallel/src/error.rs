@@ -12,6 +12,15 @@ pub type Result<T, E = ParallelError> = std::result::Result<T, E>;
 /// An error of a strategy, or of the model, optimizer or process group that it uses.
 #[derive(Debug, thiserror::Error)]
 pub enum ParallelError {
+    /// No axis of the mesh shards the states of the model.
+    #[error(
+        "FullyShard shards nothing: mesh {mesh} has one rank along dp_shard and cp; join the world with \
+         `init_along(Axis::DpShard)`, or use Ddp"
+    )]
+    ShardsNothing {
+        /// The mesh.
+        mesh: String,
+    },
     /// Some parameters have no gradient, because the loss does not depend on them.
     #[error(
         "parameters without a gradient: {}; every parameter must contribute to the loss on every rank, or set \

@@ -7,11 +7,12 @@
 //! - [`Pipeline`]: each rank holds some layers, and ranks work on different micro-batches.
 //! - [`DataParallel`]: data parallelism in one process, with a thread per device.
 
-mod bucket;
 mod compress;
 mod data_parallel;
 mod ddp;
 mod error;
+mod flat;
+mod lock;
 mod loss_scale;
 pub mod offload;
 mod partial_grads;
@@ -22,11 +23,11 @@ mod reducer;
 mod strategy;
 mod zero;
 
-pub use bucket::{BucketLimits, assign_buckets};
 pub use compress::{Bf16Compression, GradientHook, PlainReduction, Reduction};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
+pub use flat::{BucketLimits, FlatParam, assign_buckets};
 pub use loss_scale::{LossScale, StepDecision, scaled};
 pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding};
 pub use precision::Precision;
@@ -35,4 +36,4 @@ pub use strategy::{
     DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy,
 };
 pub use trainyard_cost::{Reshard, Stage};
-pub use zero::{FlatParam, FullyShard, OffloadOptions, ShardOptions, shard_axes};
+pub use zero::{FullyShard, OffloadOptions, ShardOptions, shard_axes};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, Result, TorchError, autograd, memory, meta, storage};
+use trainyard_torch::{Group, ReduceOp, Result, TorchError, autograd, memory};
 use trainyard_trace::{MemoryKind, Purpose};
 
-use crate::bucket::{BucketLimits, assign_buckets};
 use crate::compress::{GradientHook, Reduction};
+use crate::flat::{BucketLimits, FlatGrads, FlatParam, assign_buckets, zeros_flat};
 
 /// The buckets of a model, and their progress in the current backward pass.
 pub(crate) struct Reducer {
@@ -17,8 +17,7 @@ pub(crate) struct Reducer {
     op: ReduceOp,
     hook: Arc<dyn GradientHook>,
     overlap: bool,
-    slots: Vec<Slot>,
-    buckets: Vec<Bucket>,
+    buckets: Vec<FlatGrads>,
     /// Reductions in flight, in the order of the buckets, in which all ranks start them.
     in_flight: Vec<Box<dyn Reduction>>,
     /// Whether this pass reduces gradients, or only accumulates them.
@@ -27,19 +26,11 @@ pub(crate) struct Reducer {
     unused: Vec<String>,
 }
 
-/// A parameter and its view of the bucket.
-struct Slot {
-    name: String,
-    leaf: Tensor,
-    view: Tensor,
+/// A parameter's bucket, and its number in the bucket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
     bucket: usize,
-    ready: bool,
-}
-
-struct Bucket {
-    buffer: Tensor,
-    slots: Vec<usize>,
-    num_missing: usize,
+    member: usize,
 }
 
 /// Configuration of a reducer.
@@ -56,76 +47,48 @@ impl Reducer {
     pub(crate) fn new(
         parameters: &[Parameter],
         group: &Group,
-        plan: ReducerConfig,
+        config: ReducerConfig,
     ) -> Result<Reducer> {
-        let leaves: Vec<&Parameter> = parameters.iter().rev().collect();
-        let sizes: Vec<(Kind, u64)> = leaves
-            .iter()
-            .map(|p| (p.kind(), bytes(p.tensor())))
-            .collect();
-        let mut slots: Vec<Slot> = Vec::with_capacity(leaves.len());
-        let mut order = vec![0; leaves.len()];
-        let mut buckets = Vec::new();
-        let limits = plan
-            .limits
-            .for_total(sizes.iter().map(|(_, bytes)| bytes).sum());
-        for members in assign_buckets(&sizes, limits) {
-            let tensors: Vec<&Tensor> = members.iter().map(|&i| leaves[i].tensor()).collect();
-            let (buffer, views) = flat_buffer(&tensors)?;
-            for (&member, view) in members.iter().zip(views) {
-                order[member] = slots.len();
-                slots.push(Slot {
-                    name: leaves[member].name().to_owned(),
-                    leaf: leaves[member].tensor().shallow_clone(),
-                    view,
-                    bucket: buckets.len(),
-                    ready: false,
-                });
-            }
-            let slots = members
-                .iter()
-                .map(|&member| order[member])
-                .collect::<Vec<_>>();
-            buckets.push(Bucket {
-                buffer,
-                num_missing: slots.len(),
-                slots,
+        let parameters: Vec<&Parameter> = parameters.iter().rev().collect();
+        let bytes = |p: &Parameter| (p.tensor().numel() * p.kind().elt_size_in_bytes()) as u64;
+        let sizes: Vec<(Kind, u64)> = parameters.iter().map(|p| (p.kind(), bytes(p))).collect();
+        let total = sizes.iter().map(|(_, bytes)| bytes).sum();
+        let buckets = assign_buckets(&sizes, config.limits.for_total(total))
+            .into_iter()
+            .map(|members| {
+                bucket(
+                    members
+                        .into_iter()
+                        .map(|number| parameters[number])
+                        .collect(),
+                )
             });
-        }
         Ok(Reducer {
             group: group.clone(),
-            op: plan.op,
-            hook: plan.hook,
-            overlap: plan.overlap,
-            slots,
-            buckets,
+            op: config.op,
+            hook: config.hook,
+            overlap: config.overlap,
+            buckets: buckets.collect::<Result<_>>()?,
             in_flight: Vec::new(),
             reducing: false,
             unused: Vec::new(),
         })
     }
 
-    /// Every leaf, with the index that identifies it in [`Reducer::ready`].
-    pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.slots.iter().map(|slot| &slot.leaf).enumerate()
+    /// Every leaf, with the slot that identifies it in [`Reducer::set_ready`].
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (Slot, &Tensor)> {
+        self.buckets.iter().enumerate().flat_map(|(bucket, grads)| {
+            let leaves = grads.leaves().enumerate();
+            leaves.map(move |(member, (_, leaf))| (Slot { bucket, member }, leaf))
+        })
     }
 
     /// Broadcasts the parameters of rank 0, bucket by bucket.
     pub(crate) fn broadcast_parameters(&self) -> Result<()> {
-        for bucket in &self.buckets {
-            for &slot in &bucket.slots {
-                let slot = &self.slots[slot];
-                tch::no_grad(|| slot.view.shallow_clone().f_copy_(&slot.leaf))?;
-            }
-            self.group
-                .broadcast(&bucket.buffer, 0, Purpose::Parameter)?
-                .wait()?;
-            for &slot in &bucket.slots {
-                let slot = &self.slots[slot];
-                tch::no_grad(|| slot.leaf.shallow_clone().f_copy_(&slot.view))?;
-            }
-        }
-        Ok(())
+        let broadcast = |flat: &Tensor| self.group.broadcast(flat, 0, Purpose::Parameter)?.wait();
+        self.buckets
+            .iter()
+            .try_for_each(|bucket| bucket.with_values(broadcast))
     }
 
     /// Begins a backward pass.
@@ -135,24 +98,13 @@ impl Reducer {
             reduction.finish()?;
         }
         self.reducing = reducing;
-        for slot in &mut self.slots {
-            slot.ready = false;
-        }
-        for bucket in &mut self.buckets {
-            bucket.num_missing = bucket.slots.len();
-        }
+        self.buckets.iter_mut().for_each(FlatGrads::begin_pass);
         Ok(())
     }
 
-    /// Moves an accumulated gradient into its bucket, and starts the reduction of the bucket when it is full.
-    pub(crate) fn ready(&mut self, number: usize) -> Result<()> {
-        let slot = &mut self.slots[number];
-        move_into(&slot.leaf, &slot.view)?;
-        if slot.ready {
-            return Ok(());
-        }
-        slot.ready = true;
-        self.buckets[slot.bucket].num_missing -= 1;
+    /// Takes an accumulated gradient into its bucket, and starts the reduction of the bucket when it is full.
+    pub(crate) fn set_ready(&mut self, slot: Slot) -> Result<()> {
+        self.buckets[slot.bucket].set_ready(slot.member)?;
         if self.reducing && self.overlap {
             self.start_full_buckets()?;
         }
@@ -162,9 +114,9 @@ impl Reducer {
     /// Starts the reduction of every full bucket whose predecessors have started.
     fn start_full_buckets(&mut self) -> Result<()> {
         while let Some(bucket) = self.buckets.get(self.in_flight.len())
-            && bucket.num_missing == 0
+            && bucket.is_complete()
         {
-            let reduction = self.hook.reduce(&self.group, &bucket.buffer, self.op)?;
+            let reduction = self.hook.reduce(&self.group, bucket.flat(), self.op)?;
             self.in_flight.push(reduction);
         }
         Ok(())
@@ -172,21 +124,14 @@ impl Reducer {
 
     /// Names of parameters without a gradient, neither of this pass nor accumulated before.
     pub(crate) fn unused(&self) -> Vec<String> {
-        let missing = self
-            .slots
-            .iter()
-            .filter(|s| !s.ready && !s.leaf.grad().defined());
-        missing.map(|s| s.name.clone()).collect()
+        self.buckets.iter().flat_map(FlatGrads::missing).collect()
     }
 
     /// Ends a reducing pass: starts the remaining buckets, with zeros for the parameters in `unused`.
     pub(crate) fn flush_buckets(&mut self, unused: Vec<String>) -> Result<()> {
         self.unused = unused;
-        for number in 0..self.slots.len() {
-            if !self.slots[number].ready {
-                self.fill_unused(number)?;
-            }
-        }
+        let mut buckets = self.buckets.iter_mut();
+        buckets.try_for_each(FlatGrads::zero_missing)?;
         self.start_full_buckets()
     }
 
@@ -200,73 +145,38 @@ impl Reducer {
         outcome.map(|()| std::mem::take(&mut self.unused))
     }
 
-    /// Sets a missing gradient to zero; one that was accumulated before this pass stays.
-    fn fill_unused(&mut self, number: usize) -> Result<()> {
-        let slot = &mut self.slots[number];
-        if !slot.leaf.grad().defined() {
-            let _ = tch::no_grad(|| slot.view.f_zero_())?;
-            autograd::set_grad(&slot.leaf, &slot.view)?;
-        }
-        slot.ready = true;
-        self.buckets[slot.bucket].num_missing -= 1;
-        Ok(())
-    }
-
     /// Clears the zero gradients of parameters that no rank used, so that optimizers skip them as they would on
     /// one rank. Returns their names.
     pub(crate) fn clear_globally_unused(&self, unused_here: &[String]) -> Result<Vec<String>> {
         let here: BTreeSet<&str> = unused_here.iter().map(String::as_str).collect();
-        let used: Vec<i32> = self
-            .slots
-            .iter()
-            .map(|slot| i32::from(!here.contains(slot.name.as_str())))
-            .collect();
-        let flags = Tensor::from_slice(&used);
+        let leaves = || self.buckets.iter().flat_map(FlatGrads::leaves);
+        let used = leaves().map(|(name, _)| i32::from(!here.contains(name)));
+        let flags = Tensor::from_slice(&used.collect::<Vec<_>>());
         self.group
             .all_reduce(&flags, ReduceOp::Max, Purpose::Control)?
             .wait()?;
         let used = Vec::<i32>::try_from(&flags).map_err(TorchError::from)?;
         let mut unused = Vec::new();
-        for (slot, used) in self.slots.iter().zip(used) {
+        for ((name, leaf), used) in leaves().zip(used) {
             if used == 0 {
-                autograd::clear_grad(&slot.leaf)?;
-                unused.push(slot.name.clone());
+                autograd::clear_grad(leaf)?;
+                unused.push(name.to_owned());
             }
         }
         Ok(unused)
     }
 }
 
-/// Moves the gradient of a leaf into its bucket, unless it was accumulated there.
-fn move_into(leaf: &Tensor, view: &Tensor) -> Result<()> {
-    let grad = leaf.f_grad()?;
-    if !grad.defined() || storage::is_shared(&grad, view)? {
-        return Ok(());
-    }
-    tch::no_grad(|| view.shallow_clone().f_copy_(&grad))?;
-    autograd::set_grad(leaf, view)
-}
-
-/// One contiguous buffer, and views of it in the shapes of `tensors`.
-fn flat_buffer(tensors: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
-    let total: i64 = tensors.iter().map(|t| t.numel() as i64).sum();
-    let Some(first) = tensors.first() else {
+/// A bucket for the gradients of these parameters, which have one type.
+fn bucket(parameters: Vec<&Parameter>) -> Result<FlatGrads> {
+    let Some(first) = parameters.first() else {
         return Err(TorchError::Invalid("a bucket needs a gradient".to_owned()));
     };
-    // Created from a tensor, because the meta device has no `tch::Device`.
-    let buffer = memory::scope(MemoryKind::Gradient, || {
-        tch::no_grad(|| meta::new_zeros(first, &[total]))
+    let lengths = parameters.iter().map(|p| p.tensor().numel()).collect();
+    let layout = FlatParam::new(lengths, 1);
+    let flat = memory::scope(MemoryKind::Gradient, || {
+        zeros_flat(&first.tensor().f_detach()?, layout.total(), first.kind())
     })?;
-    let mut start = 0;
-    let mut views = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
-        let length = tensor.numel() as i64;
-        views.push(buffer.f_narrow(0, start, length)?.f_view_as(tensor)?);
-        start += length;
-    }
-    Ok((buffer, views))
-}
-
-fn bytes(tensor: &Tensor) -> u64 {
-    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+    let leaves = parameters.iter().map(|p| (p.name(), p.tensor()));
+    FlatGrads::new(flat, &layout, leaves, true)
 }

@@ -300,6 +300,7 @@ pub fn shard_options(config: &Config) -> ShardOptions {
             ReshardAfterForward::Never => Reshard::Never,
         },
         prefetch: parallelism.fsdp_prefetch,
+        reduce_bucket_size: parallelism.reduce_bucket_size,
         overlap: parallelism.overlap,
         offload: None,
         unit_hooks: Vec::new(),

@@ -93,6 +93,9 @@ pub struct ParallelismSection {
     pub fsdp_reshard_after_forward: ReshardAfterForward,
     /// The number of units that are unsharded ahead of their use; stage 3 only.
     pub fsdp_prefetch: usize,
+    /// Merges the flat parameters of consecutive units up to this number of bytes of gradients, for fewer and larger
+    /// collectives; one flat parameter per unit if absent.
+    pub reduce_bucket_size: Option<u64>,
     /// Where unused parameters and optimizer states are stored.
     pub offload: Offload,
     /// The directory of offload files, on a fast disk, for `nvme`.
@@ -148,6 +151,7 @@ impl Default for ParallelismSection {
             zero_stage: 3,
             fsdp_reshard_after_forward: ReshardAfterForward::Default,
             fsdp_prefetch: 1,
+            reduce_bucket_size: None,
             offload: Offload::None,
             offload_folder: None,
             tensor_parallel_degree: 1,

@@ -1,16 +1,16 @@
 //! One sharded unit: its flat parameter, its gradients, and the operations on them.
 
+use std::collections::BTreeSet;
+
 use tch::{Kind, Tensor};
 use trainyard_mesh::Placement;
 use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, autograd, memory, storage};
+use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
-use super::FlatParam;
-use super::deferred_grads::DeferredGrads;
-use super::flat_tensor::{without_storage, zeros_flat};
 use super::offload_file::Loaded;
 use super::pool::Pool;
+use crate::flat::{FlatGrads, FlatParam, view_as, without_storage, zeros_flat};
 use trainyard_cost::Stage;
 
 /// The types of a unit's tensors.
@@ -21,24 +21,12 @@ pub(super) struct Kinds {
     pub reduce: Kind,
 }
 
-/// A parameter of the unit.
-struct Member {
-    name: String,
-    /// The parameter that layers compute with: a view of the gathered flat parameter.
-    leaf: Tensor,
-    /// The view of the flat gradient for this parameter.
-    gradient: Tensor,
-    is_ready: bool,
-    /// Whether its gradient was deferred in this step.
-    was_deferred: bool,
-}
-
-/// Whether the flat parameter is gathered.
+/// Whether the flat parameter is unsharded.
 enum Status {
-    Released,
+    Sharded,
     /// The all-gather in flight, and the staging buffer of its input if the shard is offloaded.
-    Gathering(Box<(Work, Option<Loaded>)>),
-    Gathered,
+    Unsharding(Box<(Work, Option<Loaded>)>),
+    Unsharded,
 }
 
 /// The flat parameter of a unit: gathered while needed, otherwise this rank's shard of it.
@@ -46,7 +34,8 @@ pub(super) struct FlatParamHandle {
     layout: FlatParam,
     /// This rank's index in the shard group.
     index: usize,
-    members: Vec<Member>,
+    /// The members' gradients: in stage 1 autograd accumulates them here, in stages 2 and 3 they are moved here.
+    grads: FlatGrads,
     status: Status,
     /// The gathered flat parameter, in the type of computation.
     full: Tensor,
@@ -56,12 +45,12 @@ pub(super) struct FlatParamHandle {
     param_shard: Tensor,
     /// The version of the master shard from which `param_shard` was last computed.
     version: i64,
-    /// The flat gradient as it is reduced.
+    /// The flat gradient as it is reduced; another tensor than that of `grads` if it has another type.
     gradients: Tensor,
-    /// Where autograd accumulates gradients before they are reduced, in stage 1.
-    grad_accum: Option<Tensor>,
-    /// Unsharded gradients whose reduction is deferred, in stages 2 and 3.
-    deferred: Option<DeferredGrads>,
+    /// Unsharded gradients whose reduction is deferred to the end of several passes, in stages 2 and 3.
+    deferred: Option<FlatGrads>,
+    /// Members whose gradients were deferred in this step. A step may reduce deferred gradients several times.
+    deferred_members: BTreeSet<usize>,
     /// This rank's shard of the reduced gradients.
     gradient_shard: Tensor,
     /// Whether the flat parameter has memory of its own, not from the pool.
@@ -93,16 +82,19 @@ impl FlatParamHandle {
         let (master, param_shard) = allocation.shards(&full)?;
         let (gradients, grad_accum) = allocation.gradients(&full)?;
         let gradient_shard = allocation.gradient_shard(&gradients)?;
+        let leaves = parameters.iter().map(|p| (p.name(), p.tensor()));
+        let is_in_place = grad_accum.is_some();
+        let flat = grad_accum.unwrap_or_else(|| gradients.shallow_clone());
         let mut unit = FlatParamHandle {
             index: group.index(),
-            members: Vec::with_capacity(parameters.len()),
-            status: Status::Released,
+            grads: FlatGrads::new(flat, &layout, leaves, is_in_place)?,
+            status: Status::Sharded,
             full,
             param_shard,
             version: -1,
             gradients,
-            grad_accum,
             deferred: None,
+            deferred_members: BTreeSet::new(),
             gradient_shard,
             owns_memory: false,
             is_shared: false,
@@ -116,7 +108,7 @@ impl FlatParamHandle {
         if stage != Stage::Parameters {
             // Every rank started with the full parameters, so there is nothing to gather yet.
             unit.refresh()?;
-            unit.status = Status::Gathered;
+            unit.status = Status::Unsharded;
         }
         Ok((unit, shards))
     }
@@ -129,22 +121,13 @@ impl FlatParamHandle {
             .master
             .f_narrow(0, offset as i64, elements.len() as i64)?;
         parameter.copy_elements(elements, &shard).map_err(of_nn)?;
-        let full = self.view(&self.full, member, leaf)?;
+        let full = view_as(&self.full, self.layout.interval(member), leaf)?;
         if stage != Stage::Parameters {
             let all = 0..leaf.numel();
             let flat = full.f_view(-1i64)?;
             parameter.copy_elements(all, &flat).map_err(of_nn)?;
         }
-        let flat_gradient = self.grad_accum.as_ref().unwrap_or(&self.gradients);
-        let gradient = self.view(flat_gradient, member, leaf)?;
         parameter.rebind(&full).map_err(of_nn)?;
-        self.members.push(Member {
-            name: parameter.name().to_owned(),
-            leaf: leaf.shallow_clone(),
-            gradient,
-            is_ready: false,
-            was_deferred: false,
-        });
         let packed = Placement::Packed(self.layout.packed(member));
         let layout = super::shard_axes_of(&parameter.layout())
             .iter()
@@ -153,16 +136,9 @@ impl FlatParamHandle {
         parameter.shard(shard, layout).map_err(of_nn)
     }
 
-    /// The view of a flat tensor for a parameter, in the parameter's shape.
-    fn view(&self, flat: &Tensor, member: usize, like: &Tensor) -> Result<Tensor> {
-        let interval = self.layout.interval(member);
-        let flat = flat.f_narrow(0, interval.start as i64, interval.len() as i64)?;
-        Ok(flat.f_view(&like.size()[..])?)
-    }
-
-    /// The leaves of all members, in order.
+    /// The leaves of all members, in order: the parameters that layers compute with, views of the flat parameter.
     pub(super) fn leaves(&self) -> impl Iterator<Item = &Tensor> {
-        self.members.iter().map(|member| &member.leaf)
+        self.grads.leaves().map(|(_, leaf)| leaf)
     }
 
     /// This rank's shard of a member's gradient.
@@ -195,8 +171,8 @@ impl FlatParamHandle {
 
     /// Whether the flat gradient that is reduced has memory of its own, which no other unit waits for.
     pub(super) fn owns_gradient_memory(&self) -> bool {
-        let accum_kind = self.grad_accum.as_ref().map(Tensor::kind);
-        accum_kind == Some(self.gradients.kind()) || self.deferred.is_some()
+        let accumulates = self.grads.is_in_place();
+        accumulates && self.grads.flat().kind() == self.gradients.kind() || self.deferred.is_some()
     }
 
     /// Whether gradients overwrite the gathered parameters.
@@ -231,24 +207,24 @@ impl FlatParamHandle {
     }
 
     /// Starts the all-gather. `staged` is the parameter shard if it is offloaded.
-    pub(super) fn start_gather(&mut self, group: &Group, staged: Option<Loaded>) -> Result<()> {
+    pub(super) fn unshard(&mut self, group: &Group, staged: Option<Loaded>) -> Result<()> {
         let shard = staged
             .as_ref()
             .map_or(&self.param_shard, |staged| &staged[0]);
         let work = group.all_gather(&self.full, shard, Purpose::Parameter)?;
-        self.status = Status::Gathering(Box::new((work, staged)));
+        self.status = Status::Unsharding(Box::new((work, staged)));
         Ok(())
     }
 
     /// Whether the flat parameter is neither gathered nor being gathered.
-    pub(super) fn is_released(&self) -> bool {
-        matches!(self.status, Status::Released)
+    pub(super) fn is_resharded(&self) -> bool {
+        matches!(self.status, Status::Sharded)
     }
 
     /// Waits until the flat parameter is gathered.
-    pub(super) fn finish_gather(&mut self) -> Result<()> {
-        let status = std::mem::replace(&mut self.status, Status::Gathered);
-        if let Status::Gathering(gathering) = status {
+    pub(super) fn wait_for_unshard(&mut self) -> Result<()> {
+        let status = std::mem::replace(&mut self.status, Status::Unsharded);
+        if let Status::Unsharding(gathering) = status {
             let (work, _staged) = *gathering;
             work.wait()?;
         }
@@ -256,12 +232,12 @@ impl FlatParamHandle {
     }
 
     /// Releases the memory of the gathered flat parameter.
-    pub(super) fn release(&mut self, pool: &mut Pool) -> Result<()> {
-        if matches!(self.status, Status::Released) {
+    pub(super) fn reshard(&mut self, pool: &mut Pool) -> Result<()> {
+        if matches!(self.status, Status::Sharded) {
             return Ok(());
         }
-        self.finish_gather()?;
-        self.status = Status::Released;
+        self.wait_for_unshard()?;
+        self.status = Status::Sharded;
         if std::mem::take(&mut self.owns_memory) {
             storage::release(&self.full)
         } else {
@@ -271,36 +247,23 @@ impl FlatParamHandle {
 
     /// Marks the gathered flat parameter as outdated, without releasing its memory.
     pub(super) fn invalidate(&mut self) -> Result<()> {
-        self.finish_gather()?;
-        self.status = Status::Released;
+        self.wait_for_unshard()?;
+        self.status = Status::Sharded;
         Ok(())
     }
 
-    /// Moves a member's gradient into the flat gradient.
+    /// Takes a member's gradient into the flat gradient.
     pub(super) fn stage_grad(&mut self, number: usize, pool: &mut Pool) -> Result<()> {
-        let is_first = self.members.iter().all(|member| !member.is_ready);
-        if is_first && self.grad_accum.is_none() && !self.shares_memory()? {
+        self.allocate_gradients(pool)?;
+        self.grads.set_ready(number)
+    }
+
+    /// Takes memory for the flat gradient from the pool, if it needs some and this pass has not staged a gradient yet.
+    fn allocate_gradients(&self, pool: &mut Pool) -> Result<()> {
+        if self.grads.is_untouched() && !self.grads.is_in_place() && !self.shares_memory()? {
             pool.acquire(&self.gradients)?;
         }
-        let member = &mut self.members[number];
-        let was_ready = std::mem::replace(&mut member.is_ready, true);
-        let gradient = member.leaf.f_grad()?;
-        if !gradient.defined() || storage::is_shared(&gradient, &member.gradient)? {
-            return Ok(());
-        }
-        let mut view = member.gradient.shallow_clone();
-        // A gradient arrives twice in one pass if recomputed parts of the unit share the parameter.
-        tch::no_grad(|| {
-            if was_ready {
-                view.f_add_(&gradient).map(drop)
-            } else {
-                view.f_copy_(&gradient)
-            }
-        })?;
-        match self.grad_accum {
-            Some(_) => autograd::set_grad(&member.leaf, &member.gradient),
-            None => autograd::clear_grad(&member.leaf),
-        }
+        Ok(())
     }
 
     /// Adds a member's gradient to those whose reduction is deferred.
@@ -309,21 +272,24 @@ impl FlatParamHandle {
             Some(deferred) => deferred,
             None => self.new_deferred_grads()?,
         };
-        deferred.add(number, &self.members[number].leaf)?;
-        self.members[number].was_deferred = true;
+        deferred.set_ready(number)?;
+        self.deferred_members.insert(number);
         self.deferred = Some(deferred);
         Ok(())
     }
 
-    fn new_deferred_grads(&self) -> Result<DeferredGrads> {
+    /// A flat gradient of zeros, to which passes add. Autograd does so itself if types are equal.
+    fn new_deferred_grads(&self) -> Result<FlatGrads> {
         let kind = self.gradients.kind();
         let flat = memory::scope(MemoryKind::Gradient, || {
             zeros_flat(&self.gradient_shard, self.layout.padded(), kind)
         })?;
-        let members = self.members.iter().enumerate();
-        let views = members.map(|(number, member)| self.view(&flat, number, &member.leaf));
-        let views = views.collect::<Result<Vec<_>>>()?;
-        Ok(DeferredGrads::new(flat, views))
+        FlatGrads::new(
+            flat,
+            &self.layout,
+            self.grads.leaves(),
+            kind == self.full.kind(),
+        )
     }
 
     /// Whether earlier passes have left gradients whose reduction is deferred.
@@ -333,47 +299,37 @@ impl FlatParamHandle {
 
     /// Ends a pass that does not reduce.
     pub(super) fn end_pass(&mut self) {
-        for member in &mut self.members {
-            member.is_ready = false;
-        }
+        self.grads.begin_pass();
     }
 
     /// Sets missing gradients to zero, and returns the names of their parameters.
     pub(super) fn fill_missing(&mut self, pool: &mut Pool) -> Result<Vec<String>> {
         if self.deferred.is_some() {
-            // Deferred gradients start as zeros; only members without any deferred gradient are missing.
-            let missing = self.members.iter().filter(|member| !member.was_deferred);
-            return Ok(missing.map(|member| member.name.clone()).collect());
+            // Deferred gradients start as zeros.
+            let members = self.grads.leaves().enumerate();
+            let missing = members.filter(|(number, _)| !self.deferred_members.contains(number));
+            return Ok(missing.map(|(_, (name, _))| name.to_owned()).collect());
         }
-        let any = self.members.iter().any(|member| member.is_ready);
-        if !any && self.grad_accum.is_none() && !self.shares_memory()? {
-            pool.acquire(&self.gradients)?;
-        }
-        let mut missing = Vec::new();
-        for member in &mut self.members {
-            let is_accumulated = self.grad_accum.is_some() && member.leaf.f_grad()?.defined();
-            if !std::mem::take(&mut member.is_ready) && !is_accumulated {
-                missing.push(member.name.clone());
-                let _ = tch::no_grad(|| member.gradient.shallow_clone().f_zero_())?;
-            }
-        }
+        self.allocate_gradients(pool)?;
+        let missing = self.grads.missing();
+        self.grads.zero_missing()?;
+        self.grads.begin_pass();
         Ok(missing)
     }
 
     /// Starts to reduce-scatter the flat gradient. With `accumulate`, the result stays in the flat gradient until
-    /// [`Self::finish_reduce`] adds it to the gradient shard of earlier passes.
-    pub(super) fn start_reduce(
+    /// [`Self::wait_for_reduce`] adds it to the gradient shard of earlier passes.
+    pub(super) fn reduce_grads(
         &self,
         group: &Group,
         op: ReduceOp,
         accumulate: bool,
         pool: &mut Pool,
     ) -> Result<Work> {
-        if let Some(grad_accum) = &self.grad_accum
-            && grad_accum.kind() != self.gradients.kind()
-        {
+        if self.grads.flat().kind() != self.gradients.kind() {
             pool.acquire(&self.gradients)?;
-            tch::no_grad(|| self.gradients.shallow_clone().f_copy_(grad_accum))?;
+            let accumulated = self.grads.flat();
+            tch::no_grad(|| self.gradients.shallow_clone().f_copy_(accumulated))?;
         }
         let out = if accumulate {
             chunk_of(self.reduce_input(), &self.layout, self.index)?
@@ -387,11 +343,11 @@ impl FlatParamHandle {
     fn reduce_input(&self) -> &Tensor {
         self.deferred
             .as_ref()
-            .map_or(&self.gradients, |deferred| &deferred.flat)
+            .map_or(&self.gradients, FlatGrads::flat)
     }
 
     /// Finishes a reduction: accumulates the gradient shard, and releases the memory of the flat gradient.
-    pub(super) fn finish_reduce(
+    pub(super) fn wait_for_reduce(
         &mut self,
         accumulate: bool,
         param_pool: Option<&mut Pool>,
@@ -402,12 +358,14 @@ impl FlatParamHandle {
             let _ = tch::no_grad(|| self.gradient_shard.shallow_clone().f_add_(&reduced))?;
         }
         if self.deferred.take().is_some() {
-            return self.leaves().try_for_each(autograd::clear_grad);
+            return self.grads.clear();
         }
-        match (self.shares_memory()?, &self.grad_accum) {
-            (true, None) => param_pool.map_or(Ok(()), |pool| self.release(pool)),
-            (_, Some(accum)) if storage::is_shared(accum, &self.gradients)? => Ok(()),
-            _ => gradient_pool.release(&self.gradients),
+        if self.shares_memory()? {
+            param_pool.map_or(Ok(()), |pool| self.reshard(pool))
+        } else if self.owns_gradient_memory() {
+            Ok(())
+        } else {
+            gradient_pool.release(&self.gradients)
         }
     }
 
@@ -423,10 +381,8 @@ impl FlatParamHandle {
 
     /// Clears the gradients of all leaves.
     pub(super) fn clear_gradients(&mut self) -> Result<()> {
-        for member in &mut self.members {
-            member.was_deferred = false;
-        }
-        self.leaves().try_for_each(autograd::clear_grad)
+        self.deferred_members.clear();
+        self.grads.clear()
     }
 }
 

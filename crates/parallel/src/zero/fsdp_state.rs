@@ -1,6 +1,7 @@
-//! The units of a sharded model, and how a step gathers, releases and reduces them.
+//! The groups of a sharded model, and how a step unshards, reshards and reduces them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use tch::Tensor;
 use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work};
@@ -24,19 +25,25 @@ pub(super) struct CommConfig {
     pub replicate_group: Group,
 }
 
-/// The reduce-scatter of a unit in flight.
+/// The reduce-scatter of a group in flight.
 struct Reducing {
-    unit: usize,
+    group: usize,
     work: Work,
     /// Whether the result is added to the gradient shard of earlier passes.
     accumulate: bool,
 }
 
-/// The units, their buffer pools, and the progress of the current pass.
+/// Consecutive units with one flat parameter.
+pub(super) struct UnitGroup {
+    pub units: Range<usize>,
+    /// None if the units have no trainable parameters.
+    pub handle: Option<FlatParamHandle>,
+}
+
+/// The groups of units, their buffer pools, and the progress of the current pass.
 pub(super) struct FsdpState {
     comm: CommConfig,
-    /// One entry per unit of the model; none if a unit has no trainable parameters.
-    units: Vec<Option<FlatParamHandle>>,
+    groups: Vec<UnitGroup>,
     param_pool: Pool,
     gradient_pool: Pool,
     /// The file of the parameter shards, if they are offloaded.
@@ -60,15 +67,15 @@ impl FsdpState {
     /// flat parameter.
     pub(super) fn new(
         comm: CommConfig,
-        units: Vec<Option<FlatParamHandle>>,
+        groups: Vec<UnitGroup>,
         like_param: &Tensor,
         like_gradient: &Tensor,
     ) -> FsdpState {
-        let longest = units.iter().flatten().map(FlatParamHandle::padded).max();
-        let longest = longest.unwrap_or(0);
+        let handles = groups.iter().filter_map(|group| group.handle.as_ref());
+        let longest = handles.map(FlatParamHandle::padded).max().unwrap_or(0);
         FsdpState {
             comm,
-            units,
+            groups,
             param_pool: Pool::new(like_param, longest),
             gradient_pool: Pool::new(like_gradient, longest),
             offload_file: None,
@@ -83,9 +90,20 @@ impl FsdpState {
         }
     }
 
-    pub(super) fn units(&self) -> impl Iterator<Item = (usize, &FlatParamHandle)> {
-        let units = self.units.iter().enumerate();
-        units.filter_map(|(index, unit)| Some((index, unit.as_ref()?)))
+    /// The flat parameters, with the indices of their groups.
+    pub(super) fn handles(&self) -> impl Iterator<Item = (usize, &FlatParamHandle)> {
+        let groups = self.groups.iter().enumerate();
+        groups.filter_map(|(index, group)| Some((index, group.handle.as_ref()?)))
+    }
+
+    fn handles_mut(&mut self) -> impl Iterator<Item = &mut FlatParamHandle> {
+        let groups = self.groups.iter_mut();
+        groups.filter_map(|group| group.handle.as_mut())
+    }
+
+    /// The group of a unit.
+    fn group_of(&self, unit: usize) -> usize {
+        self.groups.partition_point(|group| group.units.end <= unit)
     }
 
     /// Begins a forward pass: refreshes the shards that the optimizer has changed. In stages 1 and 2, where
@@ -93,84 +111,77 @@ impl FsdpState {
     pub(super) fn begin_forward(&mut self) -> Result<()> {
         if self.max_in_flight() != usize::MAX {
             // Gradients in flight occupy the memory that parameters need.
-            self.finish_reducing(0)?;
+            self.wait_for_reductions(0)?;
         }
         if self.offload_file.is_some() {
             // The optimizer step has already updated the shards.
             return Ok(());
         }
-        let stays_gathered = self.comm.stage != Stage::Parameters;
-        for index in 0..self.units.len() {
-            let Some(unit) = &mut self.units[index] else {
-                continue;
-            };
-            if !unit.refresh()? {
-                continue;
-            }
-            if stays_gathered {
-                unit.invalidate()?
-            } else {
-                unit.release(&mut self.param_pool)?
-            }
-            if stays_gathered {
-                self.start_gather(index)?;
-                if !self.comm.prefetch.overlap {
-                    self.finish_gather(index)?;
-                }
+        if self.comm.stage != Stage::Parameters {
+            return (0..self.groups.len()).try_for_each(|index| self.unshard_updated(index));
+        }
+        for group in &mut self.groups {
+            if let Some(handle) = &mut group.handle
+                && handle.refresh()?
+            {
+                handle.reshard(&mut self.param_pool)?;
             }
         }
         Ok(())
     }
 
-    /// Gathers a unit that the optimizer has just updated, in stages 1 and 2, while the optimizer continues with the
-    /// next unit.
-    pub(super) fn all_gather_updated(&mut self, index: usize) -> Result<()> {
-        let stays_gathered = self.comm.stage != Stage::Parameters;
-        let Some(unit) = self.units[index].as_mut().filter(|_| stays_gathered) else {
+    /// In stages 1 and 2, gathers a group that the optimizer has just updated, while the optimizer continues with the
+    /// next one.
+    pub(super) fn unshard_updated(&mut self, index: usize) -> Result<()> {
+        let stays_unsharded = self.comm.stage != Stage::Parameters;
+        let handle = self.groups[index].handle.as_mut();
+        let Some(handle) = handle.filter(|_| stays_unsharded) else {
             return Ok(());
         };
-        if !unit.refresh()? {
+        if !handle.refresh()? {
             return Ok(());
         }
-        unit.invalidate()?;
-        self.start_gather(index)?;
+        handle.invalidate()?;
+        self.unshard(index)?;
         if self.comm.prefetch.overlap {
             Ok(())
         } else {
-            self.finish_gather(index)
+            self.wait_for_unshard(index)
         }
     }
 
     /// Waits for all gathers in flight.
     pub(super) fn wait_pending(&mut self) -> Result<()> {
-        let mut units = self.units.iter_mut().flatten();
-        units
-            .by_ref()
-            .filter(|unit| !unit.is_released())
-            .try_for_each(FlatParamHandle::finish_gather)
+        self.handles_mut()
+            .filter(|handle| !handle.is_resharded())
+            .try_for_each(FlatParamHandle::wait_for_unshard)
     }
 
-    /// Gathers the unit's parameters, and prefetches those of the next units.
-    pub(super) fn before_forward(&mut self, index: usize) -> Result<()> {
-        self.gather_with_prefetch(index, self.comm.prefetch.forward(index, self.units.len()))
+    /// Unshards the unit's group, and prefetches the next groups.
+    pub(super) fn before_forward(&mut self, unit: usize) -> Result<()> {
+        let index = self.group_of(unit);
+        self.unshard_with_prefetch(index, self.comm.prefetch.forward(index, self.groups.len()))
     }
 
-    /// Releases the unit's parameters, if the policy requires it.
-    pub(super) fn after_forward(&mut self, index: usize, is_training: bool) -> Result<()> {
-        let is_last = index + 1 == self.units.len();
-        if is_last && !is_training {
-            return (0..self.units.len()).try_for_each(|index| self.release(index));
+    /// Reshards the unit's group after its last unit, if the policy requires it.
+    pub(super) fn after_forward(&mut self, unit: usize, is_training: bool) -> Result<()> {
+        let index = self.group_of(unit);
+        if unit + 1 < self.groups[index].units.end {
+            return Ok(());
         }
-        let is_shared = self.units[index]
-            .as_ref()
-            .is_some_and(|unit| unit.is_shared);
+        let is_last = index + 1 == self.groups.len();
+        if is_last && !is_training {
+            return (0..self.groups.len()).try_for_each(|index| self.reshard(index));
+        }
+        let handle = self.groups[index].handle.as_ref();
+        let is_shared = handle.is_some_and(|handle| handle.is_shared);
         if !is_shared && self.comm.prefetch.releases(is_last, is_training) {
-            self.release(index)?;
+            self.reshard(index)?;
         }
         if is_last {
-            // Backward starts here: the units that it needs next are gathered while the loss is computed.
+            // Backward starts here: the groups that it needs next are gathered while the loss is computed.
             let mut next = self.comm.prefetch.backward(index);
-            return next.try_for_each(|index| self.start_gather(index));
+            return next.try_for_each(|index| self.unshard(index));
         }
         Ok(())
     }
@@ -178,101 +189,107 @@ impl FsdpState {
     /// Begins a backward pass.
     pub(super) fn begin_backward(&mut self, sync: GradSync) -> Result<()> {
         // A pass that failed may have left reductions in flight, which are not part of this pass.
-        self.finish_reducing(0)?;
+        self.wait_for_reductions(0)?;
         self.has_gradient_shards |= self.has_reduced;
         self.sync = sync;
         self.missing.clear();
         Ok(())
     }
 
-    /// Gathers the unit's parameters again, and prefetches those of the previous units.
-    pub(super) fn before_backward(&mut self, index: usize) -> Result<()> {
-        self.gather_with_prefetch(index, self.comm.prefetch.backward(index))
+    /// Unshards the unit's group again, and prefetches the previous groups.
+    pub(super) fn before_backward(&mut self, unit: usize) -> Result<()> {
+        let index = self.group_of(unit);
+        self.unshard_with_prefetch(index, self.comm.prefetch.backward(index))
     }
 
     /// Stages or defers a parameter's gradient, which this pass has completed.
     pub(super) fn gradient_ready(&mut self, index: usize, member: usize) -> Result<()> {
         let defers = self.sync == GradSync::None;
         let accumulates_in_place = self.comm.stage == Stage::OptimizerStates;
-        match &mut self.units[index] {
-            Some(unit) if !accumulates_in_place && (defers || unit.has_deferred_grads()) => {
-                unit.defer_grad(member)
+        match &mut self.groups[index].handle {
+            Some(handle) if !accumulates_in_place && (defers || handle.has_deferred_grads()) => {
+                handle.defer_grad(member)
             }
-            Some(unit) => unit.stage_grad(member, &mut self.gradient_pool),
+            Some(handle) => handle.stage_grad(member, &mut self.gradient_pool),
             None => Ok(()),
         }
     }
 
-    /// Starts to reduce the unit's gradients, and waits for the reduction of the unit before it.
-    pub(super) fn after_backward(&mut self, index: usize) -> Result<()> {
-        let Some(unit) = &mut self.units[index] else {
+    /// Starts to reduce the gradients of the unit's group after its first unit, which backward reaches last, and waits
+    /// for the reduction of the group before it.
+    pub(super) fn after_backward(&mut self, unit: usize) -> Result<()> {
+        let index = self.group_of(unit);
+        if unit > self.groups[index].units.start {
+            return Ok(());
+        }
+        let Some(handle) = &mut self.groups[index].handle else {
             return Ok(());
         };
         if self.sync == GradSync::None {
-            unit.end_pass();
-            return self.release(index);
+            handle.end_pass();
+            return self.reshard(index);
         }
-        let missing = unit.fill_missing(&mut self.gradient_pool)?;
+        let missing = handle.fill_missing(&mut self.gradient_pool)?;
         self.missing.extend(missing);
-        if unit.is_done_after_backward()? {
-            self.release(index)?;
+        if handle.is_done_after_backward()? {
+            self.reshard(index)?;
         }
         match (self.comm.stage, self.sync) {
             (Stage::OptimizerStates, GradSync::ShardOnly) => Ok(()),
-            _ => self.start_reduce(index),
+            _ => self.reduce_grads(index),
         }
     }
 
     /// Starts to reduce the gradients that several passes have accumulated.
-    pub(super) fn start_reduce_all(&mut self, sync: GradSync) -> Result<()> {
+    pub(super) fn reduce_all_grads(&mut self, sync: GradSync) -> Result<()> {
         self.begin_backward(sync)?;
         self.reduces_late = true;
-        for index in (0..self.units.len()).rev() {
-            let Some(unit) = &mut self.units[index] else {
+        for index in (0..self.groups.len()).rev() {
+            let Some(handle) = &mut self.groups[index].handle else {
                 continue;
             };
-            unit.end_pass();
-            let missing = unit.fill_missing(&mut self.gradient_pool)?;
+            handle.end_pass();
+            let missing = handle.fill_missing(&mut self.gradient_pool)?;
             self.missing.extend(missing);
-            self.start_reduce(index)?;
+            self.reduce_grads(index)?;
         }
         Ok(())
     }
 
-    fn start_reduce(&mut self, index: usize) -> Result<()> {
+    fn reduce_grads(&mut self, index: usize) -> Result<()> {
         self.has_reduced = true;
         let accumulate = self.has_gradient_shards && self.comm.stage != Stage::OptimizerStates;
-        let Some(unit) = &self.units[index] else {
+        let Some(handle) = &self.groups[index].handle else {
             return Ok(());
         };
-        let work = unit.start_reduce(
+        let work = handle.reduce_grads(
             &self.comm.shard_group,
             self.comm.op,
             accumulate,
             &mut self.gradient_pool,
         )?;
         self.reducing.push_back(Reducing {
-            unit: index,
+            group: index,
             work,
             accumulate,
         });
-        self.finish_reducing(self.max_in_flight())
+        self.wait_for_reductions(self.max_in_flight())
     }
 
     /// The maximum number of reductions in flight during backward: unlimited if gradients have memory of their own,
-    /// otherwise one, whose memory the next unit does not need.
+    /// otherwise one, whose memory the next group does not need.
     fn max_in_flight(&self) -> usize {
-        let mut units = self.units.iter().flatten();
+        let mut handles = self.handles().map(|(_, handle)| handle);
         match self.comm.prefetch.overlap {
             false => 0,
-            true if units.all(FlatParamHandle::owns_gradient_memory) => usize::MAX,
+            true if handles.all(FlatParamHandle::owns_gradient_memory) => usize::MAX,
             true => 1,
         }
     }
 
     /// Waits for all reductions. Returns how gradients were synchronized, and the parameters without a gradient.
     pub(super) fn finish(&mut self) -> Result<(GradSync, Vec<String>)> {
-        self.finish_reducing(0)?;
+        self.wait_for_reductions(0)?;
         if std::mem::take(&mut self.reduces_late) {
             // The next step starts with passes that do not use this pool, and need the memory.
             self.gradient_pool.empty();
@@ -284,75 +301,83 @@ impl FsdpState {
         Ok((self.sync, std::mem::take(&mut self.missing)))
     }
 
-    /// Gathers all units and keeps them gathered.
-    pub(super) fn unshard(&mut self) -> Result<()> {
+    /// Unshards all groups, and keeps them unsharded.
+    pub(super) fn unshard_all(&mut self) -> Result<()> {
         self.begin_forward()?;
         self.is_unsharded = true;
-        (0..self.units.len()).try_for_each(|index| self.start_gather(index))
+        (0..self.groups.len()).try_for_each(|index| self.unshard(index))
     }
 
-    /// Releases all units.
-    pub(super) fn reshard(&mut self) -> Result<()> {
+    /// Reshards all groups.
+    pub(super) fn reshard_all(&mut self) -> Result<()> {
         self.is_unsharded = false;
-        (0..self.units.len()).try_for_each(|index| self.release(index))
+        (0..self.groups.len()).try_for_each(|index| self.reshard(index))
     }
 
     /// Clears all gradients at the end of a step.
     pub(super) fn clear_gradients(&mut self) -> Result<()> {
         self.has_gradient_shards = false;
         self.has_reduced = false;
-        let mut units = self.units.iter_mut().flatten();
-        units.try_for_each(FlatParamHandle::clear_gradients)
+        self.handles_mut()
+            .try_for_each(FlatParamHandle::clear_gradients)
     }
 
-    fn gather_with_prefetch(
+    fn unshard_with_prefetch(
         &mut self,
         index: usize,
         next: impl Iterator<Item = usize>,
     ) -> Result<()> {
-        self.start_gather(index)?;
+        self.unshard(index)?;
         let mut last = index;
         for index in next {
-            self.start_gather(index)?;
+            self.unshard(index)?;
             last = index;
         }
-        if let Some(next) = self.comm.prefetch.next_after(index, last, self.units.len()) {
+        if let Some(next) = self
+            .comm
+            .prefetch
+            .next_after(index, last, self.groups.len())
+        {
             self.read_ahead(next)?;
         }
-        self.finish_gather(index)
+        self.wait_for_unshard(index)
     }
 
-    fn start_gather(&mut self, index: usize) -> Result<()> {
-        let Some(unit) = self.units[index].as_mut().filter(|u| u.is_released()) else {
+    fn unshard(&mut self, index: usize) -> Result<()> {
+        let handle = self.groups[index].handle.as_mut();
+        let Some(handle) = handle.filter(|handle| handle.is_resharded()) else {
             return Ok(());
         };
         match self.comm.stage {
-            Stage::Parameters if self.is_unsharded => unit.allocate()?,
-            Stage::Parameters => unit.allocate_from_pool(&mut self.param_pool)?,
+            Stage::Parameters if self.is_unsharded => handle.allocate()?,
+            Stage::Parameters => handle.allocate_from_pool(&mut self.param_pool)?,
             _ => {}
         }
         let staged = self.offload_file.as_mut().map(|file| file.take(index));
         let staged = staged.transpose().map_err(to_torch_error)?;
-        unit.start_gather(&self.comm.shard_group, staged)
+        handle.unshard(&self.comm.shard_group, staged)
     }
 
     /// Offloads the parameter shards to a file. Returns the offloaded master weights.
     pub(super) fn offload(&mut self, options: &OffloadOptions) -> crate::Result<OffloadedStates> {
         // The shards are computed from the master weights, so they must be up to date first.
-        for unit in self.units.iter_mut().flatten() {
-            unit.refresh()?;
+        for handle in self.handles_mut() {
+            handle.refresh()?;
         }
-        let of_units = |tensor: fn(&FlatParamHandle) -> Option<&Tensor>| -> Vec<Option<Tensor>> {
-            let tensors = self.units.iter().map(|unit| tensor(unit.as_ref()?));
+        let of_groups = |tensor: fn(&FlatParamHandle) -> Option<&Tensor>| -> Vec<Option<Tensor>> {
+            let tensors = self
+                .groups
+                .iter()
+                .map(|group| tensor(group.handle.as_ref()?));
             tensors
                 .map(|tensor| tensor.map(Tensor::shallow_clone))
                 .collect()
         };
         let (shards, masters) = (
-            of_units(|unit| Some(unit.param_shard())),
-            of_units(FlatParamHandle::master),
+            of_groups(|handle| Some(handle.param_shard())),
+            of_groups(FlatParamHandle::master),
         );
-        // Units that are gathered ahead occupy additional staging buffers.
+        // Groups that are gathered ahead occupy additional staging buffers.
         let options = OffloadOptions {
             num_buffers: options.num_buffers + self.comm.prefetch.num_units,
             ..options.clone()
@@ -361,15 +386,15 @@ impl FsdpState {
         OffloadedStates::new(options, &masters)
     }
 
-    /// Starts to read a unit's parameter shard from the offload file.
+    /// Starts to read a group's parameter shard from the offload file.
     pub(super) fn read_ahead(&mut self, index: usize) -> Result<()> {
-        match (&mut self.offload_file, &self.units[index]) {
+        match (&mut self.offload_file, &self.groups[index].handle) {
             (Some(file), Some(_)) => file.read_ahead(index).map_err(to_torch_error),
             _ => Ok(()),
         }
     }
 
-    /// Takes a unit's parameter shard from the offload file for an update.
+    /// Takes a group's parameter shard from the offload file for an update.
     pub(super) fn take_shard(&mut self, index: usize) -> crate::Result<Loaded> {
         match &mut self.offload_file {
             Some(file) => file.take(index),
@@ -377,7 +402,7 @@ impl FsdpState {
         }
     }
 
-    /// Writes a unit's parameter shard back in the background.
+    /// Writes a group's parameter shard back in the background.
     pub(super) fn put_shard(&mut self, staged: Loaded) -> crate::Result<()> {
         self.offload_file
             .as_mut()
@@ -388,40 +413,40 @@ impl FsdpState {
         self.offload_file.as_ref().map(OffloadFile::counters)
     }
 
-    fn finish_gather(&mut self, index: usize) -> Result<()> {
-        match &mut self.units[index] {
-            Some(unit) => unit.finish_gather(),
+    fn wait_for_unshard(&mut self, index: usize) -> Result<()> {
+        match &mut self.groups[index].handle {
+            Some(handle) => handle.wait_for_unshard(),
             None => Ok(()),
         }
     }
 
-    fn release(&mut self, index: usize) -> Result<()> {
-        match (&mut self.units[index], self.comm.stage) {
-            (Some(unit), Stage::Parameters) if !self.is_unsharded => {
-                unit.release(&mut self.param_pool)
+    fn reshard(&mut self, index: usize) -> Result<()> {
+        match (&mut self.groups[index].handle, self.comm.stage) {
+            (Some(handle), Stage::Parameters) if !self.is_unsharded => {
+                handle.reshard(&mut self.param_pool)
             }
             _ => Ok(()),
         }
     }
 
     /// Waits until at most `allowed` reductions are in flight.
-    fn finish_reducing(&mut self, allowed: usize) -> Result<()> {
+    fn wait_for_reductions(&mut self, allowed: usize) -> Result<()> {
         while self.reducing.len() > allowed
             && let Some(reducing) = self.reducing.pop_front()
         {
             reducing.work.wait()?;
-            let Some(unit) = &mut self.units[reducing.unit] else {
+            let Some(handle) = &mut self.groups[reducing.group].handle else {
                 continue;
             };
             let param_pool = match self.comm.stage {
                 Stage::Parameters => Some(&mut self.param_pool),
                 _ => None,
             };
-            unit.finish_reduce(reducing.accumulate, param_pool, &mut self.gradient_pool)?;
+            handle.wait_for_reduce(reducing.accumulate, param_pool, &mut self.gradient_pool)?;
             // Replicas all-reduce once per step, and only their shards.
             if self.sync == GradSync::Full && self.comm.replicate_group.size() > 1 {
                 self.replicating.push(self.comm.replicate_group.all_reduce(
-                    unit.gradient_shard(),
+                    handle.gradient_shard(),
                     self.comm.op,
                     Purpose::Gradient,
                 )?);

@@ -11,15 +11,15 @@ use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::HookHandle;
 use trainyard_torch::{Group, World};
 
-use super::assign_params::{assign_params, mark_shared};
 use super::flat_param_handle::{FlatParamHandle, Kinds};
-use super::flat_tensor::zeros_flat;
-use super::fsdp_state::{CommConfig, FsdpState};
+use super::fsdp_state::{CommConfig, FsdpState, UnitGroup};
 use super::hooks::{FsdpHooks, register_grad_hooks};
 use super::offloaded_states::Offloaded;
 use super::prefetch::PrefetchPolicy;
-use super::{ShardOptions, lock, shard_axes_of};
+use super::{ShardOptions, shard_axes_of};
 use crate::error::{ParallelError, Result};
+use crate::flat::{merge_units, params_of_units, zeros_flat};
+use crate::lock::lock;
 use crate::offload::Counters;
 use crate::partial_grads::PartialGrads;
 use crate::precision::Precision;
@@ -43,8 +43,8 @@ pub struct FullyShard<M> {
 /// Parameters that are sharded over the same ranks. Each group gathers, releases and reduces independently, at the
 /// same units.
 struct ParamGroup {
-    /// This rank's shards, by unit.
-    units: Vec<Vec<Shard>>,
+    /// This rank's shards, by group of units.
+    shards: Vec<Vec<Shard>>,
     state: Arc<Mutex<FsdpState>>,
     formulas: ShardedModel,
 }
@@ -80,7 +80,7 @@ fn clear<'a>(shards: impl IntoIterator<Item = &'a Shard>) {
 impl<M: Model> FullyShard<M> {
     /// Shards a model over the ranks of `world`. All ranks must pass the same weights.
     pub fn new(model: M, world: &World, options: ShardOptions) -> Result<FullyShard<M>> {
-        let assigned = assign_params(&model)?;
+        let assigned = params_of_units(&model)?;
         let Some(first) = assigned.iter().flatten().next() else {
             return Err(ParallelError::NothingToShard);
         };
@@ -107,12 +107,10 @@ impl<M: Model> FullyShard<M> {
         let is_whole = param_groups
             .iter()
             .all(|group| group.formulas.num_shards == 1);
-        if is_whole && options.offload.is_none() && world.size() > 1 && world.rank() == 0 {
-            tracing::warn!(
-                "FullyShard shards nothing: mesh {} has one rank along dp_shard and cp; set \
-                 parallelism.data_parallel_shard_degree",
-                world.mesh()
-            );
+        if is_whole && options.offload.is_none() && world.size() > 1 {
+            return Err(ParallelError::ShardsNothing {
+                mesh: world.mesh().to_string(),
+            });
         }
         let offloaded = match (&options.offload, &param_groups[..]) {
             (Some(_), _) if options.stage != Stage::Parameters => {
@@ -134,7 +132,7 @@ impl<M: Model> FullyShard<M> {
         unit_hooks.extend(options.unit_hooks);
         let all = param_groups
             .iter()
-            .flat_map(|group| group.units.iter().flatten());
+            .flat_map(|group| group.shards.iter().flatten());
         let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
         Ok(FullyShard {
             partial_grads: PartialGrads::of(&all),
@@ -157,8 +155,8 @@ impl<M: Model> FullyShard<M> {
     }
 
     fn all_shards(&self) -> impl Iterator<Item = &Shard> {
-        let units = self.param_groups.iter().flat_map(|group| &group.units);
-        units.flatten()
+        let groups = self.param_groups.iter();
+        groups.flat_map(|group| group.shards.iter().flatten())
     }
 
     /// Whether there are reduced gradients to step with.
@@ -206,7 +204,7 @@ impl<M: Model> Strategy for FullyShard<M> {
         clear(self.all_shards());
         for group in &self.param_groups {
             match &self.offloaded {
-                Some(offloaded) => offloaded.optimizer_step(&group.units, &group.state, step)?,
+                Some(offloaded) => offloaded.optimizer_step(&group.shards, &group.state, step)?,
                 None => group.step_in_memory(step)?,
             }
         }
@@ -220,7 +218,7 @@ impl<M: Model> Strategy for FullyShard<M> {
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
         match (&self.offloaded, self.param_groups.first()) {
             (Some(offloaded), Some(group)) => {
-                offloaded.with_parameters(&group.units, &group.state, visitor)
+                offloaded.with_parameters(&group.shards, &group.state, visitor)
             }
             _ => self.parameters().iter().try_for_each(visitor),
         }
@@ -250,7 +248,7 @@ impl<M: Model> DataParallelWrapper for FullyShard<M> {
     }
 
     fn start_reduce(&self, sync: GradSync) -> Result<()> {
-        self.for_each(|state| state.start_reduce_all(sync))
+        self.for_each(|state| state.reduce_all_grads(sync))
     }
 
     fn finish_reduce(&self) -> Result<Vec<String>> {
@@ -274,11 +272,11 @@ impl<M: Model> DataParallelWrapper for FullyShard<M> {
     }
 
     fn unshard(&self) -> Result<()> {
-        self.for_each(FsdpState::unshard)
+        self.for_each(FsdpState::unshard_all)
     }
 
     fn reshard(&self) -> Result<()> {
-        self.for_each(FsdpState::reshard)
+        self.for_each(FsdpState::reshard_all)
     }
 
     fn steps_per_unit(&self) -> bool {
@@ -350,13 +348,24 @@ impl ParamGroup {
             return Err(ParallelError::NothingToShard);
         };
         let shard_group = world.group(shard_axes_of(&first.layout()))?;
-        let (mut units, mut shards_of_units) = (Vec::new(), Vec::new());
-        for members in assigned {
-            let (unit, shards) = shard_unit(members, &shard_group, options.stage, kinds)?;
-            units.push(unit);
-            shards_of_units.push(shards);
+        let width = kinds.reduce.elt_size_in_bytes();
+        let bytes_of = |members: &Vec<Parameter>| -> u64 {
+            let elements: usize = members.iter().map(|p| p.tensor().numel()).sum();
+            (elements * width) as u64
+        };
+        let bytes: Vec<u64> = assigned.iter().map(bytes_of).collect();
+        let tied = model.units();
+        let tied: Vec<Parameter> = tied.iter().flat_map(|u| u.tied_parameters()).collect();
+        let (mut groups, mut shards_of_groups) = (Vec::new(), Vec::new());
+        for units in merge_units(&bytes, options.reduce_bucket_size) {
+            let members = assigned[units.clone()].concat();
+            let (mut handle, shards) = shard_members(&members, &shard_group, options.stage, kinds)?;
+            if let Some(handle) = &mut handle {
+                handle.is_shared = members.iter().any(|p| tied.iter().any(|t| t.is(p)));
+            }
+            groups.push(UnitGroup { units, handle });
+            shards_of_groups.push(shards);
         }
-        mark_shared(model, assigned, &mut units);
         let sample = |kind| zeros_flat(&first.tensor().detach(), 0, kind);
         let comm = CommConfig {
             stage: options.stage,
@@ -369,29 +378,29 @@ impl ParamGroup {
             replicate_group: world.group(Axis::DpReplicate)?,
             shard_group,
         };
-        let formulas = formulas(&comm, &units, kinds);
-        let state = FsdpState::new(comm, units, &sample(kinds.param)?, &sample(kinds.reduce)?);
+        let formulas = formulas(&comm, &groups, kinds);
+        let state = FsdpState::new(comm, groups, &sample(kinds.param)?, &sample(kinds.reduce)?);
         Ok(ParamGroup {
-            units: shards_of_units,
+            shards: shards_of_groups,
             state: Arc::new(Mutex::new(state)),
             formulas,
         })
     }
 
-    /// Steps unit by unit, so that the updated parameters of a unit are gathered while the next is updated.
+    /// Steps group by group, so that the updated parameters of a group are gathered while the next is updated.
     fn step_in_memory(&self, step: &mut OptimizerStep<'_>) -> Result<()> {
-        for (index, shards) in self.units.iter().enumerate() {
+        for (index, shards) in self.shards.iter().enumerate() {
             if !shards.is_empty() {
                 step_alone(shards, step)?;
             }
-            lock(&self.state).all_gather_updated(index)?;
+            lock(&self.state).unshard_updated(index)?;
         }
         Ok(())
     }
 }
 
-/// Shards one unit, and returns this rank's shards of it; none if it has nothing to train.
-fn shard_unit(
+/// Shards the parameters of a group of units, and returns this rank's shards; none if there is nothing to train.
+fn shard_members(
     members: &[Parameter],
     group: &Group,
     stage: Stage,
@@ -413,18 +422,17 @@ fn shard_unit(
     Ok((Some(unit), shards))
 }
 
-fn formulas(comm: &CommConfig, units: &[Option<FlatParamHandle>], kinds: Kinds) -> ShardedModel {
+fn formulas(comm: &CommConfig, groups: &[UnitGroup], kinds: Kinds) -> ShardedModel {
     let width = |kind: Kind| kind.elt_size_in_bytes() as u64;
+    let handles = || groups.iter().map(|group| group.handle.as_ref());
     ShardedModel {
         stage: comm.stage,
         reshard: comm.prefetch.reshard,
-        flat_sizes: units
-            .iter()
-            .map(|unit| unit.as_ref().map_or(0, |unit| unit.padded() as u64))
+        flat_sizes: handles()
+            .map(|handle| handle.map_or(0, |handle| handle.padded() as u64))
             .collect(),
-        shared: units
-            .iter()
-            .map(|unit| unit.as_ref().is_some_and(|unit| unit.is_shared))
+        shared: handles()
+            .map(|handle| handle.is_some_and(|handle| handle.is_shared))
             .collect(),
         num_shards: comm.shard_group.size(),
         num_replicas: comm.replicate_group.size(),

@@ -7,7 +7,7 @@ use trainyard_nn::{Result, UnitCall, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 
 use super::fsdp_state::FsdpState;
-use super::lock;
+use crate::lock::lock;
 
 /// Gathers parameters, releases them and reduces gradients around each unit.
 pub(super) struct FsdpHooks {
@@ -52,9 +52,9 @@ pub(super) fn register_grad_hooks(
     state: &Arc<Mutex<FsdpState>>,
 ) -> trainyard_torch::Result<Vec<HookHandle>> {
     let leaves: Vec<(usize, usize, Tensor)> = lock(state)
-        .units()
-        .flat_map(|(index, unit)| {
-            let leaves = unit.leaves().enumerate();
+        .handles()
+        .flat_map(|(index, handle)| {
+            let leaves = handle.leaves().enumerate();
             leaves.map(move |(member, leaf)| (index, member, leaf.shallow_clone()))
         })
         .collect();

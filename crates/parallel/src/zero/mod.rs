@@ -22,11 +22,7 @@
 //! # }
 //! ```
 
-mod assign_params;
-mod deferred_grads;
-mod flat_param;
 mod flat_param_handle;
-mod flat_tensor;
 mod fsdp_state;
 mod fully_shard;
 mod hooks;
@@ -36,16 +32,13 @@ mod pool;
 mod prefetch;
 
 use std::rc::Rc;
-use std::sync::{Mutex, MutexGuard};
 
 use trainyard_mesh::{Axis, AxisSet, Layout};
 use trainyard_nn::UnitHooks;
 use trainyard_torch::ReduceOp;
 
 use crate::precision::Precision;
-use fsdp_state::FsdpState;
 
-pub use flat_param::FlatParam;
 pub use fully_shard::FullyShard;
 pub use offload_file::OffloadOptions;
 use trainyard_cost::{Reshard, Stage};
@@ -63,6 +56,9 @@ pub struct ShardOptions {
     pub reshard_after_forward: Reshard,
     /// Number of units to gather ahead; stage 3 only.
     pub prefetch: usize,
+    /// Merges the flat parameters of consecutive units up to this number of bytes, as they are reduced: fewer and larger
+    /// collectives, more memory in stage 3. None keeps one flat parameter per unit.
+    pub reduce_bucket_size: Option<u64>,
     /// Whether communication overlaps computation. Results are bitwise the same.
     pub overlap: bool,
     /// Where parameters and optimizer states are offloaded to while they are not in use; none keeps them in memory.
@@ -80,6 +76,7 @@ impl Default for ShardOptions {
             op: ReduceOp::Mean,
             reshard_after_forward: Reshard::default(),
             prefetch: 1,
+            reduce_bucket_size: None,
             overlap: true,
             offload: None,
             unit_hooks: Vec::new(),
@@ -100,11 +97,4 @@ fn shard_axes_of(layout: &Layout) -> AxisSet {
     } else {
         shard_axes()
     }
-}
-
-/// Poisoning is ignored, since a panic inside a hook is already reported as the error of that hook.
-fn lock(state: &Mutex<FsdpState>) -> MutexGuard<'_, FsdpState> {
-    state
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -9,9 +9,9 @@ use trainyard_nn::Parameter;
 
 use super::fsdp_state::FsdpState;
 use super::fully_shard::{Shard, step_alone};
-use super::lock;
 use super::offload_file::{Loaded, OffloadFile, OffloadOptions, SwappedIn};
 use crate::error::Result;
+use crate::lock::lock;
 use crate::offload::{Counters, Record};
 use crate::strategy::OptimizerStep;
 

@@ -8,7 +8,7 @@ use tch::Tensor;
 use trainyard_torch::{Result, TorchError, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
-use super::flat_tensor::zeros_flat;
+use crate::flat::zeros_flat;
 
 /// Buffers of one type.
 pub(super) struct Pool {

@@ -29,6 +29,11 @@ pub fn closed_form(rank: &Rank) -> Outcome {
             }
         }
     }
+    for stage in [1, 2, 3] {
+        let mut config = debug_llama(Dtype::Float32);
+        config.parallelism.reduce_bucket_size = Some(500_000);
+        check(rank, config, stage, 2, 1)?;
+    }
     // One case in plain numbers, in addition to the formula.
     let mut config = divided(&debug_llama(Dtype::Float32), rank.size(), 1);
     config.training.steps = 2;

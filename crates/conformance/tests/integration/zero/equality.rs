@@ -111,6 +111,18 @@ pub fn tied(rank: &Rank) -> Outcome {
     equals_one_rank(rank, config, Dtype::Float64)
 }
 
+/// Several units in one flat parameter: some, and all with a tied embedding among them.
+pub fn merged(rank: &Rank) -> Outcome {
+    for (bytes, is_tied) in [(1_000_000, false), (u64::MAX, true)] {
+        let mut config = debug_llama(Dtype::Float64);
+        config.model.tie_word_embeddings = Some(is_tied);
+        config.training.steps = 6;
+        config.parallelism.reduce_bucket_size = Some(bytes);
+        equals_one_rank(rank, config, Dtype::Float64)?;
+    }
+    Ok(())
+}
+
 /// Forward passes without backward, between steps.
 pub fn evaluation(rank: &Rank) -> Outcome {
     let losses = |config: &Config, world: &World| -> Result<Vec<f64>, Box<dyn Error>> {

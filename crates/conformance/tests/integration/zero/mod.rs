@@ -27,6 +27,10 @@ const AGAINST_ONE_RANK: &[Case] = &[
         run: equality::schedules,
     },
     Case {
+        name: "merged_units_equal_one_rank",
+        run: equality::merged,
+    },
+    Case {
         name: "tied_embeddings_equal_one_rank",
         run: equality::tied,
     },
