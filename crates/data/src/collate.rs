@@ -4,14 +4,14 @@ use tch::{Device, Tensor};
 use trainyard_torch::device;
 
 use crate::DataError;
-use crate::source::{IMAGE_SIDE, Sample};
+use crate::source::{Array, Sample, Values};
 
 /// One micro-batch of a rank.
 #[derive(Debug)]
 pub struct Batch {
-    /// Tokens as int64 `[batch, seq]`, or images as float32 `[batch, 1, 28, 28]`.
+    /// Tokens as int64 `[batch, seq]`, images as float32 `[batch, 1, 28, 28]`, or what the dataset has.
     pub inputs: Tensor,
-    /// Tokens as int64 `[batch, seq]`, or labels as int64 `[batch]`.
+    /// Tokens as int64 `[batch, seq]`, labels as int64 `[batch]`, or what the dataset has.
     pub targets: Tensor,
     /// The inputs on the host, which can be read without waiting for the device.
     pub host_inputs: Tensor,
@@ -21,64 +21,67 @@ pub struct Batch {
     pub samples: Vec<u64>,
 }
 
-/// Stacks samples, which must all be of one kind and size.
+/// Stacks samples, which must all have the same shapes and types.
 pub fn collate(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
-    match samples.first() {
-        Some(Sample::Tokens { inputs, .. }) => collate_tokens(samples, inputs.len(), device),
-        Some(Sample::Image { .. }) => collate_images(samples, device),
-        None => Err(DataError::Collate("the batch is empty".into())),
+    let Some(first) = samples.first() else {
+        return Err(DataError::Collate("the batch is empty".into()));
+    };
+    let inputs = stack("inputs", samples.iter().map(|s| &s.inputs), device)?;
+    let targets = stack("targets", samples.iter().map(|s| &s.targets), device)?;
+    let num_targets = samples.len() * first.targets.numel();
+    Batch::copied(inputs, targets, num_targets as i64, device)
+}
+
+/// Stacks arrays into a tensor on the host, from which `device` copies.
+fn stack<'a>(
+    what: &str,
+    arrays: impl ExactSizeIterator<Item = &'a Array> + Clone,
+    device: Device,
+) -> Result<Tensor, DataError> {
+    let Some(first) = arrays.clone().next() else {
+        return Err(DataError::Collate("the batch is empty".into()));
+    };
+    let mut shape = vec![arrays.len() as i64];
+    shape.extend(first.shape.iter().map(|&size| size as i64));
+    let capacity = arrays.len() * first.numel();
+    let (mut ints, mut floats) = (Vec::new(), Vec::new());
+    match first.values {
+        Values::Int(_) => ints.reserve_exact(capacity),
+        Values::Float(_) => floats.reserve_exact(capacity),
+    }
+    for array in arrays {
+        check_same(what, first, array)?;
+        match &array.values {
+            Values::Int(values) => ints.extend_from_slice(values),
+            Values::Float(values) => floats.extend_from_slice(values),
+        }
+    }
+    match first.values {
+        Values::Int(_) => host_tensor(&ints, &shape, device),
+        Values::Float(_) => host_tensor(&floats, &shape, device),
     }
 }
 
-fn collate_tokens(samples: &[Sample], length: usize, device: Device) -> Result<Batch, DataError> {
-    let mut all_inputs = Vec::with_capacity(samples.len() * length);
-    let mut all_targets = Vec::with_capacity(samples.len() * length);
-    for sample in samples {
-        let Sample::Tokens { inputs, targets } = sample else {
-            return Err(DataError::Collate(
-                "the batch mixes images and tokens".into(),
-            ));
-        };
-        if inputs.len() != length || targets.len() != length {
-            return Err(DataError::Collate(format!(
-                "a sequence has {} inputs and {} targets, expected {length}",
-                inputs.len(),
-                targets.len()
-            )));
-        }
-        all_inputs.extend_from_slice(inputs);
-        all_targets.extend_from_slice(targets);
+fn check_same(what: &str, first: &Array, array: &Array) -> Result<(), DataError> {
+    let num_values = match &array.values {
+        Values::Int(values) => values.len(),
+        Values::Float(values) => values.len(),
+    };
+    if num_values != array.numel() {
+        return Err(DataError::Collate(format!(
+            "a sample has {what} of shape {:?}, but {num_values} values",
+            array.shape
+        )));
     }
-    let shape = [samples.len() as i64, length as i64];
-    let num_targets = all_targets.len() as i64;
-    let inputs = host_tensor(&all_inputs, &shape, device)?;
-    let targets = host_tensor(&all_targets, &shape, device)?;
-    Batch::copied(inputs, targets, num_targets, device)
-}
-
-fn collate_images(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
-    const SIZE: usize = IMAGE_SIDE * IMAGE_SIDE;
-    let mut all_pixels = Vec::with_capacity(samples.len() * SIZE);
-    let mut labels = Vec::with_capacity(samples.len());
-    for sample in samples {
-        let Sample::Image { pixels, label } = sample else {
-            return Err(DataError::Collate(
-                "the batch mixes tokens and images".into(),
-            ));
-        };
-        if pixels.len() != SIZE {
-            return Err(DataError::Collate(format!(
-                "an image has {} pixels, expected {SIZE}",
-                pixels.len()
-            )));
-        }
-        all_pixels.extend_from_slice(pixels);
-        labels.push(*label);
+    if (&array.shape, array.kind()) == (&first.shape, first.kind()) {
+        return Ok(());
     }
-    let (batch, side) = (samples.len() as i64, IMAGE_SIDE as i64);
-    let inputs = host_tensor(&all_pixels, &[batch, 1, side, side], device)?;
-    let targets = host_tensor(&labels, &[batch], device)?;
-    Batch::copied(inputs, targets, batch, device)
+    let describe = |array: &Array| format!("{:?}{:?}", array.kind(), array.shape);
+    Err(DataError::Collate(format!(
+        "the {what} of a batch must be alike, but are {} and {}",
+        describe(first),
+        describe(array)
+    )))
 }
 
 impl Batch {
@@ -162,8 +165,13 @@ mod tests {
         let images = samples(&SyntheticImages::new(1), 1);
         let error = |samples: &[Sample]| collate(samples, Device::Cpu).unwrap_err().to_string();
         assert!(error(&[]).ends_with("the batch is empty"));
-        assert!(error(&[tokens.clone(), longer].concat()).contains("9 inputs"));
-        assert!(error(&[tokens.clone(), images.clone()].concat()).contains("images and tokens"));
-        assert!(error(&[images, tokens].concat()).contains("tokens and images"));
+        assert!(error(&[tokens.clone(), longer].concat()).contains("Int64[8] and Int64[9]"));
+        assert!(
+            error(&[tokens.clone(), images.clone()].concat())
+                .contains("Int64[8] and Float[1, 28, 28]")
+        );
+        let mut short = images;
+        short[0].inputs.shape = vec![2, 2];
+        assert!(error(&short).contains("but 784 values"));
     }
 }

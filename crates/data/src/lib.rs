@@ -24,7 +24,7 @@ pub use mixture::Mixture;
 pub use mnist::{Mnist, Split};
 pub use order::Order;
 pub use sampler::Sampler;
-pub use source::{IMAGE_SIDE, Sample, Source};
+pub use source::{Array, IMAGE_SIDE, Sample, Source, Values};
 pub use step::step_batches;
 pub use synthetic::{SyntheticImages, SyntheticTokens};
 pub use tokens::{TokenFile, write_tokens};

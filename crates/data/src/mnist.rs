@@ -65,10 +65,9 @@ impl Source for Mnist {
         check_index(index, self.labels.len() as u64)?;
         let index = index as usize;
         let pixels = &self.pixels[index * PIXELS..][..PIXELS];
-        Ok(Sample::Image {
-            pixels: pixels.iter().map(|&grey| f32::from(grey) / 255.0).collect(),
-            label: i64::from(self.labels[index]),
-        })
+        let pixels = pixels.iter().map(|&grey| f32::from(grey) / 255.0);
+        let label = i64::from(self.labels[index]);
+        Ok(Sample::image(pixels.collect(), label))
     }
 }
 
@@ -157,11 +156,9 @@ mod tests {
     fn reads_what_was_written() {
         let mnist = open(&images(3), &idx(LABELS, &[3], &[7, 0, 9])).unwrap();
         assert_eq!(mnist.len(), Some(3));
-        let Sample::Image { pixels, label } = mnist.sample(2).unwrap() else {
-            panic!("not an image")
-        };
-        assert_eq!((pixels.len(), label), (PIXELS, 9));
-        assert_eq!(pixels[1], ((2 * PIXELS + 1) % 256) as f32 / 255.0);
+        let pixel = |i: usize| ((2 * PIXELS + i) % 256) as f32 / 255.0;
+        let expected = Sample::image((0..PIXELS).map(pixel).collect(), 9);
+        assert_eq!(mnist.sample(2).unwrap(), expected);
         assert!(matches!(
             mnist.sample(3),
             Err(DataError::OutOfRange { index: 3, len: 3 })

@@ -5,33 +5,91 @@ use crate::DataError;
 /// Width and height of images.
 pub const IMAGE_SIDE: usize = 28;
 
-/// One sample of a dataset.
+/// The numbers of an array.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Sample {
-    /// A token sequence and, for each token, the next one.
-    Tokens {
-        /// Input tokens of the model.
-        inputs: Vec<i64>,
-        /// The next token of each input.
-        targets: Vec<i64>,
-    },
-    /// A grayscale image of [`IMAGE_SIDE`] × [`IMAGE_SIDE`] pixels with a label.
-    Image {
-        /// Pixel values from 0 to 1, row by row.
-        pixels: Vec<f32>,
-        /// The class of the image.
-        label: i64,
-    },
+pub enum Values {
+    /// Int64, such as tokens and labels.
+    Int(Vec<i64>),
+    /// Float32, such as pixels.
+    Float(Vec<f32>),
+}
+
+/// Numbers with a shape, which become a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    /// The numbers, the last dimension fastest.
+    pub values: Values,
+    /// The size of every dimension; empty for a single number.
+    pub shape: Vec<usize>,
+}
+
+impl Array {
+    /// A list of integers.
+    pub fn ints(values: Vec<i64>) -> Array {
+        Array {
+            shape: vec![values.len()],
+            values: Values::Int(values),
+        }
+    }
+
+    /// A list of floats.
+    pub fn floats(values: Vec<f32>) -> Array {
+        Array {
+            shape: vec![values.len()],
+            values: Values::Float(values),
+        }
+    }
+
+    /// A single integer, such as a label.
+    pub fn int(value: i64) -> Array {
+        Array::ints(vec![value]).reshaped(&[])
+    }
+
+    /// The same numbers in another shape.
+    pub fn reshaped(mut self, shape: &[usize]) -> Array {
+        self.shape = shape.to_vec();
+        self
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The element type of its tensor.
+    pub fn kind(&self) -> tch::Kind {
+        match self.values {
+            Values::Int(_) => tch::Kind::Int64,
+            Values::Float(_) => tch::Kind::Float,
+        }
+    }
+}
+
+/// One sample of a dataset: what the model reads, and what its loss compares the output with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Inputs of the model, without the dimension of the batch.
+    pub inputs: Array,
+    /// Targets of the loss. Each of its elements counts as a target: the loss is their mean.
+    pub targets: Array,
 }
 
 impl Sample {
-    /// Splits a sequence into inputs and targets, which are shifted by one.
-    pub(crate) fn from_sequence(sequence: &[i64]) -> Sample {
+    /// A sequence of tokens: each is the input for which the next one is the target.
+    pub fn from_sequence(sequence: &[i64]) -> Sample {
         let inputs = &sequence[..sequence.len().saturating_sub(1)];
         let targets = sequence.get(1..).unwrap_or_default();
-        Sample::Tokens {
-            inputs: inputs.to_vec(),
-            targets: targets.to_vec(),
+        Sample {
+            inputs: Array::ints(inputs.to_vec()),
+            targets: Array::ints(targets.to_vec()),
+        }
+    }
+
+    /// A grayscale image of [`IMAGE_SIDE`] × [`IMAGE_SIDE`] pixels from 0 to 1, row by row, and its class.
+    pub fn image(pixels: Vec<f32>, label: i64) -> Sample {
+        Sample {
+            inputs: Array::floats(pixels).reshaped(&[1, IMAGE_SIDE, IMAGE_SIDE]),
+            targets: Array::int(label),
         }
     }
 }
