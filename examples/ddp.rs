@@ -62,8 +62,8 @@ fn classifier() -> Result<VarStoreModel> {
     let hidden = nn::linear(store.root() / "hidden", 2, 64, Default::default());
     let output = nn::linear(store.root() / "output", 64, 2, Default::default());
     let units: Vec<(&str, UnitFn)> = vec![
-        ("hidden", Box::new(move |x| hidden.forward(x).tanh())),
-        ("output", Box::new(move |x| output.forward(x))),
+        ("hidden", Box::new(move |x, _| hidden.forward(x).tanh())),
+        ("output", Box::new(move |x, _| output.forward(x))),
     ];
     // The sum over the targets, not the mean: the training loop divides.
     let loss = |output: &Tensor, labels: &Tensor| {

@@ -9,8 +9,8 @@ use tch::{Tensor, nn::VarStore};
 
 use crate::{Context, Model, Module, NnError, Parameter, Result, Unit};
 
-/// The forward function of a unit of an adapted model.
-pub type UnitFn = Box<dyn Fn(&Tensor) -> Tensor>;
+/// The forward function of a unit of an adapted model. The context says whether it trains, for dropout and BatchNorm.
+pub type UnitFn = Box<dyn Fn(&Tensor, &Context) -> Tensor>;
 
 /// The loss function of an adapted model, of its output and the targets: a sum over targets, not a mean.
 pub type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
@@ -25,8 +25,8 @@ pub type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
 /// let one = nn::linear(vs.root() / "one", 784, 128, Default::default());
 /// let two = nn::linear(vs.root() / "two", 128, 10, Default::default());
 /// let units: Vec<(&str, UnitFn)> = vec![
-///     ("one", Box::new(move |x| one.forward(x).relu())),
-///     ("two", Box::new(move |x| two.forward(x))),
+///     ("one", Box::new(move |x, cx| one.forward(x).relu().dropout(0.1, cx.training))),
+///     ("two", Box::new(move |x, _| two.forward(x))),
 /// ];
 /// let loss = |output: &tch::Tensor, targets: &tch::Tensor| {
 ///     trainyard_nn::cross_entropy_sum(output, targets).unwrap()
@@ -99,8 +99,8 @@ impl Unit for AdaptedUnit {
         &self.name
     }
 
-    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        Ok((self.forward)(x))
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        Ok((self.forward)(x, cx))
     }
 }
 

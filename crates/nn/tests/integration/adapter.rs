@@ -13,7 +13,7 @@ use trainyard_nn::{
 
 fn layer(path: nn::Path<'_>, inputs: i64, outputs: i64) -> UnitFn {
     let linear = nn::linear(path, inputs, outputs, Default::default());
-    Box::new(move |x| linear.forward(x))
+    Box::new(move |x, _| linear.forward(x))
 }
 
 fn loss() -> LossFn {
@@ -93,7 +93,7 @@ fn buffers_are_visited_but_not_trained() -> Result<()> {
     let norm = nn::batch_norm1d(vs.root() / "norm", 4, Default::default());
     let units: Vec<(&str, UnitFn)> = vec![(
         "norm",
-        Box::new(move |x| nn::ModuleT::forward_t(&norm, x, true)),
+        Box::new(move |x, cx| nn::ModuleT::forward_t(&norm, x, cx.training)),
     )];
     let model = VarStoreModel::new(&vs, units, loss())?;
     let trained: Vec<_> = model
