@@ -8,7 +8,7 @@
 //! On fewer ranks the mesh is smaller, and the losses are the same.
 
 use trainyard::data::{Sampler, step_batches};
-use trainyard::train::{Trainer, build};
+use trainyard::train::{TrainSpec, Trainer, build};
 use trainyard::{Axis, Config, Mesh, Result};
 
 const STEPS: u64 = 30;
@@ -17,11 +17,11 @@ fn main() -> Result<()> {
     let num_ranks = std::env::var("WORLD_SIZE").map_or(1, |n| n.parse().unwrap_or(1));
     let degree = |at_least: usize| if num_ranks >= at_least { 2 } else { 1 };
     let (pp, tp, shard) = (degree(2), degree(4), degree(8));
-    let config = config(pp, shard, tp)?;
+    let spec = TrainSpec::from(&config(pp, shard, tp)?);
 
     // init_device_mesh("cpu", (pp, shard, tp), mesh_dim_names=("pp", "dp_shard", "tp"))
     let world = trainyard::init_mesh(&[(Axis::Pp, pp), (Axis::DpShard, shard), (Axis::Tp, tp)])?;
-    let mut trainer = Trainer::new(&config, &world, world.device().into())?;
+    let mut trainer = Trainer::new(&spec, &world, world.device().into())?;
     if world.rank() == 0 {
         let mesh: &Mesh = world.mesh();
         println!(
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         );
     }
 
-    let source = build::source(&config, build::Phase::Training)?;
+    let source = build::source(&spec, build::Phase::Training)?;
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let mut losses = Vec::new();

@@ -15,6 +15,11 @@ const NAME: &str = "trainyard-engine";
 /// The environment variable with the path of the engine.
 const VARIABLE: &str = "TRAINYARD_ENGINE";
 
+/// Whether the user has named an engine, which may be a program of their own.
+pub fn is_named() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// Replaces this process by the engine; returns only on failure.
 pub fn hand_over() -> Failure {
     hand_over_with(&[])

@@ -2,7 +2,7 @@
 
 use crate::section::within;
 use crate::{
-    AttentionMask, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
+    AttentionMask, Choice, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
     GuardPolicy, ModelSpec, Offload,
 };
 
@@ -137,13 +137,14 @@ impl Config {
     }
 
     fn check_datasets(&self, model: &ModelSpec) -> Result<(), ConfigError> {
-        check_dataset(model, "training.dataset", self.training.dataset)?;
-        let Some(dataset) = self.validation.dataset else {
+        self.check_dataset(model, "training.dataset", &self.training.dataset)?;
+        let Some(dataset) = &self.validation.dataset else {
             return Ok(());
         };
-        check_dataset(model, "validation.dataset", dataset)?;
-        let same = dataset == self.training.dataset;
-        if dataset == Dataset::Synthetic || self.validation.dataset_path.is_some() || same {
+        self.check_dataset(model, "validation.dataset", dataset)?;
+        let same = *dataset == self.training.dataset;
+        let reads_files = matches!(dataset, Choice::Builtin(Dataset::Mnist | Dataset::Tokens));
+        if !reads_files || self.validation.dataset_path.is_some() || same {
             return Ok(());
         }
         Err(ConfigError::contradiction(
@@ -216,19 +217,37 @@ impl Config {
         }
         Ok(())
     }
-}
 
-fn check_dataset(model: &ModelSpec, key: &str, dataset: Dataset) -> Result<(), ConfigError> {
-    match (model, dataset) {
-        (ModelSpec::Decoder(_), Dataset::Mnist) => Err(ConfigError::contradiction(
-            format!("the model reads tokens, but {key} = \"mnist\" has images"),
-            format!("use {key} = \"synthetic\" or \"tokens\""),
-        )),
-        (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
-            format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
-            format!("use {key} = \"synthetic\" or \"mnist\""),
-        )),
-        _ => Ok(()),
+    fn check_dataset(
+        &self,
+        model: &ModelSpec,
+        key: &str,
+        dataset: &Choice<Dataset>,
+    ) -> Result<(), ConfigError> {
+        let Choice::Builtin(dataset) = dataset else {
+            return Ok(());
+        };
+        match (model, dataset) {
+            (ModelSpec::Decoder(_), Dataset::Mnist) => Err(ConfigError::contradiction(
+                format!("the model reads tokens, but {key} = \"mnist\" has images"),
+                format!("use {key} = \"synthetic\" or \"tokens\""),
+            )),
+            (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
+                format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
+                format!("use {key} = \"synthetic\" or \"mnist\""),
+            )),
+            (ModelSpec::Custom(name), Dataset::Synthetic | Dataset::Tokens)
+                if self.model.vocab_size.is_none() =>
+            {
+                Err(ConfigError::contradiction(
+                    format!(
+                        "{key} has tokens, but the vocabulary of model.name = {name:?} is unknown"
+                    ),
+                    "set model.vocab_size, or use a dataset that the program registers",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

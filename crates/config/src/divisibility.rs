@@ -13,6 +13,10 @@ impl Config {
         if tp == 1 && cp == 1 {
             return Ok(());
         }
+        if let ModelSpec::Custom(_) = model {
+            // Only the program knows its dimensions; its layers check them.
+            return Ok(());
+        }
         let Some(sizes) = model.decoder() else {
             return Err(ConfigError::contradiction(
                 "parallelism.tensor_parallel_degree and context_parallel_degree share the matrices \
@@ -42,6 +46,9 @@ impl Config {
         }
         let key = format!("parallelism.pipeline_parallel_degree = {degree}");
         let kind = self.parallelism.schedule_kind()?;
+        if let ModelSpec::Custom(_) = model {
+            return Ok(());
+        }
         let Some(sizes) = model.decoder() else {
             return Err(ConfigError::contradiction(
                 format!("{key} needs a model of several units, but model.name = \"cnn\""),

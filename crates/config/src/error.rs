@@ -81,6 +81,14 @@ pub enum ConfigError {
         /// The given value.
         found: String,
     },
+    /// The keys of a component that a program registers.
+    #[error("[{section}]: {message}")]
+    Custom {
+        /// The section.
+        section: String,
+        /// The error of its type.
+        message: String,
+    },
     /// A command-line argument that is not an override.
     #[error("cannot use the argument {argument:?}: {reason}")]
     Override {

@@ -16,7 +16,9 @@
 
 mod batch;
 mod check;
+mod choice;
 mod command_line;
+mod custom_section;
 mod degrees;
 mod divisibility;
 mod error;
@@ -24,6 +26,7 @@ mod experts;
 mod ignored_keys;
 mod load;
 mod mixture;
+mod names;
 mod overrides;
 mod rescale;
 mod schema;
@@ -35,9 +38,12 @@ mod suggest;
 use serde::{Deserialize, Serialize};
 
 pub use batch::Batching;
+pub use choice::Choice;
 pub use command_line::split_overrides;
+pub use custom_section::CustomSections;
 pub use error::{ConfigError, Location};
 pub use mixture::{MixtureEntry, is_mixture, read_mixture};
+pub use names::Names;
 pub use rescale::Rescaled;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
@@ -81,4 +87,6 @@ pub struct Config {
     pub comm: CommSection,
     /// Seed and determinism.
     pub debug: DebugSection,
+    /// The keys of components that a program registers.
+    pub custom: CustomSections,
 }

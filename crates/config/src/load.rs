@@ -12,9 +12,10 @@ use serde::Deserialize;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
+use crate::custom_section::CUSTOM;
 use crate::schema::Schema;
 use crate::suggest::{hint_for_key, hint_for_section};
-use crate::{Config, ConfigError, Location, overrides};
+use crate::{Config, ConfigError, Location, Names, overrides};
 
 /// No real config is larger. Parsed TOML takes a hundred times its text in memory.
 const MAX_BYTES: u64 = 256 << 10;
@@ -22,17 +23,35 @@ const MAX_BYTES: u64 = 256 << 10;
 impl Config {
     /// Reads a config file, applies overrides such as `--training.steps 100`, and validates the result.
     pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Config, ConfigError> {
+        Config::load_with(path, overrides, &Names::builtin())
+    }
+
+    /// The same with the names of components that a program registers.
+    pub fn load_with(
+        path: impl AsRef<Path>,
+        overrides: &[String],
+        names: &Names,
+    ) -> Result<Config, ConfigError> {
         let path = path.as_ref();
         let text = read_file(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             source,
         })?;
-        read(&text, &path.display().to_string(), overrides)
+        read(&text, &path.display().to_string(), overrides, names)
     }
 
     /// The same for text.
     pub fn parse(text: &str, overrides: &[String]) -> Result<Config, ConfigError> {
-        read(text, "config", overrides)
+        Config::parse_with(text, overrides, &Names::builtin())
+    }
+
+    /// The same for text, with the names of components that a program registers.
+    pub fn parse_with(
+        text: &str,
+        overrides: &[String],
+        names: &Names,
+    ) -> Result<Config, ConfigError> {
+        read(text, "config", overrides, names)
     }
 
     /// The config as TOML, defaults included; [`Config::parse`] reads it back.
@@ -49,7 +68,12 @@ fn read_file(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigError> {
+fn read(
+    text: &str,
+    file: &str,
+    arguments: &[String],
+    names: &Names,
+) -> Result<Config, ConfigError> {
     if text.len() as u64 > MAX_BYTES {
         return Err(ConfigError::Syntax {
             place: Location::File {
@@ -60,9 +84,9 @@ fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigEr
         });
     }
     let schema = Schema::get();
-    let mut document = Document::parse(text, file)?;
+    let mut document = Document::parse(text, file, names)?;
     document.check(schema)?;
-    for (key, value) in overrides::parse(schema, arguments)? {
+    for (key, value) in overrides::parse(schema, names, arguments)? {
         document.set(&key, value);
     }
     let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
@@ -79,12 +103,13 @@ fn read(text: &str, file: &str, arguments: &[String]) -> Result<Config, ConfigEr
 /// A parsed file with the line of each key.
 struct Document<'a> {
     file: &'a str,
+    names: &'a Names,
     table: Table,
     lines: HashMap<String, usize>,
 }
 
 impl<'a> Document<'a> {
-    fn parse(text: &str, file: &'a str) -> Result<Self, ConfigError> {
+    fn parse(text: &str, file: &'a str, names: &'a Names) -> Result<Self, ConfigError> {
         let refuse = |error: toml::de::Error| ConfigError::Syntax {
             place: Location::File {
                 file: file.to_owned(),
@@ -96,6 +121,7 @@ impl<'a> Document<'a> {
         spell_out_auto(&mut table);
         Ok(Document {
             file,
+            names,
             table,
             lines: lines_of_keys(text, DeTable::parse(text).map_err(refuse)?.get_ref()),
         })
@@ -112,6 +138,7 @@ impl<'a> Document<'a> {
     fn check(&self, schema: &Schema) -> Result<(), ConfigError> {
         for (section, content) in &self.table {
             match content {
+                Value::Table(sections) if section == CUSTOM => self.check_custom(sections)?,
                 Value::Table(keys) if schema.sections().any(|known| known == section) => {
                     self.check_keys(schema, section, keys)?;
                 }
@@ -126,6 +153,19 @@ impl<'a> Document<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The program that registers a component knows its keys.
+    fn check_custom(&self, sections: &Table) -> Result<(), ConfigError> {
+        match sections.iter().find(|(_, keys)| !keys.is_table()) {
+            None => Ok(()),
+            Some((key, value)) => Err(ConfigError::Value {
+                place: self.place(&format!("{CUSTOM}.{key}")),
+                key: format!("{CUSTOM}.{key}"),
+                expected: format!("a table of keys, as in [{CUSTOM}.{key}]"),
+                found: value.to_string(),
+            }),
+        }
     }
 
     fn check_keys(&self, schema: &Schema, path: &str, keys: &Table) -> Result<(), ConfigError> {
@@ -149,13 +189,15 @@ impl<'a> Document<'a> {
                 hint: hint_for_key(schema, key),
             });
         };
-        if kind.accepts(value) {
+        if self.names.accept(key, kind, value) {
             return Ok(());
         }
         Err(ConfigError::Value {
             place: self.place(key),
             key: key.to_owned(),
-            expected: kind.describe(value.as_str().unwrap_or_default()),
+            expected: self
+                .names
+                .describe(key, kind, value.as_str().unwrap_or_default()),
             found: value.to_string(),
         })
     }

@@ -5,12 +5,17 @@
 
 use toml::Value;
 
+use crate::custom_section::CUSTOM;
 use crate::schema::{Kind, Schema};
 use crate::suggest::hint_for_key;
-use crate::{ConfigError, Location};
+use crate::{ConfigError, Location, Names};
 
 /// Keys and values, in the order given.
-pub fn parse(schema: &Schema, arguments: &[String]) -> Result<Vec<(String, Value)>, ConfigError> {
+pub fn parse(
+    schema: &Schema,
+    names: &Names,
+    arguments: &[String],
+) -> Result<Vec<(String, Value)>, ConfigError> {
     let mut settings = Vec::new();
     let mut rest = arguments;
     while let Some((argument, following)) = rest.split_first() {
@@ -20,7 +25,7 @@ pub fn parse(schema: &Schema, arguments: &[String]) -> Result<Vec<(String, Value
             Some(value) => (Some(value), following),
             None => take_value(kind, following),
         };
-        settings.push((key.clone(), read(&key, kind, argument, value)?));
+        settings.push((key.clone(), read(names, (&key, kind), argument, value)?));
         rest = left;
     }
     Ok(settings)
@@ -42,7 +47,11 @@ fn split(argument: &str) -> Result<(&str, Option<&str>), ConfigError> {
 
 fn lookup(schema: &Schema, flag: &str) -> Result<(String, Kind), ConfigError> {
     let key = flag.replace('-', "_");
+    let custom = key
+        .strip_prefix(CUSTOM)
+        .and_then(|key| key.strip_prefix('.'));
     match schema.kind(&key) {
+        _ if custom.is_some_and(|key| key.contains('.')) => Ok((key, Kind::Any)),
         Some(kind) => Ok((key, kind)),
         None => Err(ConfigError::UnknownKey {
             place: Location::CommandLine,
@@ -61,17 +70,24 @@ fn take_value(kind: Kind, following: &[String]) -> (Option<&str>, &[String]) {
     }
 }
 
-fn read(key: &str, kind: Kind, argument: &str, value: Option<&str>) -> Result<Value, ConfigError> {
+fn read(
+    names: &Names,
+    (key, kind): (&str, Kind),
+    argument: &str,
+    value: Option<&str>,
+) -> Result<Value, ConfigError> {
     let Some(value) = value else {
         return Err(ConfigError::Override {
             argument: argument.to_owned(),
-            reason: format!("{key} needs a value: {}", kind.describe("")),
+            reason: format!("{key} needs a value: {}", names.describe(key, kind, "")),
         });
     };
-    kind.read(value).ok_or_else(|| ConfigError::Value {
+    let read = kind.read(value);
+    let read = read.filter(|value| names.accept(key, kind, value));
+    read.ok_or_else(|| ConfigError::Value {
         place: Location::CommandLine,
         key: key.to_owned(),
-        expected: kind.describe(value),
+        expected: names.describe(key, kind, value),
         found: format!("{value:?}"),
     })
 }

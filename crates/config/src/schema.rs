@@ -6,12 +6,13 @@
 
 use std::sync::LazyLock;
 
-use serde::de::value::Error;
+use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use toml::Value;
 
 use crate::Config;
+use crate::choice::OPEN;
 use crate::suggest::nearest;
 
 /// The type of a key.
@@ -24,6 +25,10 @@ pub enum Kind {
     Float,
     Text,
     OneOf(&'static [&'static str]),
+    /// One of these, or a name that a program registers.
+    Open(&'static [&'static str]),
+    /// Anything, as in the sections of registered components.
+    Any,
 }
 
 impl Kind {
@@ -35,34 +40,45 @@ impl Kind {
             (Kind::Integer, Value::Integer(_)) => true,
             (Kind::Float, Value::Float(_) | Value::Integer(_)) => true,
             (Kind::Text, Value::String(_)) => true,
-            (Kind::OneOf(choices), Value::String(text)) => choices.contains(&text.as_str()),
+            (Kind::Any, _) => true,
+            (Kind::OneOf(choices) | Kind::Open(choices), Value::String(text)) => {
+                choices.contains(&text.as_str())
+            }
             _ => false,
         }
     }
 
-    /// Parses a value of the command line; `None` if it is not of this type.
+    /// Parses a value of the command line; `None` if it is not of this type. Choices are not checked.
     pub fn read(self, text: &str) -> Option<Value> {
         let value = match self {
             Kind::Bool => Value::Boolean(text.parse().ok()?),
             Kind::Count | Kind::Integer => Value::Integer(text.replace('_', "").parse().ok()?),
             Kind::Float => Value::Float(text.replace('_', "").parse().ok()?),
-            Kind::Text | Kind::OneOf(_) => Value::String(text.to_owned()),
+            Kind::Text | Kind::OneOf(_) | Kind::Open(_) => Value::String(text.to_owned()),
+            // A value of TOML; text needs no quotes.
+            Kind::Any => format!("value = {text}")
+                .parse::<toml::Table>()
+                .ok()
+                .and_then(|mut table| table.remove("value"))
+                .unwrap_or_else(|| Value::String(text.to_owned())),
         };
-        self.accepts(&value).then_some(value)
+        Some(value)
     }
 
-    /// Describes the type in an error message; `given` selects the nearest choice.
-    pub fn describe(self, given: &str) -> String {
+    /// Describes the type in an error message, with registered names; `given` selects the nearest choice.
+    pub fn describe(self, given: &str, registered: &[&str]) -> String {
         match self {
             Kind::Bool => "true or false".into(),
             Kind::Count => "a non-negative integer".into(),
             Kind::Integer => "an integer".into(),
             Kind::Float => "a number".into(),
             Kind::Text => "a string".into(),
-            Kind::OneOf(choices) => {
-                let quoted: Vec<_> = choices.iter().map(|c| format!("{c:?}")).collect();
+            Kind::Any => "a value".into(),
+            Kind::OneOf(choices) | Kind::Open(choices) => {
+                let choices = || choices.iter().chain(registered).copied();
+                let quoted: Vec<_> = choices().map(|c| format!("{c:?}")).collect();
                 let list = format!("one of {}", quoted.join(", "));
-                match nearest(given, choices.iter().copied()) {
+                match nearest(given, choices()) {
                     Some(choice) => format!("{list} (did you mean {choice:?}?)"),
                     None => list,
                 }
@@ -80,7 +96,7 @@ pub struct Schema {
 impl Schema {
     /// The schema of [`Config`].
     pub fn get() -> &'static Schema {
-        static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::probe::<Config>().0);
+        static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::of::<Config>("").0);
         &SCHEMA
     }
 
@@ -113,10 +129,11 @@ impl Schema {
             .filter(move |section| std::mem::replace(&mut last, section) != *section)
     }
 
-    fn probe<T: for<'de> Deserialize<'de>>() -> (Schema, Result<(), Error>) {
+    /// The schema of a type whose keys are below `path`, as far as its types are known.
+    pub fn of<T: for<'de> Deserialize<'de>>(path: &str) -> (Schema, Result<(), Error>) {
         let mut schema = Schema::default();
         let outcome = T::deserialize(Probe {
-            path: String::new(),
+            path: path.to_owned(),
             schema: &mut schema,
         });
         (schema, outcome.map(drop))
@@ -150,9 +167,27 @@ impl<'de> Deserializer<'de> for Probe<'_> {
     note! {
         deserialize_bool: Kind::Bool => visit_bool(false);
         deserialize_u64: Kind::Count => visit_u64(0);
+        deserialize_u8: Kind::Count => visit_u64(0);
+        deserialize_u16: Kind::Count => visit_u64(0);
+        deserialize_u32: Kind::Count => visit_u64(0);
+        deserialize_i8: Kind::Integer => visit_i64(0);
+        deserialize_i16: Kind::Integer => visit_i64(0);
+        deserialize_i32: Kind::Integer => visit_i64(0);
         deserialize_i64: Kind::Integer => visit_i64(0);
+        deserialize_f32: Kind::Float => visit_f64(0.0);
         deserialize_f64: Kind::Float => visit_f64(0.0);
         deserialize_string: Kind::Text => visit_str("");
+    }
+
+    /// A list or a map, of which nothing is known.
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.note(Kind::Any);
+        visitor.visit_seq(SeqDeserializer::new(std::iter::empty::<()>()))
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.note(Kind::Any);
+        visitor.visit_map(MapDeserializer::new(std::iter::empty::<((), ())>()))
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -161,11 +196,15 @@ impl<'de> Deserializer<'de> for Probe<'_> {
 
     fn deserialize_enum<V: Visitor<'de>>(
         self,
-        _name: &'static str,
+        name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        self.note(Kind::OneOf(variants));
+        self.note(if name == OPEN {
+            Kind::Open(variants)
+        } else {
+            Kind::OneOf(variants)
+        });
         let first = variants.first().copied().unwrap_or_default();
         visitor.visit_enum(first.into_deserializer())
     }
@@ -191,8 +230,8 @@ impl<'de> Deserializer<'de> for Probe<'_> {
     }
 
     forward_to_deserialize_any! {
-        i8 i16 i32 i128 u8 u16 u32 u128 f32 char str bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct map identifier ignored_any
+        i128 u128 char str bytes byte_buf unit unit_struct
+        newtype_struct tuple tuple_struct identifier ignored_any
     }
 }
 
@@ -238,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_schema_contains_every_key() {
-        let (_, outcome) = Schema::probe::<Config>();
+        let (_, outcome) = Schema::of::<Config>("");
         outcome.unwrap();
     }
 
@@ -255,11 +294,12 @@ mod tests {
         assert_eq!(schema.kind("model.initial_weights"), Some(Kind::Text));
         assert_eq!(
             schema.kind("optimizer.name"),
-            Some(Kind::OneOf(&["AdamW", "SGD", "LAMB", "LARS", "Muon"]))
+            Some(Kind::Open(&["AdamW", "SGD", "LAMB", "LARS", "Muon"]))
         );
         assert_eq!(schema.kind("training.step"), None);
         let sections = toml::Table::try_from(Config::default()).unwrap();
-        assert_eq!(schema.sections().count(), sections.len());
+        // The sections of registered components have keys of their own.
+        assert_eq!(schema.sections().count() + 1, sections.len());
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Config {
             training.seq_len = training.seq_len.min(short);
         }
         training.steps = training.steps.min(5);
-        training.dataset = Dataset::Synthetic;
+        training.dataset = Dataset::Synthetic.into();
         training.dataset_path = None;
 
         let steps = small.training.steps;
@@ -79,7 +79,7 @@ impl Config {
                 ..unchanged.resized(&self.shrunk_gpt2(&decoder))
             },
             Ok(ModelSpec::Decoder(decoder)) => unchanged.resized(&self.shrunk_decoder(&decoder)),
-            Ok(ModelSpec::Cnn) | Err(_) => unchanged,
+            Ok(ModelSpec::Cnn | ModelSpec::Custom(_)) | Err(_) => unchanged,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use trainyard_arch::{ArchError, DecoderConfig, MoeConfig, QkNorm, nearest_divisor};
 
-use crate::{ConfigError, ModelName, ModelSection, MoeSection};
+use crate::{Choice, ConfigError, ModelName, ModelSection, MoeSection};
 
 /// A model with all defaults resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,26 +13,29 @@ pub enum ModelSpec {
     Decoder(Box<DecoderConfig>),
     /// The CNN, which has fixed dimensions.
     Cnn,
+    /// A model that a program registers under this name, and that only this program can build.
+    Custom(String),
 }
 
 impl ModelSpec {
-    /// The number of parameters, in closed form.
-    pub fn num_parameters(&self) -> u64 {
-        match self {
+    /// The number of parameters, in closed form; `None` for a registered model.
+    pub fn num_parameters(&self) -> Option<u64> {
+        Some(match self {
+            ModelSpec::Custom(_) => return None,
             ModelSpec::Decoder(decoder) => decoder.num_parameters(),
             ModelSpec::Cnn => {
                 let conv = |from: u64, to: u64| 3 * 3 * from * to + to;
                 let linear = |from: u64, to: u64| from * to + to;
                 conv(1, 32) + conv(32, 64) + linear(64 * 28 * 28, 128) + linear(128, 10)
             }
-        }
+        })
     }
 
     /// The decoder, if it is one.
     pub fn decoder(&self) -> Option<&DecoderConfig> {
         match self {
             ModelSpec::Decoder(decoder) => Some(decoder),
-            ModelSpec::Cnn => None,
+            ModelSpec::Cnn | ModelSpec::Custom(_) => None,
         }
     }
 
@@ -54,7 +57,11 @@ macro_rules! set_fields {
 impl ModelSection {
     /// Resolves these keys.
     pub fn resolve(&self) -> Result<ModelSpec, ConfigError> {
-        let base = match (self.name, &self.hf_assets_path) {
+        let name = match &self.name {
+            Choice::Builtin(name) => *name,
+            Choice::Custom(name) => return self.custom(name),
+        };
+        let base = match (name, &self.hf_assets_path) {
             (ModelName::Cnn, _) => return self.cnn(),
             (_, Some(folder)) => read_decoder(folder)?,
             (ModelName::Llama, None) => DecoderConfig::from(self.flavor.unwrap_or_default()),
@@ -167,7 +174,7 @@ impl ModelSection {
     /// Rejects keys that set dimensions of the CNN, because they are fixed.
     fn cnn(&self) -> Result<ModelSpec, ConfigError> {
         let plain = ModelSection {
-            name: ModelName::Cnn,
+            name: ModelName::Cnn.into(),
             initial_weights: self.initial_weights.clone(),
             ..ModelSection::default()
         };
@@ -177,6 +184,29 @@ impl ModelSection {
         Err(ConfigError::contradiction(
             "model.name = \"cnn\" has fixed dimensions, but other keys of [model] set them",
             "remove them, or use model.name = \"llama\"",
+        ))
+    }
+}
+
+impl ModelSection {
+    /// A registered model has its keys in a section of its own. The vocabulary is that of the datasets of tokens.
+    fn custom(&self, name: &str) -> Result<ModelSpec, ConfigError> {
+        let plain = ModelSection {
+            name: self.name.clone(),
+            vocab_size: self.vocab_size,
+            initial_weights: self.initial_weights.clone(),
+            ..ModelSection::default()
+        };
+        if *self == plain {
+            return Ok(ModelSpec::Custom(name.to_owned()));
+        }
+        Err(ConfigError::contradiction(
+            format!(
+                "model.name = {name:?} is a model of your own, but keys of Trainyard's models are set in [model]"
+            ),
+            format!(
+                "move them to [custom.{name}]; only vocab_size and initial_weights are valid in [model]"
+            ),
         ))
     }
 }
@@ -295,10 +325,10 @@ mod tests {
     #[test]
     fn the_cnn_has_fixed_dimensions() {
         let cnn = ModelSection {
-            name: ModelName::Cnn,
+            name: ModelName::Cnn.into(),
             ..ModelSection::default()
         };
-        assert_eq!(cnn.resolve().unwrap().num_parameters(), 6_442_762);
+        assert_eq!(cnn.resolve().unwrap().num_parameters(), Some(6_442_762));
         let message = rejection(ModelSection {
             flavor: Some(Flavor::Tiny),
             ..cnn

@@ -70,7 +70,7 @@ impl Session {
         Session::with_trainer(
             config,
             world,
-            Trainer::new(config, world, world.device().into())?,
+            Trainer::new(&config.into(), world, world.device().into())?,
         )
     }
 
@@ -79,7 +79,7 @@ impl Session {
         Session::with_trainer(
             config,
             world,
-            Trainer::with_options(config, world, world.device().into(), options)?,
+            Trainer::with_options(&config.into(), world, world.device().into(), options)?,
         )
     }
 
@@ -89,7 +89,7 @@ impl Session {
         Ok(Session {
             device: world.device(),
             sampler: Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?,
-            source: build::source(config, build::Phase::Training)?,
+            source: build::source(&config.into(), build::Phase::Training)?,
             trainer,
         })
     }

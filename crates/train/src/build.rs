@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{
-    Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec, Offload,
-    ReshardAfterForward, is_mixture, read_mixture,
+    Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec,
+    Offload, ReshardAfterForward, is_mixture, read_mixture,
 };
 use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
 use trainyard_mesh::{Axis, AxisSet};
@@ -21,9 +21,10 @@ use trainyard_parallel::{
     ShardOptions, Stage,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
-use trainyard_trace::Purpose;
+use trainyard_trace::{Ledger, Purpose};
 
 use crate::error::{Result, TrainError};
+use crate::train_spec::{TrainSpec, WithLoss};
 use crate::trainer::loss_axes;
 
 /// The libtorch dtype of a config dtype.
@@ -38,8 +39,23 @@ pub fn kind(dtype: Dtype) -> Kind {
 
 /// This rank's shard of the model with its initial weights: random from the seed, or loaded from
 /// `model.initial_weights`.
-pub fn model(config: &Config, world: &World, device: Device) -> Result<Box<dyn Model>> {
-    model_with(config, world, builder(config, world, device)?)
+pub fn model(spec: &TrainSpec, world: &World, device: Device) -> Result<Box<dyn Model>> {
+    model_with(spec, world, builder(spec, world, device)?)
+}
+
+/// The full model on the meta device.
+pub(crate) fn outline(spec: &TrainSpec) -> Result<Box<dyn Model>> {
+    let alone = World::single_rank(Ledger::new(0))?;
+    let builder = Builder::new(spec.debug.seed).device(Device::Meta);
+    model_with(spec, &alone, builder)
+}
+
+/// The number of parameters of the full model.
+pub(crate) fn num_parameters(spec: &TrainSpec) -> Result<u64> {
+    match spec.model.resolve()?.num_parameters() {
+        Some(number) => Ok(number),
+        None => Ok(outline(spec)?.num_parameters()),
+    }
 }
 
 /// A builder that creates this rank's shard of every parameter.
@@ -61,22 +77,26 @@ pub(crate) fn builder(config: &Config, world: &World, device: Device) -> Result<
 
 /// Builds the model with a given builder and loads its initial weights.
 pub(crate) fn model_with(
-    config: &Config,
+    spec: &TrainSpec,
     world: &World,
     builder: Builder,
 ) -> Result<Box<dyn Model>> {
-    let model: Box<dyn Model> = match config.model.resolve()? {
+    let model: Box<dyn Model> = match spec.model.resolve()? {
         ModelSpec::Decoder(decoder) => {
-            Box::new(Decoder::build(&decoder, config.training.seq_len, &builder)?)
+            Box::new(Decoder::build(&decoder, spec.training.seq_len, &builder)?)
         }
         ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
+        ModelSpec::Custom(name) => spec.registry().build_model(&name, spec, &builder)?,
     };
-    if let Some(path) = &config.model.initial_weights
+    if let Some(path) = &spec.model.initial_weights
         && !builder.is_meta()
     {
         weights::load_sharded(path, &model, world.mesh(), world.rank())?;
     }
-    Ok(model)
+    Ok(match spec.registry().build_loss(spec)? {
+        Some(loss) => Box::new(WithLoss { model, loss }),
+        None => model,
+    })
 }
 
 /// The tensor parallel group and its settings.
@@ -152,12 +172,15 @@ pub enum Phase {
 
 /// Opens the training or validation dataset. Validation uses the dataset and path of training where it has none of
 /// its own.
-pub fn source(config: &Config, phase: Phase) -> Result<Arc<dyn Source>> {
-    let (training, validation) = (&config.training, &config.validation);
+pub fn source(spec: &TrainSpec, phase: Phase) -> Result<Arc<dyn Source>> {
+    let (training, validation) = (&spec.training, &spec.validation);
     let is_validation = phase == Phase::Validation;
-    let own_dataset = validation.dataset.filter(|_| is_validation);
+    let own_dataset = validation.dataset.as_ref().filter(|_| is_validation);
+    let dataset = match own_dataset.unwrap_or(&training.dataset) {
+        Choice::Builtin(dataset) => *dataset,
+        Choice::Custom(name) => return spec.registry().open_dataset(name, spec, phase),
+    };
     let own_path = validation.dataset_path.as_ref().filter(|_| is_validation);
-    let dataset = own_dataset.unwrap_or(training.dataset);
     let path = || {
         let path = own_path.or(training.dataset_path.as_ref());
         path.ok_or_else(|| {
@@ -170,32 +193,30 @@ pub fn source(config: &Config, phase: Phase) -> Result<Arc<dyn Source>> {
             ))
         })
     };
-    let seq_len = config.training.seq_len;
+    let seq_len = training.seq_len;
     // Synthetic validation data has another seed, so that it differs from the training data.
-    let seed = config.debug.seed + u64::from(is_validation);
-    Ok(match (dataset, config.model.resolve()?.decoder()) {
-        (Dataset::Synthetic, Some(sizes)) => {
-            Arc::new(SyntheticTokens::new(seq_len, sizes.vocab_size, seed)?)
-        }
+    let seed = spec.debug.seed + u64::from(is_validation);
+    let vocab_size = match spec.model.resolve()? {
+        ModelSpec::Decoder(sizes) => Some(sizes.vocab_size),
+        ModelSpec::Cnn => None,
+        ModelSpec::Custom(_) => spec.model.vocab_size,
+    };
+    Ok(match (dataset, vocab_size) {
+        (Dataset::Synthetic, Some(size)) => Arc::new(SyntheticTokens::new(seq_len, size, seed)?),
         (Dataset::Synthetic, None) => Arc::new(SyntheticImages::new(seed)),
-        (Dataset::Mnist, None) => {
+        (Dataset::Tokens, Some(size)) => tokens(path()?, seq_len, size, seed)?,
+        (Dataset::Tokens, None) => {
+            return Err(TrainError::Dataset(
+                "dataset \"tokens\" needs a model with a vocabulary".into(),
+            ));
+        }
+        (Dataset::Mnist, _) => {
             let split = if is_validation {
                 Split::Test
             } else {
                 Split::Train
             };
             Arc::new(Mnist::open(path()?, split)?)
-        }
-        (Dataset::Tokens, Some(sizes)) => tokens(path()?, seq_len, sizes.vocab_size, seed)?,
-        (Dataset::Mnist, Some(_)) => {
-            return Err(TrainError::Dataset(
-                "dataset \"mnist\" needs model.name = \"cnn\"".into(),
-            ));
-        }
-        (Dataset::Tokens, None) => {
-            return Err(TrainError::Dataset(
-                "dataset \"tokens\" needs model.name = \"llama\" or \"gpt2\"".into(),
-            ));
         }
     })
 }

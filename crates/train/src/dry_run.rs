@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tch::Kind;
-use trainyard_config::Config;
 use trainyard_cost::StateBytes;
-use trainyard_data::{Batch, IMAGE_SIDE};
+use trainyard_data::Batch;
 use trainyard_mesh::Mesh;
 use trainyard_nn::Device;
 use trainyard_parallel::RecomputePlan;
@@ -21,6 +20,8 @@ use trainyard_trace::{Calls, CollectiveKind, Ledger, MemoryKind, Purpose, calls}
 use crate::build;
 use crate::error::Result;
 use crate::memory_profiler::MemoryProfiler;
+use crate::sample_layout::SampleLayout;
+use crate::train_spec::TrainSpec;
 use crate::trainer::Trainer;
 
 /// Memory, communication and computation of one training step of one rank.
@@ -68,19 +69,19 @@ pub struct CollectiveRow {
 }
 
 /// Simulates one step of `rank` in a world of `world_size` ranks.
-pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun> {
+pub fn dry_run(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<DryRun> {
     memory::observe();
-    let mesh = config.mesh(world_size)?;
+    let mesh = spec.mesh(world_size)?;
     let ledger = Ledger::new(rank);
     let world = World::fake(mesh, rank, ledger.clone())?;
-    let mut trainer = Trainer::new(config, &world, Device::Meta)?;
-    let batches = empty_batches(config, &trainer, Device::Meta)?;
+    let mut trainer = Trainer::new(spec, &world, Device::Meta)?;
+    let batches = empty_batches(spec, &trainer, Device::Meta)?;
     // The first step allocates the optimizer state; the second is like all later ones.
     trainer.step(&batches)?;
     memory::reset_peak();
     let before = ledger.totals();
     let (stepped, operators) =
-        operators::record(|| profiled_step(config, &mut trainer, &batches, &ledger))?;
+        operators::record(|| profiled_step(spec, &mut trainer, &batches, &ledger))?;
     stepped?;
     let totals = ledger.totals() - before;
     let report = memory::report()?;
@@ -90,7 +91,7 @@ pub fn dry_run(config: &Config, world_size: usize, rank: usize) -> Result<DryRun
         world_size,
         rank,
         mesh: world.mesh().to_string(),
-        num_parameters: config.model.resolve()?.num_parameters(),
+        num_parameters: build::num_parameters(spec)?,
         peak_bytes: report.peak,
         bytes_by_kind: by_kind
             .map(|(kind, bytes)| (kind.to_string(), bytes))
@@ -136,13 +137,13 @@ impl AllocatorPeak {
 }
 
 /// Takes steps of `rank` in a world of `world_size` ranks on the first GPU of this node, without communication.
-pub fn allocator_peak(config: &Config, world_size: usize, rank: usize) -> Result<AllocatorPeak> {
+pub fn allocator_peak(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<AllocatorPeak> {
     require_gpu(rank)?;
     let gpu = tch::Device::Cuda(0);
     device::set_current(gpu)?;
-    let world = World::fake(config.mesh(world_size)?, rank, Ledger::new(rank))?;
-    let mut trainer = Trainer::new(config, &world, gpu.into())?;
-    let batches = empty_batches(config, &trainer, gpu.into())?;
+    let world = World::fake(spec.mesh(world_size)?, rank, Ledger::new(rank))?;
+    let mut trainer = Trainer::new(spec, &world, gpu.into())?;
+    let batches = empty_batches(spec, &trainer, gpu.into())?;
     let at_startup = on_gpu(gpu)?;
     device::reset_peak_memory(gpu)?;
     // The first step allocates the optimizer state; the later ones show how much the allocator reuses.
@@ -165,12 +166,12 @@ fn on_gpu(gpu: tch::Device) -> Result<DeviceMemory> {
 
 /// Takes the step, under the memory profiler if the config enables it.
 fn profiled_step(
-    config: &Config,
+    spec: &TrainSpec,
     trainer: &mut Trainer,
     batches: &[Batch],
     ledger: &Ledger,
 ) -> Result<()> {
-    match MemoryProfiler::from_config(config, ledger.rank(), 0) {
+    match MemoryProfiler::from_config(spec, ledger.rank(), 0) {
         Some(profiler) => {
             let (_, memory) = profiler.profile(ledger, || trainer.step(batches))?;
             memory.write()
@@ -204,12 +205,12 @@ fn states_by_formula(trainer: &Trainer) -> StateBytes {
 }
 
 /// The peak memory of a step under an activation checkpointing plan.
-pub(crate) fn peak_with_plan(config: &Config, mesh: Mesh, plan: &RecomputePlan) -> Result<u64> {
+pub(crate) fn peak_with_plan(spec: &TrainSpec, mesh: Mesh, plan: &RecomputePlan) -> Result<u64> {
     memory::observe();
     let before = memory::report()?.total;
     let world = World::fake(mesh, 0, Ledger::new(0))?;
-    let mut trainer = Trainer::with_plan(config, &world, Device::Meta, plan)?;
-    let batches = empty_batches(config, &trainer, Device::Meta)?;
+    let mut trainer = Trainer::with_plan(spec, &world, Device::Meta, plan)?;
+    let batches = empty_batches(spec, &trainer, Device::Meta)?;
     trainer.step(&batches)?;
     memory::reset_peak();
     trainer.step(&batches)?;
@@ -219,26 +220,21 @@ pub(crate) fn peak_with_plan(config: &Config, mesh: Mesh, plan: &RecomputePlan) 
 }
 
 /// The micro-batches of a step, uninitialized.
-fn empty_batches(config: &Config, trainer: &Trainer, device: Device) -> Result<Vec<Batch>> {
+fn empty_batches(spec: &TrainSpec, trainer: &Trainer, device: Device) -> Result<Vec<Batch>> {
     let batching = trainer.batching();
     (0..batching.num_microbatches)
-        .map(|_| empty_batch(config, batching.local, device))
+        .map(|_| empty_batch(spec, batching.local, device))
         .collect()
 }
 
 /// An uninitialized micro-batch with `rows` samples.
-fn empty_batch(config: &Config, rows: usize, device: Device) -> Result<Batch> {
-    let empty = |shape: &[usize], kind| device.empty(shape, kind);
-    Ok(match config.model.resolve()?.decoder() {
-        Some(_) => {
-            let shape = [rows, config.training.seq_len];
-            let (inputs, targets) = (empty(&shape, Kind::Int64)?, empty(&shape, Kind::Int64)?);
-            Batch::new(inputs, targets, (rows * config.training.seq_len) as i64)
-        }
-        None => {
-            let shape = [rows, 1, IMAGE_SIDE, IMAGE_SIDE];
-            let images = empty(&shape, build::kind(config.training.dtype))?;
-            Batch::new(images, empty(&[rows], Kind::Int64)?, rows as i64)
-        }
-    })
+fn empty_batch(spec: &TrainSpec, rows: usize, device: Device) -> Result<Batch> {
+    let layout = SampleLayout::of(spec)?;
+    let empty = |(shape, kind): &(Vec<usize>, Kind)| {
+        let shape: Vec<usize> = std::iter::once(rows).chain(shape.iter().copied()).collect();
+        device.empty(&shape, *kind)
+    };
+    let num_targets = rows * layout.num_targets();
+    let (inputs, targets) = (empty(&layout.inputs)?, empty(&layout.targets)?);
+    Ok(Batch::new(inputs, targets, num_targets as i64))
 }

@@ -1,5 +1,6 @@
 //! Errors of training jobs.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use trainyard_torch::TorchError;
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 /// Why a training job failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TrainError {
     /// libtorch or a collective failed.
     #[error(transparent)]
@@ -37,6 +38,19 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The config names a component that the program does not register.
+    #[error(
+        "{found} names no {what} of this program, which {}",
+        registers(registered)
+    )]
+    Unregistered {
+        /// The setting or section.
+        found: String,
+        /// What it should name.
+        what: &'static str,
+        /// The names of those that exist.
+        registered: Vec<String>,
+    },
     /// Rank 0 could not find the checkpoint to resume from.
     #[error("cannot find the checkpoint to resume from: {0}")]
     ResumeSource(String),
@@ -228,5 +242,19 @@ impl TrainError {
 impl From<tch::TchError> for TrainError {
     fn from(error: tch::TchError) -> Self {
         TrainError::Torch(error.into())
+    }
+}
+
+/// As [`Display`](fmt::Display): Rust prints this when `main` returns an error, and a user reads it.
+impl fmt::Debug for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn registers(names: &[String]) -> String {
+    match names {
+        [] => "registers none".to_owned(),
+        names => format!("registers {}", names.join(", ")),
     }
 }

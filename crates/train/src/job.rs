@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trainyard_checkpoint::TrainState;
-use trainyard_config::{Batching, Config};
+use trainyard_config::Batching;
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
@@ -27,31 +27,32 @@ use crate::rerun::{self, Verdict};
 use crate::same_job;
 use crate::sample_log::SampleLog;
 use crate::spike::SpikeDetector;
+use crate::train_spec::TrainSpec;
 use crate::trainer::{StepOutcome, Trainer};
 use crate::value_guard::Incident;
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
-pub fn run(config: &Config, world: &World) -> Result<()> {
+pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     memory::observe();
-    same_job::check(config, world)?;
-    memory_check::check(config, world)?;
-    kernel::use_deterministic_algorithms(config.debug.deterministic)?;
+    same_job::check(spec, world)?;
+    memory_check::check(spec, world)?;
+    kernel::use_deterministic_algorithms(spec.debug.deterministic)?;
     if world.rank() == 0 {
-        for key in config.ignored_keys() {
+        for key in spec.ignored_keys() {
             tracing::warn!("{key} is a torchtitan setting that Trainyard ignores");
         }
     }
-    let limit = config.training.memory_limit_bytes;
+    let limit = spec.training.memory_limit_bytes;
     memory::limit(world.device(), (limit > 0).then_some(limit))?;
-    let (stop_flag, steps) = (StopFlag::default(), config.training.steps);
+    let (stop_flag, steps) = (StopFlag::default(), spec.training.steps);
     let heartbeat = HeartbeatWriter::from_env(world, steps);
     // Before the first step there is nothing to save, so SIGTERM keeps its default action. With peer
     // checkpoints it is handled from the start: the state may be in the memory of this node only.
-    let has_peer_checkpoints = config.checkpoint.memory_interval > 0;
+    let has_peer_checkpoints = spec.checkpoint.memory_interval > 0;
     if has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
     }
-    let mut job = Job::new(config, world, heartbeat)?;
+    let mut job = Job::new(spec, world, heartbeat)?;
     job.replicate_resumed_state()?;
     if !has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
@@ -70,7 +71,7 @@ pub fn run(config: &Config, world: &World) -> Result<()> {
 
 /// A training job on one rank.
 struct Job<'a> {
-    config: &'a Config,
+    spec: &'a TrainSpec,
     world: &'a World,
     heartbeat: HeartbeatWriter,
     trainer: Trainer,
@@ -120,14 +121,14 @@ impl Window {
 }
 
 impl<'a> Job<'a> {
-    fn new(config: &'a Config, world: &'a World, heartbeat: HeartbeatWriter) -> Result<Job<'a>> {
-        let mut trainer = Trainer::new(config, world, world.device().into())?;
-        let storage = checkpoint::storage(config, world)?;
-        let memory = checkpoint::memory(config, world)?;
-        checkpoint::resume(config, &mut trainer, world, memory.as_ref())?;
-        let training_source = build::source(config, Phase::Training)?;
+    fn new(spec: &'a TrainSpec, world: &'a World, heartbeat: HeartbeatWriter) -> Result<Job<'a>> {
+        let mut trainer = Trainer::new(spec, world, world.device().into())?;
+        let storage = checkpoint::storage(spec, world)?;
+        let memory = checkpoint::memory(spec, world)?;
+        checkpoint::resume(spec, &mut trainer, world, memory.as_ref())?;
+        let training_source = build::source(spec, Phase::Training)?;
         let loader = loader(
-            config,
+            spec,
             world,
             trainer.batching(),
             Arc::clone(&training_source),
@@ -135,20 +136,15 @@ impl<'a> Job<'a> {
             (trainer.samples_seen(), trainer.data_group().index()),
         )?;
         // Opened now, so that a wrong path is found before the first step.
-        let validation_source = || build::source(config, Phase::Validation);
-        let validation_source = config
-            .validation
-            .enable
-            .then(validation_source)
-            .transpose()?;
-        let spec = config.model.resolve()?;
+        let validation_source = || build::source(spec, Phase::Validation);
+        let validation_source = spec.validation.enable.then(validation_source).transpose()?;
         if world.rank() == 0 {
             let batching = trainer.batching();
             tracing::info!(
                 "mesh {}; model size: {} parameters; global batch size {} = {} data-parallel ranks x \
                  {} micro-batches x local batch size {}",
                 world.mesh(),
-                spec.num_parameters(),
+                build::num_parameters(spec)?,
                 batching.global,
                 batching.ranks,
                 batching.num_microbatches,
@@ -156,17 +152,13 @@ impl<'a> Job<'a> {
             );
         }
         Ok(Job {
-            sinks: Sinks::open(config, world.rank(), trainer.steps_taken())?,
-            flops_per_target: flops_per_target(&spec, config.training.seq_len),
+            sinks: Sinks::open(spec, world.rank(), trainer.steps_taken())?,
+            flops_per_target: flops_per_target(spec)?,
             memory_capacity: memory_capacity(world.device())?,
-            memory_profiler: MemoryProfiler::from_config(
-                config,
-                world.rank(),
-                trainer.steps_taken(),
-            ),
+            memory_profiler: MemoryProfiler::from_config(spec, world.rank(), trainer.steps_taken()),
             spikes: SpikeDetector::new(
-                config.value_guard.spike_threshold,
-                config.value_guard.spike_window,
+                spec.value_guard.spike_threshold,
+                spec.value_guard.spike_window,
             ),
             window: Window::begin(),
             saver: if storage.is_some() || memory.is_some() {
@@ -179,8 +171,8 @@ impl<'a> Job<'a> {
             is_replicating: false,
             stored_step: None,
             is_warm: false,
-            sample_log: SampleLog::from_config(config, world, trainer.steps_taken())?,
-            config,
+            sample_log: SampleLog::from_config(spec, world, trainer.steps_taken())?,
+            spec,
             world,
             heartbeat,
             trainer,
@@ -217,19 +209,19 @@ impl<'a> Job<'a> {
             saver.wait_for_first();
         }
         if !std::mem::replace(&mut self.is_warm, true) {
-            let timeout = self.config.comm.train_timeout_seconds;
+            let timeout = self.spec.comm.train_timeout_seconds;
             self.world.set_timeout(Duration::from_secs(timeout))?;
         }
         let step = self.trainer.steps_taken();
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
-        let last = step == self.config.training.steps;
-        let is_stored = due(self.config.checkpoint.interval) || last;
+        let last = step == self.spec.training.steps;
+        let is_stored = due(self.spec.checkpoint.interval) || last;
         let spike = if self.sinks.is_due(step) || last {
             self.report(&outcome)?
         } else {
             None
         };
-        if let Some(block) = self.config.debug.guard_cost_block {
+        if let Some(block) = self.spec.debug.guard_cost_block {
             // After the report, so that the step time of a block is that of steps which are all guarded, or none.
             let number = step.checked_div(block).unwrap_or(0);
             self.trainer.set_guarded(number.is_multiple_of(2));
@@ -249,7 +241,7 @@ impl<'a> Job<'a> {
         self.save_if_due(is_stored)?;
         // Saved before: an evaluation that fails loses no step.
         match self.validation_source.clone() {
-            Some(source) if due(self.config.validation.freq) => self.validate(source),
+            Some(source) if due(self.spec.validation.freq) => self.validate(source),
             _ => Ok(()),
         }
     }
@@ -257,7 +249,7 @@ impl<'a> Job<'a> {
     /// Saves the step to peer memory if it is due, and to storage if it is to be stored there.
     fn save_if_due(&mut self, is_stored: bool) -> Result<()> {
         let step = self.trainer.steps_taken();
-        let every = self.config.checkpoint.memory_interval;
+        let every = self.spec.checkpoint.memory_interval;
         let is_replicated = every > 0 && step.is_multiple_of(every);
         // Peer memory first, because it is faster than storage.
         let memory = self.memory.clone().filter(|_| is_replicated);
@@ -271,7 +263,7 @@ impl<'a> Job<'a> {
     /// What is wrong with the values of steps up to this one. Ranks agree on values that are not finite if one of them
     /// has seen some, and always before the state is saved; replicas are compared at an interval, and before that too.
     fn find_causes(&mut self, has_incident: bool, is_stored: bool) -> Result<Vec<Cause>> {
-        let section = &self.config.value_guard;
+        let section = &self.spec.value_guard;
         let mut causes = Vec::new();
         if !self.trainer.is_guarded() {
             return Ok(causes);
@@ -321,13 +313,13 @@ impl<'a> Job<'a> {
         num: usize,
     ) -> Result<Vec<Batch>> {
         let batching = self.trainer.batching();
-        let loader = loader(self.config, self.world, batching, source, phase, start)?;
+        let loader = loader(self.spec, self.world, batching, source, phase, start)?;
         Ok(loader.take(num).collect::<Result<_, _>>()?)
     }
 
     /// Acts on values that cannot be used, as `value_guard.policy` says. Whether the job went back to a checkpoint.
     fn has_rolled_back(&mut self, causes: &[Cause]) -> Result<bool> {
-        let section = &self.config.value_guard;
+        let section = &self.spec.value_guard;
         for cause in causes {
             let guard = self.trainer.guard_state();
             guard.num_incidents += 1;
@@ -362,7 +354,7 @@ impl<'a> Job<'a> {
             .skipped_samples
             .extend(samples.into_iter().filter(|range| !range.is_empty()));
         let is_loaded = checkpoint::load_latest(
-            self.config,
+            self.spec,
             &mut self.trainer,
             self.world,
             self.memory.as_ref(),
@@ -394,7 +386,7 @@ impl<'a> Job<'a> {
     /// Reads samples from position `first` of the stream on.
     fn load_from(&mut self, first: u64) -> Result<()> {
         self.loader = loader(
-            self.config,
+            self.spec,
             self.world,
             self.trainer.batching(),
             Arc::clone(&self.training_source),
@@ -480,7 +472,7 @@ impl<'a> Job<'a> {
     fn validate(&mut self, source: Arc<dyn Source>) -> Result<()> {
         let step = self.trainer.steps_taken();
         self.heartbeat.enter(Stage::Between, step);
-        let num = self.config.validation.steps as usize * self.trainer.batching().num_microbatches;
+        let num = self.spec.validation.steps as usize * self.trainer.batching().num_microbatches;
         let start = (0, self.trainer.data_group().index());
         let batches = self.load(source, Phase::Validation, start, num)?;
         let validation_loss = self.trainer.evaluate(&batches)?;
@@ -504,9 +496,9 @@ impl<'a> Job<'a> {
         let state = TrainState {
             step,
             samples_seen: self.trainer.samples_seen(),
-            seed: self.config.debug.seed,
+            seed: self.spec.debug.seed,
             world_size: self.world.size(),
-            config: self.config.to_toml()?,
+            config: self.spec.to_toml()?,
             extra_state: self.trainer.extra_state()?,
         };
         let saved = saver.save(&self.trainer, self.world, state, destinations)?;
@@ -554,8 +546,8 @@ impl<'a> Job<'a> {
         if self.world.rank() == 0 {
             report_offload(&self.trainer.model().offload_counters());
         }
-        if self.config.profiling.enable_profiling {
-            write_trace(self.config, self.world)?;
+        if self.spec.profiling.enable_profiling {
+            write_trace(self.spec, self.world)?;
         }
         // Rank 0 may host the TCPStore: no rank exits before all are done.
         self.world.world_group()?.barrier()?.wait()?;
@@ -595,7 +587,7 @@ fn report_offload(files: &[Counters]) {
 /// Loads the micro-batches of one share of every batch, starting at sample `first` of the stream. The batch size may
 /// differ from that of the run before.
 fn loader(
-    config: &Config,
+    spec: &TrainSpec,
     world: &World,
     batching: &Batching,
     source: Arc<dyn Source>,
@@ -606,7 +598,7 @@ fn loader(
     let sampler = sampler.starting_at(first);
     let order = match source.len() {
         Some(_) if phase == Phase::Training => Order::Shuffled {
-            seed: config.debug.seed,
+            seed: spec.debug.seed,
         },
         _ => Order::Sequential,
     };
@@ -618,11 +610,11 @@ fn loader(
     Ok(Loader::new(source, sampler, share, options)?)
 }
 
-fn write_trace(config: &Config, world: &World) -> Result<()> {
-    let folder = config
+fn write_trace(spec: &TrainSpec, world: &World) -> Result<()> {
+    let folder = spec
         .job
         .dump_folder
-        .join(&config.profiling.save_traces_folder);
+        .join(&spec.profiling.save_traces_folder);
     std::fs::create_dir_all(&folder).map_err(TrainError::io(&folder))?;
     let path = folder.join(chrome_file_name(world.rank()));
     world

@@ -7,32 +7,34 @@ use trainyard_torch::World;
 
 use crate::dry_run::dry_run;
 use crate::error::{Result, TrainError};
+use crate::train_spec::TrainSpec;
 use crate::trainer::data_axes;
 
 /// Returns an error if the peak memory of a rank would exceed `training.memory_limit_bytes`.
-pub fn check(config: &Config, world: &World) -> Result<()> {
-    let limit = config.training.memory_limit_bytes;
+pub fn check(spec: &TrainSpec, world: &World) -> Result<()> {
+    let limit = spec.training.memory_limit_bytes;
     // Dry runs do not model offloading to files.
-    if limit == 0 || config.parallelism.offload != Offload::None {
+    if limit == 0 || spec.parallelism.offload != Offload::None {
         return Ok(());
     }
-    let peak = dry_run(config, world.size(), 0)?.peak_bytes;
+    let peak = dry_run(spec, world.size(), 0)?.peak_bytes;
     if peak <= limit {
         return Ok(());
     }
     Err(TrainError::OverLimit {
         limit,
         peak,
-        advice: advice(config, world.size(), limit),
+        advice: advice(spec, world.size(), limit),
     })
 }
 
 /// Settings that fit, the smallest change first.
-fn advice(config: &Config, world_size: usize, limit: u64) -> String {
+fn advice(spec: &TrainSpec, world_size: usize, limit: u64) -> String {
     let mut tried = Vec::new();
     for (setting, change) in changes() {
-        let mut other = config.clone();
+        let mut other = Config::clone(spec);
         change(&mut other);
+        let other = spec.with_config(other);
         // A larger world may be necessary.
         for num_ranks in [world_size, 2 * world_size, 4 * world_size, 8 * world_size] {
             let batching = other

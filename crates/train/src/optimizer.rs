@@ -1,6 +1,6 @@
 //! The optimizer of a config.
 
-use trainyard_config::{OptimizerImplementation, OptimizerName, OptimizerSection};
+use trainyard_config::{Choice, OptimizerImplementation, OptimizerName, OptimizerSection};
 use trainyard_nn::Parameter;
 use trainyard_optim::{
     AdamW, AdamWConfig, Lamb, Lars, LarsConfig, LrAdjustment, Muon, MuonConfig, Optimizer, Sgd,
@@ -9,13 +9,22 @@ use trainyard_optim::{
 use trainyard_torch::World;
 
 use crate::Result;
+use crate::train_spec::TrainSpec;
 
 /// Builds the optimizer of a config for parameters that may be sharded over ranks of `world`.
 pub fn build(
-    config: &OptimizerSection,
+    spec: &TrainSpec,
     parameters: Vec<Parameter>,
     world: &World,
 ) -> Result<Box<dyn Optimizer>> {
+    let config = &spec.optimizer;
+    let name = match &config.name {
+        Choice::Builtin(name) => *name,
+        Choice::Custom(name) => {
+            let registry = spec.registry();
+            return registry.build_optimizer(name, spec, parameters, world);
+        }
+    };
     warn_if_ignored(config);
     let adamw = AdamWConfig {
         beta1: config.beta1,
@@ -24,7 +33,7 @@ pub fn build(
         weight_decay: config.weight_decay,
     };
     let (momentum, weight_decay) = (config.momentum, config.weight_decay);
-    Ok(match config.name {
+    Ok(match name {
         OptimizerName::AdamW => Box::new(AdamW::new(parameters, adamw)),
         OptimizerName::Sgd => {
             let config = SgdConfig {

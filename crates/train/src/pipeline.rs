@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use trainyard_config::{Config, Offload, PipelineReduce, ReshardAfterForward};
+use trainyard_config::{Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_cost::partition_balanced;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Device, Model, Parameter, Router, Unit};
@@ -17,32 +17,34 @@ use trainyard_trace::Ledger;
 
 use crate::build;
 use crate::error::{Result, TrainError};
+use crate::sample_layout::SampleLayout;
+use crate::train_spec::TrainSpec;
 use crate::trainer::data_axes;
 
 /// The pipeline stages of this rank, each wrapped in its data-parallel strategy, with the schedule of the
 /// config.
 pub fn pipeline(
-    config: &Config,
+    spec: &TrainSpec,
     world: &World,
     device: Device,
     plan: &RecomputePlan,
 ) -> Result<Box<dyn Strategy>> {
     let group = world.group(Axis::Pp)?;
-    let schedule = schedule(config, world)?;
+    let schedule = schedule(spec, world)?;
     // The full model on the meta device: where to split it, and which activations cross the split points.
     let fake = World::fake(
         world.mesh().clone(),
         world.rank(),
         Ledger::new(world.rank()),
     )?;
-    let outline = build::model_with(config, &fake, build::builder(config, &fake, Device::Meta)?)?;
-    let splits = splits(config, &*outline, schedule.num_stages())?;
-    let shapes = shapes(config, world, &*outline, &splits, device)?;
+    let outline = build::model_with(spec, &fake, build::builder(spec, &fake, Device::Meta)?)?;
+    let splits = splits(spec, &*outline, schedule.num_stages())?;
+    let shapes = shapes(spec, world, &*outline, &splits, device)?;
 
     let own = schedule.stages_of(group.index());
     let own: Vec<Range<usize>> = own.into_iter().map(|stage| splits[stage].clone()).collect();
-    let builder = build::builder(config, world, device)?.only(names(&*outline, &own));
-    let model: Rc<dyn Model> = build::model_with(config, world, builder)?.into();
+    let builder = build::builder(spec, world, device)?.only(names(&*outline, &own));
+    let model: Rc<dyn Model> = build::model_with(spec, world, builder)?.into();
     let tied_embedding = tied_embedding(&*model, &schedule, group.index());
     let replica = tied_embedding
         .as_ref()
@@ -55,16 +57,16 @@ pub fn pipeline(
         if units.end == num_units {
             stage = stage.with_tied_parameters(replicas.clone());
         }
-        build::strategy(config, Rc::new(stage), world, &plan.slice(units))
+        build::strategy(spec, Rc::new(stage), world, &plan.slice(units))
     });
     let stages = stages.collect::<Result<Vec<_>>>()?;
-    let pipeline = Pipeline::new(schedule, stages, &group, shapes, sharding_policy(config))?;
+    let pipeline = Pipeline::new(schedule, stages, &group, shapes, sharding_policy(spec))?;
     Ok(Box::new(pipeline.with_tied_embedding(tied_embedding)))
 }
 
 /// When the parameters of stages are all-gathered and their gradients reduced.
-fn sharding_policy(config: &Config) -> ShardingPolicy {
-    let section = &config.parallelism;
+fn sharding_policy(spec: &TrainSpec) -> ShardingPolicy {
+    let section = &spec.parallelism;
     let grad_reduction = match section.pipeline_parallel_reduce {
         // ZeRO stage 1 keeps unsharded gradients in any case.
         PipelineReduce::Each if section.zero_stage > 1 => GradReduction::EveryBackward,
@@ -99,10 +101,10 @@ fn tied_embedding(model: &dyn Model, schedule: &Schedule, rank: usize) -> Option
     }
 }
 
-fn schedule(config: &Config, world: &World) -> Result<Schedule> {
+fn schedule(spec: &TrainSpec, world: &World) -> Result<Schedule> {
     let num_ranks = world.mesh().size(Axis::Pp);
-    let batching = config.batching(world.mesh().size_of(data_axes()))?;
-    let section = &config.parallelism;
+    let batching = spec.batching(world.mesh().size_of(data_axes()))?;
+    let section = &spec.parallelism;
     let failed = |error: trainyard_schedule::ScheduleError| TrainError::Schedule(error.to_string());
     let schedule = match &section.pipeline_parallel_schedule_csv {
         Some(path) => {
@@ -123,9 +125,9 @@ fn schedule(config: &Config, world: &World) -> Result<Schedule> {
 }
 
 /// The units of every stage: split at the points of the config, or balanced by cost.
-fn splits(config: &Config, model: &dyn Model, num_stages: usize) -> Result<Vec<Range<usize>>> {
-    let Some(blocks) = config.parallelism.split_points()? else {
-        return Ok(partition_balanced(&costs(config, model)?, num_stages)?);
+fn splits(spec: &TrainSpec, model: &dyn Model, num_stages: usize) -> Result<Vec<Range<usize>>> {
+    let Some(blocks) = spec.parallelism.split_points()? else {
+        return Ok(partition_balanced(&costs(spec, model)?, num_stages)?);
     };
     // The embedding is the first unit; transformer blocks follow.
     let begins = blocks.iter().map(|block| block + 1);
@@ -135,9 +137,9 @@ fn splits(config: &Config, model: &dyn Model, num_stages: usize) -> Result<Vec<R
 }
 
 /// The approximate cost of each unit, in multiplications per token.
-fn costs(config: &Config, model: &dyn Model) -> Result<Vec<f64>> {
-    let attention = match config.model.resolve()?.decoder() {
-        Some(sizes) => (sizes.query_width() * config.training.seq_len) as f64,
+fn costs(spec: &TrainSpec, model: &dyn Model) -> Result<Vec<f64>> {
+    let attention = match spec.model.resolve()?.decoder() {
+        Some(sizes) => (sizes.query_width() * spec.training.seq_len) as f64,
         None => 0.0,
     };
     let units = model.units();
@@ -187,16 +189,20 @@ fn names(model: &dyn Model, own: &[Range<usize>]) -> HashSet<String> {
 
 /// The activations that cross each split point, found by a forward pass on the meta device.
 fn shapes(
-    config: &Config,
+    spec: &TrainSpec,
     world: &World,
     model: &dyn Model,
     splits: &[Range<usize>],
     device: Device,
 ) -> Result<Vec<ActivationSpec>> {
-    let batching = config.batching(world.mesh().size_of(data_axes()))?;
-    let cp = build::context_parallel(config, world)?;
-    let tokens = [batching.local, config.training.seq_len / cp.size()];
-    let mut x = Device::Meta.empty(&tokens, tch::Kind::Int64)?;
+    let batching = spec.batching(world.mesh().size_of(data_axes()))?;
+    let cp = build::context_parallel(spec, world)?;
+    let (sample, kind) = SampleLayout::of(spec)?.inputs;
+    let mut shape = [vec![batching.local], sample].concat();
+    if let Some(positions) = shape.get_mut(1) {
+        *positions /= cp.size();
+    }
+    let mut x = Device::Meta.empty(&shape, kind)?;
     let ends: Vec<usize> = splits.iter().map(|units| units.end).collect();
     let mut shapes = Vec::new();
     let units = model.units();
@@ -208,7 +214,7 @@ fn shapes(
             shapes.push(ActivationSpec {
                 size: x.size(),
                 like,
-                num_tokens: (batching.local * config.training.seq_len) as u64,
+                num_tokens: (batching.local * spec.training.seq_len) as u64,
                 num_shards: world.mesh().size_of(AxisSet::of([Axis::Cp, Axis::Tp])) as u64,
             });
         }

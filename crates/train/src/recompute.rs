@@ -1,17 +1,19 @@
 //! Activation checkpointing: which activations a job recomputes, from the config or a memory budget.
 
-use trainyard_config::{ActivationCheckpointMode, Config, SelectiveOption};
+use trainyard_config::{ActivationCheckpointMode, ModelSpec, SelectiveOption};
 use trainyard_parallel::{Recompute, RecomputePlan, fit_to_budget};
 use trainyard_torch::World;
 
+use crate::build;
 use crate::dry_run::peak_with_plan;
 use crate::error::{Result, TrainError};
+use crate::train_spec::TrainSpec;
 
 /// The plan for a job. With a memory budget, candidate plans are tried in dry runs, so that the peak memory
 /// is known before training starts.
-pub fn plan(config: &Config, world: &World) -> Result<RecomputePlan> {
-    let section = &config.activation_checkpoint;
-    let num_units = num_units(config)?;
+pub fn plan(spec: &TrainSpec, world: &World) -> Result<RecomputePlan> {
+    let section = &spec.activation_checkpoint;
+    let num_units = num_units(spec)?;
     let every = |k, what| RecomputePlan::every(k, what, num_units);
     Ok(match (section.mode, section.selective()?) {
         (ActivationCheckpointMode::None, _) => RecomputePlan::none(num_units),
@@ -22,15 +24,15 @@ pub fn plan(config: &Config, world: &World) -> Result<RecomputePlan> {
         (ActivationCheckpointMode::Selective, SelectiveOption::Every(k)) => {
             every(k, Recompute::Full)
         }
-        (ActivationCheckpointMode::MemoryBudget, _) => within_budget(config, num_units, world)?,
+        (ActivationCheckpointMode::MemoryBudget, _) => within_budget(spec, num_units, world)?,
     })
 }
 
-fn within_budget(config: &Config, num_units: usize, world: &World) -> Result<RecomputePlan> {
-    let budget = config.activation_checkpoint.memory_budget_bytes;
+fn within_budget(spec: &TrainSpec, num_units: usize, world: &World) -> Result<RecomputePlan> {
+    let budget = spec.activation_checkpoint.memory_budget_bytes;
     let plans = RecomputePlan::candidates(num_units);
     let found = fit_to_budget(&plans, budget, |plan| {
-        peak_with_plan(config, world.mesh().clone(), plan)
+        peak_with_plan(spec, world.mesh().clone(), plan)
     })?;
     match found {
         Ok(index) => {
@@ -48,10 +50,11 @@ fn within_budget(config: &Config, num_units: usize, world: &World) -> Result<Rec
 }
 
 /// The number of units of the model.
-fn num_units(config: &Config) -> Result<usize> {
-    Ok(match config.model.resolve()?.decoder() {
-        Some(sizes) => sizes.num_hidden_layers + 2,
+fn num_units(spec: &TrainSpec) -> Result<usize> {
+    Ok(match spec.model.resolve()? {
+        ModelSpec::Decoder(sizes) => sizes.num_hidden_layers + 2,
         // The CNN has no repeated blocks to recompute.
-        None => 1,
+        ModelSpec::Cnn => 1,
+        ModelSpec::Custom(_) => build::outline(spec)?.units().len(),
     })
 }

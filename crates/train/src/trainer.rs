@@ -1,7 +1,7 @@
 //! One training step: forward, backward, gradient clipping, optimizer update.
 
 use tch::{Kind, Tensor};
-use trainyard_config::{Batching, Config, Dtype, Offload};
+use trainyard_config::{Batching, Dtype, Offload};
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
@@ -23,8 +23,11 @@ use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
 use crate::optimizer;
 use crate::pipeline;
 use crate::recompute;
+use crate::registry::LrFn;
 use crate::replica_digest::{Drift, ReplicaDigests};
+use crate::sample_layout::SampleLayout;
 use crate::schedule::Schedule;
+use crate::train_spec::TrainSpec;
 use crate::value_guard::{GuardState, Incident, Observation, ValueGuard, found_inf};
 
 /// The mesh axes that divide the batch.
@@ -43,7 +46,8 @@ pub struct Trainer {
     model: Box<dyn Strategy>,
     parameters: Vec<Parameter>,
     optimizer: Box<dyn Optimizer>,
-    schedule: Schedule,
+    /// The learning rate of a step, counted from 0.
+    learning_rate: LrFn,
     grad_norm: GradNorm,
     expert_load: ExpertLoadTracker,
     traffic: TrafficMeter,
@@ -76,6 +80,7 @@ pub struct Trainer {
     /// Targets of a step if every position has one. It depends on the config only, because all ranks must
     /// divide by the same number, whatever their batches contain.
     nominal_targets: f64,
+    compute_kind: Kind,
     is_dry_run: bool,
     is_gpu: bool,
     /// Whether steps are marked for CUDA's profilers.
@@ -126,77 +131,71 @@ pub struct StepOutcome {
 
 impl Trainer {
     /// Builds the model, strategy and optimizer of a config.
-    pub fn new(config: &Config, world: &World, device: Device) -> Result<Trainer> {
-        Self::with_plan(config, world, device, &recompute::plan(config, world)?)
+    pub fn new(spec: &TrainSpec, world: &World, device: Device) -> Result<Trainer> {
+        Self::with_plan(spec, world, device, &recompute::plan(spec, world)?)
     }
 
     /// As [`Trainer::new`], with a given activation checkpointing plan.
     pub fn with_plan(
-        config: &Config,
+        spec: &TrainSpec,
         world: &World,
         device: Device,
         plan: &RecomputePlan,
     ) -> Result<Trainer> {
         let strategy: Box<dyn Strategy> = match world.mesh().size(Axis::Pp) {
             1 => {
-                let model = build::model(config, world, device)?;
-                build::strategy(config, model.into(), world, plan)?
+                let model = build::model(spec, world, device)?;
+                build::strategy(spec, model.into(), world, plan)?
             }
-            _ => pipeline::pipeline(config, world, device, plan)?,
+            _ => pipeline::pipeline(spec, world, device, plan)?,
         };
-        Self::with_strategy(config, world, strategy)
+        Self::with_strategy(spec, world, strategy)
     }
 
     /// As [`Trainer::new`], with the model replicated by DDP with the given options.
     pub fn with_options(
-        config: &Config,
+        spec: &TrainSpec,
         world: &World,
         device: Device,
         options: DdpOptions,
     ) -> Result<Trainer> {
-        let model = build::model(config, world, device)?;
+        let model = build::model(spec, world, device)?;
         let model = build::replicated(model, world, options)?;
-        Self::with_strategy(config, world, Box::new(model))
+        Self::with_strategy(spec, world, Box::new(model))
     }
 
     /// A trainer for a model that is already wrapped in a strategy.
     pub fn with_strategy(
-        config: &Config,
+        spec: &TrainSpec,
         world: &World,
         model: Box<dyn Strategy>,
     ) -> Result<Trainer> {
         let data_group = world.group(data_axes())?;
-        let batching = config.batching(data_group.size())?;
+        let batching = spec.batching(data_group.size())?;
         let parameters: Vec<Parameter> = model.parameters();
         Ok(Trainer {
-            optimizer: optimizer::build(&config.optimizer, parameters.clone(), world)?,
-            schedule: Schedule::from_config(config, batching.global),
+            optimizer: optimizer::build(spec, parameters.clone(), world)?,
+            learning_rate: learning_rate(spec, batching.global)?,
             grad_norm: GradNorm::new(
                 &without_tied_replicas(&parameters, &model.tied_replicas()),
                 world,
             )?,
-            max_norm: config.training.max_norm,
-            loss_scale: (config.training.compute_dtype() == Dtype::Float16)
-                .then(LossScale::default),
+            max_norm: spec.training.max_norm,
+            loss_scale: (spec.training.compute_dtype() == Dtype::Float16).then(LossScale::default),
             guard: ValueGuard::new(world.world_group()?),
-            is_guarded: config.value_guard.enable,
-            bad_sample: config.debug.bad_sample,
-            bad_rank: config
-                .debug
-                .bad_rank
-                .map(|rank| (rank, config.debug.bad_step)),
-            bit_flip: PlannedBitFlip::from_config(&config.debug, world.rank()),
+            is_guarded: spec.value_guard.enable,
+            bad_sample: spec.debug.bad_sample,
+            bad_rank: spec.debug.bad_rank.map(|rank| (rank, spec.debug.bad_step)),
+            bit_flip: PlannedBitFlip::from_config(&spec.debug, world.rank()),
             replicas: ReplicaDigests::new(&parameters, world)?,
-            is_offloaded: config.parallelism.offload != Offload::None,
+            is_offloaded: spec.parallelism.offload != Offload::None,
             world_group: world.world_group()?,
-            nominal_targets: match config.model.resolve()?.decoder() {
-                Some(_) => batching.global * config.training.seq_len,
-                None => batching.global,
-            } as f64,
+            nominal_targets: (batching.global * SampleLayout::of(spec)?.num_targets()) as f64,
+            compute_kind: build::kind(spec.training.compute_dtype()),
             is_dry_run: world.is_fake(),
             is_gpu: world.device().is_cuda(),
-            cuda_profiler: config.profiling.cuda_profiler,
-            expert_load: ExpertLoadTracker::new(&*model, world, config)?,
+            cuda_profiler: spec.profiling.cuda_profiler,
+            expert_load: ExpertLoadTracker::new(&*model, world, spec)?,
             traffic: TrafficMeter::new(world)?,
             ledger: world.ledger().clone(),
             model,
@@ -204,8 +203,8 @@ impl Trainer {
             data_group,
             target_group: world.group(loss_axes())?,
             loss_group: world.group(loss_axes().union(Axis::Pp.into()))?,
-            cp: build::context_parallel(config, world)?,
-            end_of_document: config.training.eos_token_id,
+            cp: build::context_parallel(spec, world)?,
+            end_of_document: spec.training.eos_token_id,
             batching,
             step: 0,
             samples_seen: 0,
@@ -228,7 +227,7 @@ impl Trainer {
         // The count was all-reduced during forward and backward; correct the scale for it here.
         let (num_targets, has_incident) = target_count.finish()?;
         let correction = nominal_targets / num_targets;
-        let learning_rate = self.schedule.lr(self.step);
+        let learning_rate = (self.learning_rate)(self.step);
         // Multiplied by this factor, the gradients are those of the mean loss.
         let grad_norm = self.update(correction / self.scale(), learning_rate)?;
         let outcome = StepOutcome {
@@ -399,11 +398,20 @@ impl Trainer {
         has_bad_sample || is_bad_rank
     }
 
+    /// Inputs that are not tokens, in the type in which the model computes.
+    fn in_compute_kind(&self, inputs: &Tensor) -> Result<Tensor> {
+        Ok(if inputs.is_floating_point() {
+            inputs.f_to_kind(self.compute_kind)?
+        } else {
+            inputs.shallow_clone()
+        })
+    }
+
     /// This rank's positions of the sequences, under context parallelism.
     fn local_microbatches(&self, batches: &[Batch]) -> Result<Vec<LocalMicrobatch>> {
         let local = |batch: &Batch| -> Result<LocalMicrobatch> {
             Ok(LocalMicrobatch {
-                inputs: self.cp.shard(&batch.inputs)?,
+                inputs: self.cp.shard(&self.in_compute_kind(&batch.inputs)?)?,
                 targets: self.cp.shard(&batch.targets)?,
                 num_targets: batch.num_targets / self.cp.size() as i64,
                 documents: self.documents(batch)?,
@@ -608,4 +616,14 @@ fn without_tied_replicas(parameters: &[Parameter], replicas: &[Parameter]) -> Ve
         .filter(|p| !is_replica(p))
         .cloned()
         .collect()
+}
+
+/// The learning rate of every step: by a registered schedule, or by warm-up and decay.
+fn learning_rate(spec: &TrainSpec, global_batch: usize) -> Result<LrFn> {
+    let schedule = Schedule::from_config(spec, global_batch);
+    let peak_lr = schedule.peak_lr;
+    Ok(match spec.registry().lr_factor(spec)? {
+        Some(factor) => Box::new(move |step| peak_lr * factor(step)),
+        None => Box::new(move |step| schedule.lr(step)),
+    })
 }

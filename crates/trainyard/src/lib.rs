@@ -40,6 +40,11 @@
 //! - [`torch`]: process groups, autograd hooks, storages and kernels that `tch` lacks.
 //! - [`config`]: the config file.
 //!
+//! - [`checkpoint`]: saving and loading a wrapped model and its optimizer.
+//!
+//! A program that only adds components, such as a model, an optimizer or a dataset, needs no loop: [`train_main`] runs
+//! jobs of a config file with those of a [`Registry`].
+//!
 //! Custom models derive [`Module`] with [`macro@Module`].
 //!
 //! On a node with a GPU, ranks train on it, with NCCL; see the chapter on GPUs of the book.
@@ -59,6 +64,7 @@ pub use trainyard_schedule as schedule;
 pub use trainyard_torch as torch;
 pub use trainyard_trace as trace;
 pub use trainyard_train as train;
+pub use trainyard_train::checkpoint;
 
 pub use arch::DecoderConfig;
 pub use config::Config;
@@ -77,6 +83,10 @@ pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};
 /// The error type of this library; `?` converts the errors of all its crates to it.
 pub use train::TrainError as Error;
+pub use train::{NoKeys, Registry};
+/// The program of a training job: everything that `trainyard train`, `verify` and `dry-run` do, with the components of a
+/// registry. A `main` returns what it returns.
+pub use trainyard_engine::main as train_main;
 
 /// The result type of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 12] = [
+    let trials: [(&str, fn()); 13] = [
         (
             "ddp_runs_without_launcher_and_the_loss_decreases",
             ddp_single,
@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         ("data_parallel_trains_with_two_threads", data_parallel),
         ("fsdp_on_two_ranks_is_close_to_one_rank", fsdp),
         ("zero_memory_equals_the_formula", zero),
+        ("a_checkpoint_of_two_ranks_loads_on_one", checkpoint),
         ("tensor_parallel_on_two_ranks_equals_one_rank", || {
             equals_one_rank("tensor_parallel");
         }),
@@ -94,6 +95,36 @@ fn fsdp() {
 fn zero() {
     // The example itself compares each stage with the formula.
     on_ranks("zero", 2);
+}
+
+/// Two ranks save after steps 10 and 20; one rank repeats the last ten steps from the first checkpoint.
+fn checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = tempfile::tempdir().unwrap();
+    let job = Job::new(program("checkpoint"), 2)
+        .args([folder.path()])
+        .console(Console::Silent)
+        .log_dir(logs.path());
+    let outcome = launch(&job).unwrap();
+    assert!(
+        outcome.is_success(),
+        "{}",
+        outcome.report().unwrap_or_default()
+    );
+    let on_two = losses(&stdout(logs.path(), 0));
+    assert_eq!(on_two.len(), 20);
+    std::fs::remove_dir_all(folder.path().join("step-20")).unwrap();
+    let output = Command::new(program("checkpoint"))
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let on_one = losses(&String::from_utf8_lossy(&output.stdout));
+    assert_close(&on_two[10..], &on_one, 2);
 }
 
 fn hybrid() {

@@ -7,6 +7,7 @@ mod data;
 mod dry_run;
 mod elastic;
 mod mesh;
+mod new;
 mod plan;
 mod rdzv;
 mod rdzv_conf;
@@ -26,8 +27,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use trainyard_config::Config;
+use trainyard_config::{Config, ConfigError, Names};
 
+use crate::engine;
 use crate::failure::Failure;
 
 /// The commands.
@@ -37,6 +39,7 @@ pub enum Command {
     ReplicaServer(replica_server::ReplicaServer),
     Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
+    New(new::New),
     DryRun(dry_run::DryRun),
     Mesh(mesh::Mesh),
     Verify(verify::Verify),
@@ -58,6 +61,7 @@ impl Command {
             Command::ReplicaServer(server) => server.execute(),
             Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => Err(train.execute(overrides)),
+            Command::New(new) => new.execute(),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Mesh(mesh) => mesh.execute(overrides),
             Command::Verify(verify) => Err(verify.execute(overrides)),
@@ -72,6 +76,14 @@ impl Command {
         }
     }
 }
+
+/// The keys whose values a program may register.
+const OPEN_KEYS: [&str; 4] = [
+    "model.name",
+    "optimizer.name",
+    "training.dataset",
+    "validation.dataset",
+];
 
 /// The config file argument.
 #[derive(Debug, Args)]
@@ -88,7 +100,20 @@ impl ConfigFile {
     }
 
     fn load(&self, overrides: &[String]) -> Result<Config, Failure> {
-        Config::load(&self.config, overrides).map_err(Failure::new)
+        // An engine of the user's own knows more names than this program.
+        let names = if engine::is_named() {
+            Names::any()
+        } else {
+            Names::builtin()
+        };
+        Config::load_with(&self.config, overrides, &names).map_err(|error| match error {
+            ConfigError::Value { ref key, .. } if OPEN_KEYS.contains(&key.as_str()) => {
+                Failure::new(error).hint(
+                    "a component of your own is known to your program only: run that, or set TRAINYARD_ENGINE to it",
+                )
+            }
+            error => Failure::new(error),
+        })
     }
 
     /// The same, with the overrides that the planner chose for `parallelism = "auto"`.

@@ -26,6 +26,8 @@ pub enum DecayType {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerSection {
+    /// A schedule that the program registers, in place of warm-up and decay.
+    pub name: Option<String>,
     /// Warm-up steps.
     pub warmup_steps: u64,
     /// The share of the steps over which it decays; all steps after warm-up if absent.

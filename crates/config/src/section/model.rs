@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use trainyard_arch::{Flavor, RopeScaling};
 
 use super::MoeSection;
+use crate::Choice;
 
 /// The family of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +41,8 @@ pub enum AttentionMask {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
-    /// The family of the model.
-    pub name: ModelName,
+    /// The family of the model, or one that the program registers.
+    pub name: Choice<ModelName>,
     /// The flavor; `tiny` if absent. Llama only.
     pub flavor: Option<Flavor>,
     /// Vocabulary size.

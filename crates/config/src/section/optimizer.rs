@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::within;
-use crate::ConfigError;
+use crate::{Choice, ConfigError};
 
 /// The update rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub enum OptimizerImplementation {
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerSection {
     /// The update rule.
-    pub name: OptimizerName,
+    pub name: Choice<OptimizerName>,
     /// Peak learning rate.
     pub lr: f64,
     /// Decay of the first moment (AdamW, LAMB).
@@ -66,7 +66,7 @@ pub struct OptimizerSection {
 impl Default for OptimizerSection {
     fn default() -> Self {
         OptimizerSection {
-            name: OptimizerName::AdamW,
+            name: OptimizerName::AdamW.into(),
             lr: 3e-4,
             beta1: 0.9,
             beta2: 0.95,

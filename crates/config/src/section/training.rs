@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{at_least_one, within};
-use crate::ConfigError;
+use crate::{Choice, ConfigError};
 
 /// The source of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,9 +66,11 @@ impl Dtype {
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingSection {
     /// The source of samples.
-    pub dataset: Dataset,
+    pub dataset: Choice<Dataset>,
     /// The file or directory of the dataset, if it has one.
     pub dataset_path: Option<PathBuf>,
+    /// A loss that the program registers, in place of the model's own.
+    pub loss: Option<String>,
     /// Micro-batch size: samples per rank and forward pass.
     pub local_batch_size: usize,
     /// Samples per optimizer step over all ranks; `local_batch_size` times the data-parallel degree if absent. If it is
@@ -96,8 +98,9 @@ pub struct TrainingSection {
 impl Default for TrainingSection {
     fn default() -> Self {
         TrainingSection {
-            dataset: Dataset::Synthetic,
+            dataset: Dataset::Synthetic.into(),
             dataset_path: None,
+            loss: None,
             local_batch_size: 8,
             global_batch_size: None,
             seq_len: 2048,
@@ -165,8 +168,10 @@ impl TrainingSection {
     }
 
     fn check_dataset_path(&self) -> Result<(), ConfigError> {
-        let needs_path = self.dataset != Dataset::Synthetic;
-        match (needs_path, &self.dataset_path) {
+        let Choice::Builtin(dataset) = self.dataset else {
+            return Ok(());
+        };
+        match (dataset != Dataset::Synthetic, &self.dataset_path) {
             (true, None) => Err(ConfigError::contradiction(
                 "training.dataset is read from disk, but training.dataset_path is absent",
                 "set training.dataset_path, or use training.dataset = \"synthetic\"",

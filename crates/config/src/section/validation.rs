@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Dataset, at_least_one};
-use crate::ConfigError;
+use crate::{Choice, ConfigError};
 
 /// `[validation]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct ValidationSection {
     /// Batches of one evaluation.
     pub steps: u64,
     /// The source of held-out samples; as for training if absent.
-    pub dataset: Option<Dataset>,
+    pub dataset: Option<Choice<Dataset>>,
     /// The file or directory of that dataset; as for training if absent.
     pub dataset_path: Option<PathBuf>,
 }

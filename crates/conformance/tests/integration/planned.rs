@@ -93,7 +93,7 @@ fn state_memory_equals_a_dry_run() -> Result<(), Box<dyn Error>> {
         for rank_layers in strategy.layers_by_class(&shape) {
             let planned = States::of(&shape, &strategy, &rank_layers);
             let rank = rank_layers.rank * (world / strategy.degrees.pp);
-            let held = dry_run(&config, world, rank)?.states;
+            let held = dry_run(&(&config).into(), world, rank)?.states;
             let mut planned = [planned.parameters, planned.gradients, planned.optimizer];
             let held = [held.parameters, held.gradients, held.optimizer].map(|bytes| bytes as f64);
             if held[1] == 0.0 {

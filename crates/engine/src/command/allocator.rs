@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::rc::Rc;
 
 use clap::ValueEnum;
-use trainyard_config::Config;
 use trainyard_train::dry_run::{AllocatorPeak, allocator_peak};
+use trainyard_train::{Registry, TrainSpec};
 
 use crate::error::{EngineError, Result};
 
@@ -52,9 +53,13 @@ pub struct Arguments {
 }
 
 /// Measures the allocator of this process and prints the result as JSON.
-pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
-    let config = Config::load(&arguments.config, overrides)?;
-    let peak = allocator_peak(&config, arguments.world, arguments.rank)?;
+pub fn execute(
+    arguments: Arguments,
+    overrides: &[String],
+    registry: &Rc<Registry>,
+) -> Result<ExitCode> {
+    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+    let peak = allocator_peak(&spec, arguments.world, arguments.rank)?;
     println!("{}", serde_json::to_string(&peak).unwrap_or_default());
     Ok(ExitCode::SUCCESS)
 }

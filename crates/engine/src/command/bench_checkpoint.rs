@@ -47,9 +47,9 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     let mesh = config.mesh(at.world_size)?;
     let world = join_mesh(mesh, Backend::auto(), &at, |_| Ledger::new(at.rank))?;
     let world_group = world.world_group()?;
-    let mut trainer = Trainer::new(&config, &world, world.device().into())?;
+    let mut trainer = Trainer::new(&(&config).into(), &world, world.device().into())?;
     let sampler = Sampler::new(at.world_size, at.world_size, 1)?;
-    let source = build::source(&config, build::Phase::Training)?;
+    let source = build::source(&(&config).into(), build::Phase::Training)?;
     // One step allocates the optimizer state.
     trainer.step(&step_batches(
         &*source,
@@ -84,7 +84,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         }
         let folder = step_dir(2 * repeat);
         let began = barrier_time(&world_group)?;
-        checkpoint::load(std::sync::Arc::clone(&store), &folder, &mut trainer, &world)?;
+        checkpoint::load_step(std::sync::Arc::clone(&store), &folder, &mut trainer, &world)?;
         let ended = barrier_time(&world_group)?.duration_since(began);
         line.load.push(ended.as_secs_f64());
     }

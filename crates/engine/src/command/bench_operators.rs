@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -13,7 +14,7 @@ use trainyard_mesh::{Axis, Mesh};
 use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous, World, operators};
 use trainyard_trace::{Calls, Ledger, Operator, calls};
-use trainyard_train::{Trainer, build};
+use trainyard_train::{Registry, TrainSpec, Trainer, build};
 
 use crate::error::Result;
 use crate::ranks::{join_mesh, run_locally};
@@ -61,14 +62,18 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
 }
 
 /// Measures on this rank, at the same time as the other ranks.
-pub fn execute_rank(arguments: RankArguments, overrides: &[String]) -> Result<ExitCode> {
+pub fn execute_rank(
+    arguments: RankArguments,
+    overrides: &[String],
+    registry: &Rc<Registry>,
+) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
     let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
     let world_group = world.world_group()?;
-    let config = Config::load(&arguments.config, overrides)?;
-    let sizes = sizes(&config).into_iter();
-    let sizes = sizes.map(|size| BenchCase::new(&config, size, at.rank));
+    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+    let sizes = sizes(&spec).into_iter();
+    let sizes = sizes.map(|size| BenchCase::new(&spec, size, at.rank));
     let mut cases = sizes.collect::<Result<Vec<_>>>()?;
     // Sizes alternate, because the speed of a host varies over time.
     for _ in 0..arguments.steps {
@@ -106,7 +111,7 @@ const WARMUP: usize = 2;
 
 /// The trainer and measurements of one size.
 struct BenchCase {
-    config: Config,
+    spec: TrainSpec,
     trainer: Trainer,
     batches: Vec<Batch>,
     /// Time of every step, without operator recording.
@@ -115,20 +120,21 @@ struct BenchCase {
 }
 
 impl BenchCase {
-    fn new(config: &Config, shape: Shape, rank: usize) -> Result<BenchCase> {
+    fn new(spec: &TrainSpec, shape: Shape, rank: usize) -> Result<BenchCase> {
         let (batch, seq_len, num_microbatches) = shape;
-        let mut config = config.clone();
+        let mut config = Config::clone(spec);
         config.training.local_batch_size = batch;
         config.training.global_batch_size = Some(batch * num_microbatches);
         config.training.seq_len = seq_len;
+        let spec = spec.with_config(config);
         let alone = World::single_rank(Ledger::new(rank))?;
-        let mut trainer = Trainer::new(&config, &alone, Device::Cpu)?;
-        let batches = batches(&config, num_microbatches)?;
+        let mut trainer = Trainer::new(&spec, &alone, Device::Cpu)?;
+        let batches = batches(&spec, num_microbatches)?;
         for _ in 0..WARMUP {
             trainer.step(&batches)?;
         }
         Ok(BenchCase {
-            config,
+            spec,
             trainer,
             batches,
             seconds: Vec::new(),
@@ -151,9 +157,9 @@ impl BenchCase {
 
     fn row(&self) -> Row {
         Row {
-            batch: self.config.training.local_batch_size,
+            batch: self.spec.training.local_batch_size,
             num_microbatches: self.batches.len(),
-            seq_len: self.config.training.seq_len,
+            seq_len: self.spec.training.seq_len,
             step_seconds: self.seconds.iter().sum::<f64>() / self.seconds.len().max(1) as f64,
             num_steps: self.seconds.len() as u64,
             operators: calls(&self.operators),
@@ -161,9 +167,9 @@ impl BenchCase {
     }
 }
 
-fn batches(config: &Config, num_microbatches: usize) -> Result<Vec<Batch>> {
-    let source = build::source(config, build::Phase::Training)?;
-    let batch = config.training.local_batch_size * num_microbatches;
+fn batches(spec: &TrainSpec, num_microbatches: usize) -> Result<Vec<Batch>> {
+    let source = build::source(spec, build::Phase::Training)?;
+    let batch = spec.training.local_batch_size * num_microbatches;
     let sampler = Sampler::new(batch, 1, num_microbatches)?;
     Ok(step_batches(&*source, &sampler, 0, 0, tch::Device::Cpu)?)
 }

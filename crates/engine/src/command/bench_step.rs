@@ -148,7 +148,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         num_data_ranks,
         num_microbatches,
     )?;
-    let source = build::source(&config, build::Phase::Training)?;
+    let source = build::source(&(&config).into(), build::Phase::Training)?;
     let data_rank = world.group(data_axes())?.index();
     let num_steps = arguments.warmup + arguments.steps;
     let batches = (0..num_steps)
@@ -160,7 +160,7 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
             config.training.global_batch_size.map(|b| b / at.world_size);
     }
     let trained_in = if is_bare { &alone } else { &world };
-    let mut trainer = Trainer::new(&config, trained_in, world.device().into())?;
+    let mut trainer = Trainer::new(&(&config).into(), trained_in, world.device().into())?;
 
     let mut measured = Measured::default();
     for (step, microbatches) in batches.iter().enumerate() {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use serde::Serialize;
-use trainyard_config::Config;
 use trainyard_train::dry_run::{AllocatorPeak, DryRun, dry_run};
+use trainyard_train::{Registry, TrainSpec};
 
 use super::allocator::{self, Allocator};
 use crate::error::Result;
@@ -40,9 +41,13 @@ struct Results<'a> {
 }
 
 /// Simulates one step and prints the results.
-pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
-    let config = Config::load(&arguments.config, overrides)?;
-    let found = dry_run(&config, arguments.world, arguments.rank)?;
+pub fn execute(
+    arguments: Arguments,
+    overrides: &[String],
+    registry: &Rc<Registry>,
+) -> Result<ExitCode> {
+    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+    let found = dry_run(&spec, arguments.world, arguments.rank)?;
     let job = (arguments.config.as_path(), arguments.world, arguments.rank);
     let peaks = allocator::measure(&arguments.allocator, job, overrides)?;
     if arguments.json {

@@ -11,8 +11,10 @@ mod train;
 mod verify;
 
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use clap::Subcommand;
+use trainyard_train::Registry;
 
 use crate::error::Result;
 
@@ -66,21 +68,23 @@ pub enum Bench {
 }
 
 impl Command {
-    /// Runs the command; `overrides` are the config keys among the arguments.
-    pub fn execute(self, overrides: &[String]) -> Result<ExitCode> {
+    /// Runs the command; `overrides` are the config keys among the arguments, `registry` has what the config may name.
+    pub fn execute(self, overrides: &[String], registry: &Rc<Registry>) -> Result<ExitCode> {
         match self {
-            Command::Train(arguments) => train::execute(arguments, overrides),
-            Command::DryRun(arguments) => dry_run::execute(arguments, overrides),
-            Command::DryRunAllocator(arguments) => allocator::execute(arguments, overrides),
-            Command::Verify(arguments) => verify::execute(arguments, overrides),
-            Command::VerifyRank(arguments) => verify::execute_rank(arguments),
+            Command::Train(arguments) => train::execute(arguments, overrides, registry),
+            Command::DryRun(arguments) => dry_run::execute(arguments, overrides, registry),
+            Command::DryRunAllocator(arguments) => {
+                allocator::execute(arguments, overrides, registry)
+            }
+            Command::Verify(arguments) => verify::execute(arguments, overrides, registry),
+            Command::VerifyRank(arguments) => verify::execute_rank(arguments, registry),
             Command::Bench(Bench::Comm(arguments)) => bench_comm::execute(arguments),
             Command::BenchCommRank(arguments) => bench_comm::execute_rank(arguments),
             Command::Bench(Bench::Operators(arguments)) => {
                 bench_operators::execute(arguments, overrides)
             }
             Command::BenchOperatorsRank(arguments) => {
-                bench_operators::execute_rank(arguments, overrides)
+                bench_operators::execute_rank(arguments, overrides, registry)
             }
             Command::BenchStep(arguments) => bench_step::execute(arguments),
             Command::BenchCheckpoint(arguments) => bench_checkpoint::execute(arguments),

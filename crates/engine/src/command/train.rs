@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
 use trainyard_trace::Ledger;
+use trainyard_train::{Registry, TrainSpec};
 
 use crate::error::Result;
 use crate::ranks::join;
@@ -26,22 +28,27 @@ pub struct Arguments {
 }
 
 /// Joins the other ranks and runs the training job.
-pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
-    let config = fitted(Config::load(&arguments.config, overrides)?)?;
-    let ledger = if config.profiling.enable_profiling {
+pub fn execute(
+    arguments: Arguments,
+    overrides: &[String],
+    registry: &Rc<Registry>,
+) -> Result<ExitCode> {
+    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+    let spec = spec.with_config(fitted(&spec)?);
+    let ledger = if spec.profiling.enable_profiling {
         Ledger::recording
     } else {
         Ledger::new
     };
-    let world = join(&config, ledger)?;
-    trainyard_train::job::run(&config, &world)?;
+    let world = join(&spec, ledger)?;
+    trainyard_train::job::run(&spec, &world)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Adapts the config of an elastic job to the current number of ranks.
-fn fitted(config: Config) -> Result<Config> {
+fn fitted(config: &Config) -> Result<Config> {
     let (Some(full), Some(num_ranks)) = (number(MAX_WORLD_SIZE), number("WORLD_SIZE")) else {
-        return Ok(config);
+        return Ok(config.clone());
     };
     let rescaled = config.rescale(num_ranks, full)?;
     if number("RANK") == Some(0) {

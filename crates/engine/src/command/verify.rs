@@ -6,9 +6,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use trainyard_config::{Config, Dtype, GradientCompression};
 use trainyard_launcher::Console;
+use trainyard_train::{Registry, TrainSpec};
 
 use crate::error::{EngineError, Result};
 use crate::ranks::run_locally;
@@ -54,8 +56,12 @@ pub struct RankArguments {
 }
 
 /// Runs the job on one rank and on N, compares the results and prints a table.
-pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
-    let mut config = Config::load(&arguments.config, overrides)?;
+pub fn execute(
+    arguments: Arguments,
+    overrides: &[String],
+    registry: &Rc<Registry>,
+) -> Result<ExitCode> {
+    let mut config = Config::clone(&*TrainSpec::load(&arguments.config, overrides, registry)?);
     if arguments.shrink {
         config = config.shrink();
     }
@@ -131,10 +137,10 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
 }
 
 /// Trains on this rank and writes the results to `out`.
-pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
-    let config = Config::load(&arguments.config, &[])?;
+pub fn execute_rank(arguments: RankArguments, registry: &Rc<Registry>) -> Result<ExitCode> {
+    let spec = TrainSpec::load(&arguments.config, &[], registry)?;
     rank::run(
-        &config,
+        &spec,
         arguments.steps,
         &arguments.out,
         arguments.inject_fault,

@@ -247,11 +247,14 @@ fn bytes(ranks: &[RankReport]) -> Vec<Row> {
             expected,
         ));
     }
+    // Gloo's ring sends two segments to a neighbor in each of 2(n - 1) steps, each with a header. In small jobs, headers
+    // are a large part of the bytes.
+    let headers = 64 * 4 * (ranks.len() as u64 - 1) * sum(|r| r.num_collectives);
     rows.push(Row {
         what: "ledger against the kernel's counters".to_owned(),
         worst: wire.abs_diff(sent) as f64 / sent.max(1) as f64,
         at: format!("{sent} of {wire}"),
-        allowed: 0.02,
+        allowed: 0.02 + headers as f64 / sent.max(1) as f64,
     });
     rows
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
-use trainyard_config::{ActivationCheckpointMode, Config};
+use trainyard_config::ActivationCheckpointMode;
 use trainyard_cost::CommCounts;
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
@@ -14,7 +14,7 @@ use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
 use trainyard_torch::{Group, ReduceOp};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::full_state_dict::full_parameters;
-use trainyard_train::{Trainer, build};
+use trainyard_train::{TrainSpec, Trainer, build};
 
 use crate::error::{EngineError, Result};
 use crate::ranks::join;
@@ -38,6 +38,8 @@ pub struct RankReport {
     pub activation_sent: u64,
     /// All bytes that this rank sent.
     pub sent: u64,
+    /// Collectives that this rank took part in.
+    pub num_collectives: u64,
     /// Bytes sent as counted by the kernel.
     pub wire_sent: u64,
     /// Bytes of gradients reduced in all steps, by formula.
@@ -75,23 +77,23 @@ pub fn parameters_file(folder: &Path, rank: usize) -> PathBuf {
 
 /// Trains for `steps` steps and writes report and parameters to `out`.
 pub fn run(
-    config: &Config,
+    spec: &TrainSpec,
     steps: u64,
     out: &Path,
     inject_fault: Option<InjectedFault>,
 ) -> Result<()> {
-    let world = join(config, Ledger::new)?;
+    let world = join(spec, Ledger::new)?;
     let mut trainer = match inject_fault {
-        None => Trainer::new(config, &world, world.device().into())?,
+        None => Trainer::new(spec, &world, world.device().into())?,
         Some(InjectedFault::UnreducedGradient) => {
-            let mut options = build::ddp_options(config);
+            let mut options = build::ddp_options(spec);
             options.hook = Box::new(Unreduced);
-            Trainer::with_options(config, &world, world.device().into(), options)?
+            Trainer::with_options(spec, &world, world.device().into(), options)?
         }
     };
     let batching = *trainer.batching();
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
-    let source = build::source(config, build::Phase::Training)?;
+    let source = build::source(spec, build::Phase::Training)?;
     let group = trainer.data_group().clone();
     let world_group = world.world_group()?;
 
@@ -100,12 +102,7 @@ pub fn run(
     let (before, wire_before) = (world.ledger().totals(), world.wire_bytes());
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
-        let mut batches = step_batches(&*source, &sampler, step, group.index(), world.device())?;
-        for batch in &mut batches {
-            if batch.inputs.is_floating_point() {
-                batch.inputs = batch.inputs.f_to_kind(build::kind(config.training.dtype))?;
-            }
-        }
+        let batches = step_batches(&*source, &sampler, step, group.index(), world.device())?;
         let outcome = trainer.step(&batches)?;
         losses.push(trainer.global_loss(&outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
@@ -119,9 +116,9 @@ pub fn run(
         CommCounts::per_microbatch(batching.num_microbatches),
         world.size(),
     );
-    let num_tokens = batching.global * config.training.seq_len;
+    let num_tokens = batching.global * spec.training.seq_len;
     let layer_comm_bytes = trainer.model().layer_comm_bytes(num_tokens as u64);
-    let runs_once = config.activation_checkpoint.mode == ActivationCheckpointMode::None;
+    let runs_once = spec.activation_checkpoint.mode == ActivationCheckpointMode::None;
     let report = RankReport {
         stage: world.mesh().coordinates(world.rank())?.get(Axis::Pp),
         losses,
@@ -131,6 +128,7 @@ pub fn run(
         parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
         activation_sent: totals.of_purpose(Purpose::Activation).sent_bytes,
         sent: totals.all_collectives().sent_bytes,
+        num_collectives: totals.all_collectives().count,
         wire_sent: world.wire_bytes().sent - wire_before.sent,
         payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,

@@ -132,13 +132,12 @@ fn read_recompute(config: &Config) -> Result<Recompute, FrameworkError> {
 }
 
 fn read_precision(config: &Config) -> Result<PrecisionByStage, FrameworkError> {
-    if matches!(
-        config.optimizer.name,
-        OptimizerName::Sgd | OptimizerName::Lars | OptimizerName::Muon
-    ) {
+    let has_two_states = [OptimizerName::AdamW, OptimizerName::Lamb];
+    let name = &config.optimizer.name;
+    if !has_two_states.iter().any(|known| name == known) {
         return Err(FRAMEWORK.unsupported(
-            format!("optimizer.name = {:?}", config.optimizer.name),
-            "the planner models two optimizer states per parameter, and this optimizer has fewer",
+            format!("optimizer.name = {name:?}"),
+            "the planner models the two optimizer states per parameter that AdamW and LAMB have",
             "use \"AdamW\"",
         ));
     }

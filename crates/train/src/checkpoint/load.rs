@@ -9,6 +9,7 @@ use trainyard_checkpoint::{
 use trainyard_mesh::{Slice, slice_of};
 use trainyard_nn::dtype::kind_of;
 use trainyard_nn::{Device, Parameter};
+use trainyard_optim::Optimizer;
 use trainyard_torch::{ReduceOp, TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
@@ -47,7 +48,7 @@ pub(super) fn broadcast_from_rank0(bytes: &[u8], world: &World) -> Result<Vec<u8
 }
 
 /// Loads model and optimizer state from a checkpoint. Every rank reads only its own shards.
-pub fn load(
+pub fn load_step(
     store: Arc<dyn Store>,
     folder: &str,
     trainer: &mut Trainer,
@@ -56,22 +57,32 @@ pub fn load(
     load_opened(Checkpoint::open(store, folder)?, trainer, world)
 }
 
-/// As [`load`], from a checkpoint that is already open.
+/// As [`load_step`], from a checkpoint that is already open.
 pub fn load_opened(
     checkpoint: Checkpoint,
     trainer: &mut Trainer,
     world: &World,
 ) -> Result<Checkpoint> {
     let parameters = trainer.parameters().to_vec();
+    load_model(&checkpoint, &parameters, trainer.optimizer_mut(), world)?;
+    Ok(checkpoint)
+}
+
+/// Loads this rank's shards of parameters and of their optimizer state.
+pub(super) fn load_model(
+    checkpoint: &Checkpoint,
+    parameters: &[Parameter],
+    optimizer: &mut dyn Optimizer,
+    world: &World,
+) -> Result<()> {
     if world.mesh().size(trainyard_mesh::Axis::Pp) == 1 {
         // A pipeline stage knows only its own parameters, so it cannot check for unexpected ones.
         let names: Vec<String> = parameters.iter().map(|p| model_name(p.name())).collect();
         checkpoint.expect_names(MODEL, names.iter().map(String::as_str))?;
     }
-    load_parameters(&checkpoint, &parameters, world)?;
-    let states = optimizer_states(&checkpoint, trainer, world)?;
-    trainer.optimizer_mut().load_state(states)?;
-    Ok(checkpoint)
+    load_parameters(checkpoint, parameters, world)?;
+    let states = optimizer_states(checkpoint, parameters, optimizer, world)?;
+    Ok(optimizer.load_state(states)?)
 }
 
 /// What all ranks together make of a load: the checkpoint, or `None` if a rank found it damaged, which that rank logs.
@@ -133,12 +144,13 @@ fn load_parameters(checkpoint: &Checkpoint, parameters: &[Parameter], world: &Wo
 /// This rank's shard of the optimizer state.
 fn optimizer_states(
     checkpoint: &Checkpoint,
-    trainer: &Trainer,
+    parameters: &[Parameter],
+    optimizer: &dyn Optimizer,
     world: &World,
 ) -> Result<Vec<(String, Tensor)>> {
     let (mut names, mut requests, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
-    for parameter in trainer.parameters() {
-        for kind in trainer.optimizer().kinds() {
+    for parameter in parameters {
+        for kind in optimizer.kinds() {
             let state = format!("{kind}.{}", parameter.name());
             let name = optimizer_name(&state);
             let Ok(entry) = checkpoint.tensor(&name) else {

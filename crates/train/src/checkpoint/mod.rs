@@ -4,6 +4,7 @@
 //! saved on one mesh can be loaded on any other.
 
 mod destinations;
+mod folder;
 mod load;
 mod peers;
 mod report_keys;
@@ -15,7 +16,8 @@ mod save_plan;
 mod staging;
 
 pub(crate) use destinations::{memory, storage};
-pub use load::{agree_on_load, latest, load, load_opened};
+pub use folder::{load, save};
+pub use load::{agree_on_load, latest, load_opened, load_step};
 pub use peers::peers;
 pub use resume::{ResumeSource, SearchRange, find_resume_source};
 pub(crate) use resume_job::{load_latest, resume};

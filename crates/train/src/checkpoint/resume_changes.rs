@@ -2,7 +2,7 @@
 //! train something else needs the user's word: `checkpoint.allow`.
 
 use trainyard_checkpoint::TrainState;
-use trainyard_config::{Config, ResumeChange};
+use trainyard_config::{Config, Names, ResumeChange};
 use trainyard_mesh::Axis;
 
 use crate::error::{Result, TrainError};
@@ -20,7 +20,7 @@ struct Difference {
 /// Compares this job with the one that saved `state`: returns an error for a change that is not allowed, and what is
 /// allowed as text to log.
 pub(crate) fn check(config: &Config, num_ranks: usize, state: &TrainState) -> Result<Vec<String>> {
-    let saved = Config::parse(&state.config, &[])?;
+    let saved = Config::parse_with(&state.config, &[], &Names::any())?;
     let differences = differences((&saved, state.world_size), (config, num_ranks), state.step)?;
     let allowed = config.checkpoint.allowed_changes()?;
     let (allowed, rejected): (Vec<_>, Vec<_>) = differences
@@ -141,7 +141,7 @@ mod tests {
             changes(|c| c.training.seq_len += 1, 2),
             [ResumeChange::Dataset]
         );
-        let sgd = |c: &mut Config| c.optimizer.name = OptimizerName::Sgd;
+        let sgd = |c: &mut Config| c.optimizer.name = OptimizerName::Sgd.into();
         assert_eq!(changes(sgd, 2), [ResumeChange::Optimizer]);
         assert_eq!(changes(|_| (), 4), [ResumeChange::Batch]);
         assert_eq!(changes(|c| c.training.steps = 49, 2), [ResumeChange::Steps]);

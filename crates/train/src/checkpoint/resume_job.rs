@@ -9,7 +9,8 @@ use trainyard_torch::World;
 use super::destinations::stored_checkpoints;
 use super::resume_changes::check;
 use super::{
-    Destination, ResumeSource, SearchRange, agree_on_load, find_resume_source, load, load_opened,
+    Destination, ResumeSource, SearchRange, agree_on_load, find_resume_source, load_opened,
+    load_step,
 };
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
@@ -27,7 +28,7 @@ pub(crate) fn resume(
     let Some(path) = &config.checkpoint.initial_load_path else {
         return Ok(());
     };
-    let loaded = load(store::open(path)?, ".", trainer, world)?;
+    let loaded = load_step(store::open(path)?, ".", trainer, world)?;
     match loaded.state() {
         Some(state) => continue_at(state, &loaded, config, trainer, world)?,
         None if world.rank() == 0 => {
@@ -59,7 +60,7 @@ pub(crate) fn load_latest(
             ResumeSource::None => return Err(TrainError::NoWholeCheckpoint),
             ResumeSource::Storage(step) => {
                 range.storage = step;
-                load(Arc::clone(&store), &step_dir(step), trainer, world)
+                load_step(Arc::clone(&store), &step_dir(step), trainer, world)
             }
             ResumeSource::PeerMemory(step, opened) => {
                 range.memory = step;

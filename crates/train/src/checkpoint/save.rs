@@ -18,7 +18,9 @@ use trainyard_checkpoint::{
     CheckpointError, MANIFEST, Ownership, Shard, Store, TrainState, check_files, commit,
     lacking_bytes, retain, step_dir, write_shard,
 };
-use trainyard_config::Config;
+use trainyard_config::{Config, Names};
+use trainyard_optim::Optimizer;
+use trainyard_parallel::Strategy;
 use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
 
@@ -125,13 +127,35 @@ impl Saver {
         state: TrainState,
         destinations: &[Destination],
     ) -> Result<SaveStats> {
+        self.save_model(
+            trainer.model(),
+            trainer.optimizer(),
+            world,
+            state,
+            destinations,
+        )
+    }
+
+    /// The same for a model and an optimizer.
+    pub(super) fn save_model(
+        &mut self,
+        model: &dyn Strategy,
+        optimizer: &dyn Optimizer,
+        world: &World,
+        state: TrainState,
+        destinations: &[Destination],
+    ) -> Result<SaveStats> {
         let began = Instant::now();
         self.finish();
         if self.last_step.replace(state.step) == Some(state.step) {
             self.wait_for_cleanup()?;
         }
-        trainer.wait_pending()?;
-        let own = assign_writes(local_state(trainer, world)?, world.mesh(), world.rank())?;
+        model.wait_pending()?;
+        let own = assign_writes(
+            local_state(model, optimizer, world)?,
+            world.mesh(),
+            world.rank(),
+        )?;
         let buffer = match self.staging.take() {
             Some(buffer) => buffer,
             None => Buffer::new(world.device())?,
@@ -262,7 +286,7 @@ struct Task {
 
 /// The fingerprint of the job that wrote a checkpoint; `None` if this build does not understand its config.
 fn fingerprint_of(state: &TrainState) -> Option<String> {
-    fingerprint(&Config::parse(&state.config, &[]).ok()?).ok()
+    fingerprint(&Config::parse_with(&state.config, &[], &Names::any()).ok()?).ok()
 }
 
 /// How ranks send their reports to rank 0.

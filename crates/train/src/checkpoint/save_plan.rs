@@ -7,10 +7,11 @@ use trainyard_checkpoint::{WriteItem, model_name, optimizer_name};
 use trainyard_mesh::{AxisSet, Mesh, Slice, slice_of};
 use trainyard_nn::Parameter;
 use trainyard_nn::dtype::dtype_of;
+use trainyard_optim::Optimizer;
+use trainyard_parallel::Strategy;
 use trainyard_torch::{TorchError, World};
 
 use crate::error::{Result, TrainError};
-use crate::trainer::Trainer;
 
 /// This rank's shard of one tensor of the training state.
 pub(super) struct StateTensor {
@@ -21,11 +22,15 @@ pub(super) struct StateTensor {
 }
 
 /// All state tensors of this rank. Ranks that hold the same shards list them in the same order.
-pub(super) fn local_state(trainer: &Trainer, world: &World) -> Result<Vec<StateTensor>> {
-    let tied_replicas = trainer.model().tied_replicas();
+pub(super) fn local_state(
+    model: &dyn Strategy,
+    optimizer: &dyn Optimizer,
+    world: &World,
+) -> Result<Vec<StateTensor>> {
+    let tied_replicas = model.tied_replicas();
     let mut all = Vec::new();
-    let mut states: HashMap<String, Tensor> = trainer.optimizer().state().into_iter().collect();
-    for parameter in trainer.parameters() {
+    let mut states: HashMap<String, Tensor> = optimizer.state().into_iter().collect();
+    for parameter in &model.parameters() {
         // A tied replica is not saved: the rank with the original saves it and its optimizer state.
         if tied_replicas.iter().any(|replica| replica.is(parameter)) {
             continue;
@@ -37,7 +42,7 @@ pub(super) fn local_state(trainer: &Trainer, world: &World) -> Result<Vec<StateT
             tensor,
             world,
         )?);
-        for kind in trainer.optimizer().kinds() {
+        for kind in optimizer.kinds() {
             let name = format!("{kind}.{}", parameter.name());
             if let Some(state) = states.remove(&name) {
                 all.push(StateTensor::of(

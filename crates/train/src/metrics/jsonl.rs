@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::record_file::RecordFile;
+use super::{MetricSink, StepMetrics, ValidationMetrics};
 use crate::{Result, TrainError};
 
 /// A file with one line per reported step or evaluation; a resumed run appends to it.
@@ -24,7 +25,7 @@ impl JsonLines {
     }
 
     /// Writes one line. NaN and infinities become `null`.
-    pub fn write(&mut self, metrics: &impl Serialize) {
+    fn append_line(&mut self, metrics: &impl Serialize) {
         match serde_json::to_vec(metrics) {
             Ok(mut line) => {
                 line.push(b'\n');
@@ -32,6 +33,16 @@ impl JsonLines {
             }
             Err(error) => tracing::warn!("metrics cannot be written as JSON: {error}"),
         }
+    }
+}
+
+impl MetricSink for JsonLines {
+    fn write(&mut self, metrics: &StepMetrics) {
+        self.append_line(metrics);
+    }
+
+    fn write_validation(&mut self, metrics: &ValidationMetrics) {
+        self.append_line(metrics);
     }
 }
 

@@ -14,9 +14,7 @@ mod validation_metrics;
 
 use std::io::{self, IsTerminal, Write};
 
-use trainyard_config::Config;
-
-use crate::Result;
+use crate::{Result, TrainSpec};
 
 pub use jsonl::JsonLines;
 pub use line::line;
@@ -38,19 +36,27 @@ pub struct Sinks {
 struct Writers {
     color: bool,
     progress: Progress,
-    jsonl: Option<JsonLines>,
-    tensorboard: Option<TensorBoard>,
+    sinks: Vec<Box<dyn MetricSink>>,
+}
+
+/// Where rank 0 writes metrics to. Training does not end because they cannot be written.
+pub trait MetricSink {
+    /// Writes the metrics of a reported step.
+    fn write(&mut self, metrics: &StepMetrics);
+
+    /// Writes the metrics of an evaluation.
+    fn write_validation(&mut self, metrics: &ValidationMetrics);
 }
 
 impl Sinks {
     /// Opens the sinks that the config enables, for a run that starts after `first_step` steps.
-    pub fn open(config: &Config, rank: usize, first_step: u64) -> Result<Sinks> {
+    pub fn open(spec: &TrainSpec, rank: usize, first_step: u64) -> Result<Sinks> {
         let writers = match rank {
-            0 => Some(Writers::new(config, first_step)?),
+            0 => Some(Writers::new(spec, first_step)?),
             _ => None,
         };
         Ok(Sinks {
-            log_freq: config.metrics.log_freq.max(1),
+            log_freq: spec.metrics.log_freq.max(1),
             writers,
         })
     }
@@ -90,39 +96,39 @@ impl Sinks {
 }
 
 impl Writers {
-    fn new(config: &Config, first_step: u64) -> Result<Writers> {
-        let (section, folder) = (&config.metrics, &config.job.dump_folder);
-        let jsonl = || JsonLines::append(folder.join(JSONL_FILE));
-        let tensorboard = || TensorBoard::create(folder.join(&section.save_tb_folder));
+    fn new(spec: &TrainSpec, first_step: u64) -> Result<Writers> {
+        let (section, folder) = (&spec.metrics, &spec.job.dump_folder);
+        let mut sinks: Vec<Box<dyn MetricSink>> = Vec::new();
+        if section.enable_jsonl {
+            sinks.push(Box::new(JsonLines::append(folder.join(JSONL_FILE))?));
+        }
+        if section.enable_tensorboard {
+            let folder = folder.join(&section.save_tb_folder);
+            sinks.push(Box::new(TensorBoard::create(folder)?));
+        }
+        sinks.extend(spec.registry().open_sinks(spec)?);
         Ok(Writers {
             color: !section.disable_color_printing && io::stdout().is_terminal(),
             progress: if section.progress {
-                Progress::on_terminal(config.training.steps, first_step)
+                Progress::on_terminal(spec.training.steps, first_step)
             } else {
                 Progress::hidden()
             },
-            jsonl: section.enable_jsonl.then(jsonl).transpose()?,
-            tensorboard: section.enable_tensorboard.then(tensorboard).transpose()?,
+            sinks,
         })
     }
 
     fn write(&mut self, metrics: &StepMetrics) {
         self.print(&line(metrics, self.color));
-        if let Some(jsonl) = &mut self.jsonl {
-            jsonl.write(metrics);
-        }
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.write(metrics);
+        for sink in &mut self.sinks {
+            sink.write(metrics);
         }
     }
 
     fn write_validation(&mut self, metrics: &ValidationMetrics) {
         self.print(&metrics.to_string());
-        if let Some(jsonl) = &mut self.jsonl {
-            jsonl.write(metrics);
-        }
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.write_validation(metrics);
+        for sink in &mut self.sinks {
+            sink.write_validation(metrics);
         }
     }
 
@@ -136,6 +142,8 @@ impl Writers {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use trainyard_config::Config;
 
     use super::*;
 
@@ -152,14 +160,14 @@ mod tests {
     fn only_rank_0_writes() {
         let folder = tempfile::tempdir().unwrap();
         let silent = folder.path().join("silent");
-        let mut sinks = Sinks::open(&config(&silent), 1, 0).unwrap();
+        let mut sinks = Sinks::open(&TrainSpec::from(&config(&silent)), 1, 0).unwrap();
         sinks.advance(1);
         sinks.write(&StepMetrics::default());
         sinks.finish();
         assert!(!silent.exists());
 
         let written = folder.path().join("written");
-        let mut sinks = Sinks::open(&config(&written), 0, 0).unwrap();
+        let mut sinks = Sinks::open(&TrainSpec::from(&config(&written)), 0, 0).unwrap();
         sinks.advance(1);
         sinks.write(&StepMetrics::default());
         sinks.finish();
@@ -171,7 +179,7 @@ mod tests {
     fn ranks_agree_on_when_to_report() {
         let folder = tempfile::tempdir().unwrap();
         for rank in [0, 3] {
-            let sinks = Sinks::open(&config(folder.path()), rank, 0).unwrap();
+            let sinks = Sinks::open(&TrainSpec::from(&config(folder.path())), rank, 0).unwrap();
             let due: Vec<u64> = (1..=11).filter(|&step| sinks.is_due(step)).collect();
             assert_eq!(due, [1, 5, 10]);
         }

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{framed, scalars_event, version_event};
 use super::record_file::RecordFile;
-use super::{StepMetrics, ValidationMetrics};
+use super::{MetricSink, StepMetrics, ValidationMetrics};
 use crate::{Result, TrainError};
 
 /// A TensorBoard event file with one record per reported step or evaluation.
@@ -26,21 +26,21 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Writes the metrics of one step.
-    pub fn write(&mut self, metrics: &StepMetrics) {
+    fn append(&mut self, event: &[u8]) {
+        self.0.append(&framed(event));
+    }
+}
+
+impl MetricSink for TensorBoard {
+    fn write(&mut self, metrics: &StepMetrics) {
         let scalars = scalars(metrics);
         let named: Vec<(&str, f64)> = scalars.iter().map(|(tag, v)| (tag.as_str(), *v)).collect();
         self.append(&scalars_event(wall_time(), metrics.step, &named));
     }
 
-    /// Writes the metrics of one evaluation.
-    pub fn write_validation(&mut self, metrics: &ValidationMetrics) {
+    fn write_validation(&mut self, metrics: &ValidationMetrics) {
         let scalars = [("validation_metrics/loss", metrics.validation_loss)];
         self.append(&scalars_event(wall_time(), metrics.step, &scalars));
-    }
-
-    fn append(&mut self, event: &[u8]) {
-        self.0.append(&framed(event));
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use trainyard_arch::DecoderConfig;
 use trainyard_checkpoint::{Checkpoint, export, store};
-use trainyard_config::Config;
+use trainyard_config::{Config, Names};
 
 use crate::failure::Failure;
 
@@ -52,7 +52,7 @@ fn config_json(checkpoint: &Checkpoint) -> Result<String, Failure> {
     let state = checkpoint
         .state()
         .ok_or_else(|| Failure::new(weights_only))?;
-    let config = Config::parse(&state.config, &[]).map_err(Failure::new)?;
+    let config = Config::parse_with(&state.config, &[], &Names::any()).map_err(Failure::new)?;
     let model = config.model.resolve().map_err(Failure::new)?;
     match model.decoder().and_then(DecoderConfig::to_hugging_face) {
         Some(json) => Ok(format!("{json:#}\n")),

@@ -95,8 +95,8 @@ fn config(folder: &Path) -> Config {
 
 /// Loads the model and compares the logits of this rank.
 fn check_logits(config: &Config, world: &World, folder: &Path) -> Result<Trainer, Box<dyn Error>> {
-    let mut trainer = Trainer::new(config, world, world.device().into())?;
-    checkpoint::load(store::open(folder)?, ".", &mut trainer, world)?;
+    let mut trainer = Trainer::new(&config.into(), world, world.device().into())?;
+    checkpoint::load_step(store::open(folder)?, ".", &mut trainer, world)?;
     let expected = Tensor::read_safetensors(folder.join("expected.st"))?;
     let find = |name: &str| expected.iter().find(|(found, _)| found == name);
     let (_, tokens) = find("tokens").ok_or("no tokens")?;

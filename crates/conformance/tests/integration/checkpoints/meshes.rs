@@ -201,7 +201,7 @@ fn loaded_and_trained(
     let mut session = Session::new(&job.config, &world)?;
     let store = store::open(saved)?;
     let newest = checkpoint::latest(&*store, &world)?.ok_or("nothing was saved")?;
-    checkpoint::load(store, &newest, &mut session.trainer, &world)?;
+    checkpoint::load_step(store, &newest, &mut session.trainer, &world)?;
     session.trainer.resume_at(SAVED, 0);
     save(&session, &world, again)?;
     let losses = losses(&mut session)?;

@@ -79,7 +79,7 @@ pub fn bytes(rank: &Rank) -> Outcome {
     ] {
         let config = divided(&debug_llama(dtype), rank.size(), num_microbatches);
         let steps = config.training.steps;
-        let num_parameters = config.model.resolve()?.num_parameters();
+        let num_parameters = config.model.resolve()?.num_parameters().unwrap_or_default();
         let run = train(&config, &*rank.world()?)?;
         let payload = steps * num_parameters * dtype.size() as u64;
         let gradients = run.totals.of_purpose(Purpose::Gradient);

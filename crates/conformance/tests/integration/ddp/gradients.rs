@@ -23,14 +23,14 @@ fn wrap(rank: &Rank, config: &Config, buckets: BucketLimits) -> Result<Wrapped, 
     let world = rank.world()?;
     let group = world.world_group()?;
     Ok(Ddp::new(
-        build::model(config, &world, world.device().into())?,
+        build::model(&config.into(), &world, world.device().into())?,
         &group,
         options,
     )?)
 }
 
 fn backward(model: &Wrapped, config: &Config, sync: GradSync) -> Outcome {
-    let source = build::source(config, build::Phase::Training)?;
+    let source = build::source(&config.into(), build::Phase::Training)?;
     let samples = (0..2)
         .map(|i| source.sample(i))
         .collect::<Result<Vec<_>, _>>()?;
@@ -130,7 +130,11 @@ pub fn first_weights(rank: &Rank) -> Outcome {
             .map(|p| fingerprint(p.tensor()))
             .collect()
     };
-    let own = prints(&build::model(&config, &*rank.world()?, device().into())?);
+    let own = prints(&build::model(
+        &(&config).into(),
+        &*rank.world()?,
+        device().into(),
+    )?);
     let before = rank.all_gather(&own)?;
     assert!(before[0] != before[1], "the ranks began alike");
     let wrapped = wrap(

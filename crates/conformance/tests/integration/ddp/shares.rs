@@ -117,7 +117,7 @@ fn samples(
     rows: Range<usize>,
     device: Device,
 ) -> Result<Batch, Box<dyn Error>> {
-    let source = build::source(config, build::Phase::Training)?;
+    let source = build::source(&config.into(), build::Phase::Training)?;
     let samples = rows
         .map(|row| source.sample(100 * step + row as u64))
         .collect::<Result<Vec<_>, _>>()?;

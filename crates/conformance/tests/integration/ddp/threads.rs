@@ -22,7 +22,7 @@ const NUM_STEPS: u64 = 20;
 fn shape(config: &Config) -> Result<DecoderConfig, Box<dyn Error>> {
     match config.model.resolve()? {
         ModelSpec::Decoder(decoder) => Ok(*decoder),
-        ModelSpec::Cnn => Err("not a decoder".into()),
+        _ => Err("not a decoder".into()),
     }
 }
 
@@ -45,7 +45,7 @@ fn device_of(index: usize) -> Device {
 }
 
 fn batch(config: &Config, step: u64, rows: u64) -> Result<Batch, Box<dyn Error>> {
-    let source = build::source(config, build::Phase::Training)?;
+    let source = build::source(&config.into(), build::Phase::Training)?;
     let samples = (step * rows..(step + 1) * rows)
         .map(|index| source.sample(index))
         .collect::<Result<Vec<_>, _>>()?;
@@ -56,7 +56,7 @@ fn train(config: &Config, number: usize) -> Result<Trained, Box<dyn Error>> {
     let world = World::single_rank(trainyard_trace::Ledger::new(0))?;
     let model = replicas(config, number)?;
     let parameters = model.model().parameters();
-    let mut optimizer = optimizer::build(&config.optimizer, parameters.clone(), &world)?;
+    let mut optimizer = optimizer::build(&config.into(), parameters.clone(), &world)?;
     let mut losses = Vec::new();
     for step in 0..NUM_STEPS {
         let batch = batch(config, step, 12)?;

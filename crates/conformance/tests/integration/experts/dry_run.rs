@@ -42,7 +42,7 @@ pub fn equals_a_real_run(rank: &Rank) -> Outcome {
         let totals = world.ledger().totals() - before;
         // A dry run counts all memory of this process.
         drop(session);
-        let dry = dry_run(&config, rank.size(), rank.index())?;
+        let dry = dry_run(&(&config).into(), rank.size(), rank.index())?;
         for row in &dry.collectives {
             let real = totals.collectives.get(&(row.kind, row.purpose));
             let real = real.map_or((0, 0), |total| (total.count, total.payload_bytes));
@@ -74,7 +74,7 @@ pub fn large(rank: &Rank) -> Outcome {
         let assets = format!("--model.hf_assets_path={}", assets.display());
         let config = Config::load(path.clone(), std::slice::from_ref(&assets))?;
         // A rank of the ninth of sixteen stages.
-        let run = dry_run(&config, 2048, 1024)?;
+        let run = dry_run(&(&config).into(), 2048, 1024)?;
         assert_eq!(run.mesh, "pp16 x dp_shard128 (ep64)");
         println!(
             "671B: {} parameters, peak {}",
@@ -88,7 +88,7 @@ pub fn large(rank: &Rank) -> Outcome {
 
         let skewed = ["--debug.routing_skew=0.5".to_owned(), assets];
         let skewed = Config::load(path, &skewed)?;
-        let skewed = dry_run(&skewed, 2048, 1024)?;
+        let skewed = dry_run(&(&skewed).into(), 2048, 1024)?;
         // The first rank of a stage has the busiest experts.
         assert_eq!(tokens(&skewed).0, count);
         assert!(skewed.peak_bytes > run.peak_bytes);

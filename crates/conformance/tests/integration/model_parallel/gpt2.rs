@@ -16,7 +16,7 @@ fn gpt2(dtype: Dtype) -> Config {
     // At the learning rate of the other model, gradients triple within five steps, and rounding errors with them.
     config.optimizer.lr = 1e-3;
     config.model = ModelSection {
-        name: ModelName::Gpt2,
+        name: ModelName::Gpt2.into(),
         vocab_size: Some(127),
         hidden_size: Some(64),
         intermediate_size: Some(96),
@@ -56,7 +56,7 @@ pub fn fp64(rank: &Rank) -> Outcome {
 /// would scale to steps of full size.
 pub fn bf16(rank: &Rank) -> Outcome {
     let mut config = gpt2(Dtype::Float32);
-    config.optimizer.name = OptimizerName::Sgd;
+    config.optimizer.name = OptimizerName::Sgd.into();
     config.optimizer.lr = 0.1;
     config.training.mixed_precision_param = Some(Dtype::Bfloat16);
     // Biases start at zero, so they consist of rounded gradients only.

@@ -82,7 +82,7 @@ fn kept(
     let mut config = divided(config, 1, 1);
     config.model.num_hidden_layers = Some(num_layers);
     let world = rank.join_config(&config)?;
-    let model = build::model(&config, &world, world.device().into())?;
+    let model = build::model(&(&config).into(), &world, world.device().into())?;
     let tokens = tch::Tensor::zeros([24, 32], (tch::Kind::Int64, world.device()));
     let held = || -> Result<u64, Box<dyn std::error::Error>> { Ok(memory::report()?.total) };
     let before = held()?;

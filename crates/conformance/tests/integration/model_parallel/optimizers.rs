@@ -11,7 +11,7 @@ fn with(name: OptimizerName) -> Config {
     let mut config = job(Dtype::Float64);
     // Enough for a pipeline of four stages.
     config.model.num_hidden_layers = Some(4);
-    config.optimizer.name = name;
+    config.optimizer.name = name.into();
     config.optimizer.lr = match name {
         OptimizerName::AdamW | OptimizerName::Lamb | OptimizerName::Muon => 1e-3,
         OptimizerName::Sgd => 0.05,

@@ -61,7 +61,7 @@ pub fn from_file(rank: &Rank) -> Outcome {
     let alone = World::single_rank(Ledger::new(0))?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("weights.safetensors");
-    weights::save(&path, &build::model(&other, &alone, Device::Cpu)?)?;
+    weights::save(&path, &build::model(&(&other).into(), &alone, Device::Cpu)?)?;
     config.model.initial_weights = Some(path);
     equal_one_rank(rank, &config, Dtype::Float64, &variants(rank, &config))
 }

@@ -22,12 +22,12 @@ pub fn states(rank: &Rank) -> Outcome {
             config.training.mixed_precision_reduce = reduce;
             let world = rank.join_config(&config)?;
             let before = memory::report()?.allocated;
-            let model = build::model(&config, &world, world.device().into())?;
+            let model = build::model(&(&config).into(), &world, world.device().into())?;
             let model = FullyShard::new(model, &world, build::shard_options(&config))?;
             let formulas = model.formulas().next().ok_or("nothing is sharded")?;
             let states = formulas.states();
             let most = most_buffers(formulas, &config);
-            let trainer = Trainer::with_strategy(&config, &world, Box::new(model))?;
+            let trainer = Trainer::with_strategy(&(&config).into(), &world, Box::new(model))?;
             let mut session = Session::with_trainer(&config, &world, trainer)?;
             for _ in 0..2 {
                 session.step()?;
