@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn misspelled_keys_and_wrong_types_are_rejected() {
-        let error = keys("[custom.mine]\nwidht = 3", &[])
+        let error = keys("[custom.mine]\nwidths = 3", &[])
             .unwrap_err()
             .to_string();
         assert!(error.contains("did you mean custom.mine.width?"), "{error}");

@@ -121,7 +121,7 @@ fn dry_run() {
 
 fn rejections() {
     for (key, said) in [
-        ("--custom.mlp.widht=3", "did you mean custom.mlp.width?"),
+        ("--custom.mlp.widths=3", "did you mean custom.mlp.width?"),
         ("--custom.mpl.width=3", "[custom.mpl]"),
         ("--model.name=mpl", "did you mean \"mlp\"?"),
         ("--training.loss=hinge", "training.loss = \"hinge\""),
