@@ -96,16 +96,16 @@ mod tests {
 
     #[test]
     fn names_of_both_kinds_are_read_and_written() {
-        let names = Names::builtin().with("optimizer.name", "Lion");
+        let names = Names::builtin().with("optimizer.name", "Sophia");
         let read = |text: &str| Config::parse_with(text, &[], &names);
         let config = read("optimizer.name = \"SGD\"").unwrap();
         assert_eq!(config.optimizer.name, OptimizerName::Sgd);
-        let config = read("optimizer.name = \"Lion\"").unwrap();
-        assert_eq!(config.optimizer.name, Choice::Custom("Lion".to_owned()));
+        let config = read("optimizer.name = \"Sophia\"").unwrap();
+        assert_eq!(config.optimizer.name, Choice::Custom("Sophia".to_owned()));
         assert_eq!(read(&config.to_toml().unwrap()).unwrap(), config);
-        let error = read("optimizer.name = \"Lian\"").unwrap_err().to_string();
-        assert!(error.contains("(did you mean \"Lion\"?)"), "{error}");
-        Config::parse("optimizer.name = \"Lion\"", &[]).unwrap_err();
-        Config::parse_with("optimizer.name = \"Lion\"", &[], &Names::any()).unwrap();
+        let error = read("optimizer.name = \"Sofia\"").unwrap_err().to_string();
+        assert!(error.contains("(did you mean \"Sophia\"?)"), "{error}");
+        Config::parse("optimizer.name = \"Sophia\"", &[]).unwrap_err();
+        Config::parse_with("optimizer.name = \"Sophia\"", &[], &Names::any()).unwrap();
     }
 }
