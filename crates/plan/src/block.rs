@@ -3,8 +3,9 @@
 use crate::activations::tokens;
 use crate::network_model::{Group, NetworkModel};
 use crate::operator::{ComputeModel, Operator, block_operators, recomputed_shares};
-use crate::{Calibration, Cluster, Recompute, StageTime, Strategy};
+use crate::{Calibration, Cluster, Recompute, Strategy};
 use trainyard_arch::DecoderConfig;
+use trainyard_schedule::StageTime;
 
 /// The seconds of one block for one micro-batch.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]

@@ -1,9 +1,9 @@
 //! Peak memory of every class of ranks, term by term.
 
 use crate::activations::tokens;
-use crate::pipeline::in_flight;
 use crate::{BlockActivations, RankClass, RankLayers, Software, SourcedValue, States, Strategy};
 use trainyard_arch::DecoderConfig;
+use trainyard_schedule::in_flight;
 
 /// The peak memory of one class of ranks, in bytes.
 #[derive(Copy, Clone, Debug, PartialEq)]

@@ -5,14 +5,15 @@
 //! terms sum to the step.
 
 use trainyard_arch::DecoderConfig;
-use trainyard_schedule::{Costs, ScheduleError, ScheduleKind, Timeline, simulate};
+use trainyard_schedule::{
+    Costs, ScheduleError, ScheduleKind, StageTime, Timeline, bubble, simulate, zero_bubble_h1,
+};
 
 use crate::activations::tokens;
 use crate::block::BlockTime;
 use crate::network_model::{Group, NetworkModel};
 use crate::operator::ComputeModel;
-use crate::pipeline::{bubble, zero_bubble_h1};
-use crate::{Calibration, Cluster, LocalParameters, Offload, RankLayers, StageTime, Strategy};
+use crate::{Calibration, Cluster, LocalParameters, Offload, RankLayers, Strategy};
 
 /// The seconds of a step by what they are spent on. The terms sum to `likely`.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]

@@ -1,9 +1,9 @@
 //! Closed forms for pipeline schedules: the bubble and the micro-batches in flight.
 //!
-//! The search evaluates these millions of times. [`trainyard_schedule::simulate`] runs every action and gives the
+//! The planner's search evaluates these millions of times. [`simulate`](crate::simulate) runs every action and gives the
 //! same numbers for the finalists.
 
-use trainyard_schedule::ScheduleKind;
+use crate::ScheduleKind;
 
 /// The time of one micro-batch on one rank, over all its stages.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]

@@ -49,16 +49,16 @@ impl ScheduleKind {
         }
     }
 
-    /// PyTorch's name in lower case, which configs may use as well.
-    const fn pytorch_name(self) -> &'static str {
+    /// The name in PyTorch, if it has this schedule; configs may use it as well.
+    pub const fn pytorch_name(self) -> Option<&'static str> {
         match self {
-            ScheduleKind::GPipe => "gpipe",
-            ScheduleKind::OneForwardOneBackward => "1f1b",
-            ScheduleKind::Interleaved => "interleaved1f1b",
-            ScheduleKind::LoopedBreadthFirst => "loopedbfs",
-            ScheduleKind::ZeroBubbleH1 => "zb1p",
-            ScheduleKind::ZeroBubbleV => "zbvzerobubble",
-            ScheduleKind::DualPipeV => "dualpipev",
+            ScheduleKind::GPipe => Some("GPipe"),
+            ScheduleKind::OneForwardOneBackward => Some("1F1B"),
+            ScheduleKind::Interleaved => Some("Interleaved1F1B"),
+            ScheduleKind::LoopedBreadthFirst => Some("LoopedBFS"),
+            ScheduleKind::ZeroBubbleH1 => None,
+            ScheduleKind::ZeroBubbleV => Some("ZBVZeroBubble"),
+            ScheduleKind::DualPipeV => Some("DualPipeV"),
         }
     }
 
@@ -130,8 +130,11 @@ impl FromStr for ScheduleKind {
     type Err = ScheduleError;
 
     fn from_str(name: &str) -> Result<ScheduleKind, ScheduleError> {
-        let lower = name.to_lowercase();
-        let is_named = |kind: &ScheduleKind| lower == kind.name() || lower == kind.pytorch_name();
+        let is_named = |kind: &ScheduleKind| {
+            let pytorch_name = kind.pytorch_name();
+            name.eq_ignore_ascii_case(kind.name())
+                || pytorch_name.is_some_and(|known| name.eq_ignore_ascii_case(known))
+        };
         let known = ScheduleKind::ALL.into_iter().find(is_named);
         known.ok_or_else(|| ScheduleError::UnknownKind {
             name: name.to_owned(),

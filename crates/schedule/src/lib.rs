@@ -17,6 +17,7 @@
 
 mod action;
 mod check;
+mod closed_form;
 mod csv;
 mod draw;
 mod error;
@@ -28,6 +29,7 @@ mod schedule;
 mod simulate;
 
 pub use action::{Action, ComputeType, Task};
+pub use closed_form::{StageTime, bubble, in_flight, zero_bubble_h1};
 pub use draw::to_svg;
 pub use error::ScheduleError;
 pub use kind::ScheduleKind;

@@ -110,8 +110,7 @@ pub struct ParallelismSection {
     pub enable_async_tensor_parallel: bool,
     /// The pipeline-parallel degree.
     pub pipeline_parallel_degree: i64,
-    /// The schedule: `1F1B`, `GPipe`, `interleaved`, `looped-bfs`, `zb-h1`, `zb-v`,
-    /// `dualpipe-v`, or PyTorch's names.
+    /// The schedule: a name of [`ScheduleKind`], or PyTorch's.
     pub pipeline_parallel_schedule: String,
     /// A file with another schedule, in PyTorch's CSV format.
     pub pipeline_parallel_schedule_csv: Option<PathBuf>,

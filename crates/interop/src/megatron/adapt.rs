@@ -62,10 +62,7 @@ fn adapt_schedule(adapted: &mut Adapted) {
                 s.pipeline.schedule = ScheduleKind::Interleaved
             });
         }
-        ScheduleKind::GPipe
-        | ScheduleKind::ZeroBubbleH1
-        | ScheduleKind::ZeroBubbleV
-        | ScheduleKind::DualPipeV => {
+        _ => {
             let why = format!("Megatron does not have the schedule {schedule}");
             adapted.change(Setting::Schedule, why, "1F1B", to_one);
             return;

@@ -170,9 +170,9 @@ fn adapt_schedule(framework: Framework, adapted: &mut Adapted) -> Result<(), Fra
         });
     };
     let kind = adapted.strategy.pipeline.schedule;
-    if kind == ScheduleKind::ZeroBubbleH1 {
-        let why = "zb-h1 has one stage per rank, and PyTorch's zero-bubble schedules have two";
-        to(adapted, ScheduleKind::OneForwardOneBackward, why.to_owned());
+    if kind.pytorch_name().is_none() {
+        let why = format!("PyTorch does not have the schedule {kind}");
+        to(adapted, ScheduleKind::OneForwardOneBackward, why);
     }
     if kind == ScheduleKind::Interleaved && !m.is_multiple_of((m / pp).max(1)) {
         let why = format!(

@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use trainyard_schedule::ScheduleKind;
-
 use super::super::adapt::Adapted;
 use super::super::arguments::torchrun;
 use super::PRECISIONS;
@@ -124,7 +122,8 @@ fn settings(adapted: &Adapted) -> Vec<(&'static str, Value)> {
         ("parallelism.expert_parallel_degree", Number(d.ep)),
     ];
     if d.pp > 1 {
-        let schedule = pytorch_name(s.pipeline.schedule);
+        // Others have been replaced.
+        let schedule = s.pipeline.schedule.pytorch_name().unwrap_or("1F1B");
         all.push(("parallelism.pipeline_parallel_schedule", Text(schedule)));
         all.push((
             "parallelism.pipeline_parallel_microbatch_size",
@@ -157,17 +156,5 @@ fn recompute(s: &Strategy) -> &'static str {
         Recompute::None => "none",
         Recompute::SelectiveOp => "selective",
         Recompute::Selective | Recompute::Full => "full",
-    }
-}
-
-/// PyTorch's name of a schedule.
-fn pytorch_name(kind: ScheduleKind) -> &'static str {
-    match kind {
-        ScheduleKind::GPipe => "GPipe",
-        ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubbleH1 => "1F1B",
-        ScheduleKind::Interleaved => "Interleaved1F1B",
-        ScheduleKind::LoopedBreadthFirst => "LoopedBFS",
-        ScheduleKind::ZeroBubbleV => "ZBVZeroBubble",
-        ScheduleKind::DualPipeV => "DualPipeV",
     }
 }

@@ -4,10 +4,10 @@
 
 use trainyard_arch::{BlockKind, DecoderConfig};
 use trainyard_plan::{
-    Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Software, StageTime, States,
-    Strategy, bubble, hardware_flops_utilization, memory, model_flops_utilization,
+    Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Software, States, Strategy,
+    hardware_flops_utilization, memory, model_flops_utilization,
 };
-use trainyard_schedule::ScheduleKind;
+use trainyard_schedule::{ScheduleKind, StageTime, bubble};
 
 struct Case {
     name: &'static str,

@@ -4,7 +4,6 @@
 
 mod golden;
 mod measured;
-mod pipeline;
 mod published;
 mod runs;
 mod search;

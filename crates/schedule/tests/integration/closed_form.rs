@@ -1,8 +1,9 @@
 //! The closed-form formulas of pipeline schedules against a simulation of every action.
 
 use proptest::prelude::*;
-use trainyard_plan::{StageTime, bubble, in_flight, zero_bubble_h1};
-use trainyard_schedule::{Costs, ScheduleKind, simulate};
+use trainyard_schedule::{
+    Costs, ScheduleKind, StageTime, bubble, in_flight, simulate, zero_bubble_h1,
+};
 
 /// The simulated pipeline bubble, and the maximum number of in-flight micro-batches on each rank.
 fn simulated(

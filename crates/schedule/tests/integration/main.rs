@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod closed_form;
 mod programs;
 mod properties;

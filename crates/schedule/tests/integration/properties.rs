@@ -1,7 +1,9 @@
 //! Properties of every schedule, and the published formulas of each.
 
 use proptest::prelude::*;
-use trainyard_schedule::{Costs, Schedule, ScheduleError, ScheduleKind, Timeline, simulate};
+use trainyard_schedule::{
+    Costs, Schedule, ScheduleError, ScheduleKind, Timeline, in_flight, simulate,
+};
 
 /// Ranks, micro-batches and stages per rank, of at most 64 stages.
 fn shapes() -> impl Strategy<Value = (usize, usize, usize)> {
@@ -30,23 +32,6 @@ fn bubble(kind: ScheduleKind, ranks: usize, [f, i, w]: [f64; 3]) -> f64 {
         ScheduleKind::DualPipeV => others * ((f + i + w) + (i + w) - 3.0 * w),
         // With several stages per rank, the costs are those of one stage.
         _ => others * (f + i + w),
-    }
-}
-
-/// In-flight micro-batches of `rank` by formula, counted per stage.
-fn in_flight(kind: ScheduleKind, shape: (usize, usize, usize), rank: usize) -> usize {
-    let (ranks, microbatches, chunks) = shape;
-    match kind {
-        ScheduleKind::GPipe | ScheduleKind::LoopedBreadthFirst => microbatches * chunks,
-        ScheduleKind::OneForwardOneBackward => microbatches.min(ranks - rank),
-        ScheduleKind::Interleaved if chunks == 1 => microbatches.min(ranks - rank),
-        ScheduleKind::Interleaved => {
-            let most = 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1;
-            most.min(microbatches * chunks)
-        }
-        ScheduleKind::ZeroBubbleH1 => ranks,
-        ScheduleKind::ZeroBubbleV => 2 * ranks,
-        ScheduleKind::DualPipeV => 2 * ranks + 1,
     }
 }
 
@@ -89,12 +74,12 @@ proptest! {
                 prop_assert!((timeline.bubble() - expected).abs() < 1e-9,
                     "{kind} {shape:?}: {} not {expected}", timeline.bubble());
                 for (rank, &found) in most.iter().enumerate() {
-                    prop_assert_eq!(found, in_flight(kind, shape, rank), "{} {:?}", kind, shape);
+                    prop_assert_eq!(found, in_flight(kind, ranks, microbatches, shape.2, rank), "{} {:?}", kind, shape);
                 }
             } else {
                 prop_assert!(timeline.bubble() + 1e-9 >= expected, "{kind} {shape:?}: the bubble is too small");
                 for (rank, &found) in most.iter().enumerate() {
-                    prop_assert!(found <= in_flight(kind, shape, rank), "{kind} {shape:?}");
+                    prop_assert!(found <= in_flight(kind, ranks, microbatches, shape.2, rank), "{kind} {shape:?}");
                 }
             }
         }

@@ -18,8 +18,7 @@ use crate::failure::Failure;
     trainyard schedule --csv schedule.csv --costs 1,1.2,0.8 --json\n  \
     trainyard schedule --trace outputs/profile_traces --svg both.svg")]
 pub struct ScheduleArgs {
-    /// The schedule: gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v
-    #[arg(long, default_value = "1f1b", value_parser = kind)]
+    #[arg(long, default_value = "1f1b", value_parser = kind, help = kinds())]
     kind: ScheduleKind,
     /// Read the schedule from a CSV file in PyTorch's format
     #[arg(long, value_name = "FILE")]
@@ -46,6 +45,12 @@ pub struct ScheduleArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// The help of `--kind`.
+fn kinds() -> String {
+    let names = ScheduleKind::ALL.map(ScheduleKind::name);
+    format!("The schedule: {}", names.join(", "))
 }
 
 fn kind(name: &str) -> Result<ScheduleKind, String> {

@@ -5,19 +5,10 @@ use trainyard_conformance::training::{
     Tolerance, agreed_fingerprint, divided, on_rank_0, reference, train_on,
 };
 use trainyard_conformance::{Outcome, Rank};
+use trainyard_schedule::ScheduleKind;
 
 use super::bytes::check;
 use super::equality::{SequenceParallel, job, num_data_ranks, tensor_parallel};
-
-const SCHEDULES: [&str; 7] = [
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "looped-bfs",
-    "zb-h1",
-    "zb-v",
-    "dualpipe-v",
-];
 
 /// A model deep enough for two stages on each of four ranks, whose layers do not divide evenly.
 pub fn deep(dtype: Dtype) -> Config {
@@ -66,7 +57,8 @@ fn equal(rank: &Rank, config: &Config, dtype: Dtype, variants: &[(Config, usize)
 /// Every schedule, with more and with fewer micro-batches than fill the pipeline.
 pub fn fp64(rank: &Rank) -> Outcome {
     let config = deep(Dtype::Float64);
-    let variants = SCHEDULES.map(|schedule| {
+    let variants = ScheduleKind::ALL.map(|kind| {
+        let schedule = kind.name();
         let num = if schedule == "interleaved" { 2 } else { 8 };
         (piped(&config, rank.size(), schedule), num)
     });
@@ -86,7 +78,7 @@ pub fn fp32(rank: &Rank) -> Outcome {
 pub fn tied(rank: &Rank) -> Outcome {
     let mut config = even(Dtype::Float64);
     config.model.tie_word_embeddings = Some(true);
-    let variants = SCHEDULES.map(|schedule| (piped(&config, rank.size(), schedule), 4));
+    let variants = ScheduleKind::ALL.map(|kind| (piped(&config, rank.size(), kind.name()), 4));
     equal(rank, &config, Dtype::Float64, &variants)?;
     config.training.dtype = Dtype::Float32;
     check(rank, &piped(&config, rank.size(), "1f1b"))
