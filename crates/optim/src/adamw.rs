@@ -1,11 +1,10 @@
 //! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-use tch::Tensor;
 use trainyard_nn::Parameter;
 use trainyard_torch::kernel;
 
 use crate::batch::Batch;
-use crate::state::{Extent, Slot, State};
+use crate::state::{Extent, Slot, State, delegate_state};
 use crate::{DeviceScalars, Optimizer, Result};
 
 /// State per parameter: first moment, second moment, step count.
@@ -83,21 +82,7 @@ impl Optimizer for AdamW {
         self.state.update(|batch| update(batch, &config, scalars))
     }
 
-    fn kinds(&self) -> Vec<&'static str> {
-        self.state.kinds()
-    }
-
-    fn num_moments(&self, _: &Parameter) -> u64 {
-        self.state.num_moments()
-    }
-
-    fn state(&self) -> Vec<(String, Tensor)> {
-        self.state.named()
-    }
-
-    fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()> {
-        self.state.load(state)
-    }
+    delegate_state!(state);
 }
 
 fn update(batch: &Batch<3>, config: &kernel::AdamW, scalars: DeviceScalars<'_>) -> Result<()> {

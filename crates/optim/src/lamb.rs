@@ -6,9 +6,10 @@ use trainyard_torch::{World, kernel};
 
 use crate::adamw::{AdamWConfig, MOMENTS};
 use crate::batch::Batch;
+use crate::found_inf::is_set;
 use crate::shard_groups::ShardGroups;
-use crate::state::State;
-use crate::trust::{elements, full_norms, is_set, ratio_or_one, zero_norms};
+use crate::state::{State, delegate_state};
+use crate::trust::{elements, full_norms, ratio_or_one, zero_norms};
 use crate::{DeviceScalars, Optimizer, Result};
 
 /// LAMB, as `foreach` operations on all parameters of a dtype. Norms are those of full parameters, over the ranks that
@@ -56,21 +57,7 @@ impl Optimizer for Lamb {
         })
     }
 
-    fn kinds(&self) -> Vec<&'static str> {
-        self.state.kinds()
-    }
-
-    fn num_moments(&self, _: &Parameter) -> u64 {
-        self.state.num_moments()
-    }
-
-    fn state(&self) -> Vec<(String, Tensor)> {
-        self.state.named()
-    }
-
-    fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()> {
-        self.state.load(state)
-    }
+    delegate_state!(state);
 }
 
 /// Increments the step counts and updates both moments.

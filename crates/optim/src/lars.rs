@@ -6,10 +6,11 @@ use tch::Tensor;
 use trainyard_nn::Parameter;
 use trainyard_torch::{World, kernel};
 
+use crate::found_inf::is_set;
 use crate::sgd::MOMENTUM;
 use crate::shard_groups::ShardGroups;
-use crate::state::State;
-use crate::trust::{elements, full_norms, is_set, ratio_or_one, zero_norms};
+use crate::state::{State, delegate_state};
+use crate::trust::{elements, full_norms, ratio_or_one, zero_norms};
 use crate::{DeviceScalars, Optimizer, Result};
 
 /// Hyperparameters of LARS.
@@ -83,21 +84,7 @@ impl Optimizer for Lars {
         })
     }
 
-    fn kinds(&self) -> Vec<&'static str> {
-        self.state.kinds()
-    }
-
-    fn num_moments(&self, _: &Parameter) -> u64 {
-        self.state.num_moments()
-    }
-
-    fn state(&self) -> Vec<(String, Tensor)> {
-        self.state.named()
-    }
-
-    fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()> {
-        self.state.load(state)
-    }
+    delegate_state!(state);
 }
 
 /// `coefficient * |w| / (|g| + weight_decay * |w| + eps)` for each parameter.

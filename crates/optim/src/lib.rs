@@ -22,6 +22,7 @@ mod batch;
 mod error;
 #[cfg(test)]
 mod fixture;
+mod found_inf;
 mod lamb;
 mod lars;
 mod muon;

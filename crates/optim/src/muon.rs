@@ -8,10 +8,10 @@ use trainyard_nn::{Parameter, Shards};
 use trainyard_torch::{World, kernel};
 
 use crate::adamw::{AdamW, AdamWConfig};
+use crate::found_inf::is_set;
 use crate::newton_schulz::orthogonalize;
 use crate::sgd::MOMENTUM;
 use crate::state::State;
-use crate::trust::is_set;
 use crate::{DeviceScalars, Optimizer, Result};
 
 /// Parts of names of two-dimensional parameters that are no hidden matrices: embeddings and heads.

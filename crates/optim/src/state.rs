@@ -14,6 +14,29 @@ use crate::batch::Batch;
 use crate::{OptimError, Result};
 use trainyard_torch::scalar;
 
+/// The methods of [`Optimizer`](crate::Optimizer) that concern the state alone, for an optimizer with one [`State`].
+macro_rules! delegate_state {
+    ($field:ident) => {
+        fn kinds(&self) -> Vec<&'static str> {
+            self.$field.kinds()
+        }
+
+        fn num_moments(&self, _: &::trainyard_nn::Parameter) -> u64 {
+            self.$field.num_moments()
+        }
+
+        fn state(&self) -> Vec<(String, ::tch::Tensor)> {
+            self.$field.named()
+        }
+
+        fn load_state(&mut self, state: Vec<(String, ::tch::Tensor)>) -> $crate::Result<()> {
+            self.$field.load(state)
+        }
+    };
+}
+
+pub(crate) use delegate_state;
+
 /// One kind of state tensor, such as a moment.
 #[derive(Copy, Clone)]
 pub(crate) struct Slot {

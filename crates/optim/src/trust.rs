@@ -10,14 +10,6 @@ use crate::Result;
 use crate::batch::Batch;
 use crate::shard_groups::ShardGroups;
 
-/// Whether a flag on the device is set; waits for it.
-pub(crate) fn is_set(flag: Option<&Tensor>) -> Result<bool> {
-    Ok(match flag {
-        Some(flag) => f64::try_from(flag)? != 0.0,
-        None => false,
-    })
-}
-
 /// A zero for each parameter. Every rank reduces the norms of all parameters, also of those without a gradient, so that all
 /// send the same.
 pub(crate) fn zero_norms<'a>(
