@@ -12,10 +12,10 @@
 //! ```
 //!
 //! Each optimizer is an update rule on lists of tensors; `state.rs` determines which parameters take part in a step and where
-//! their state is. Parameters may be full or sharded. [`AdamW`] and [`Sgd`] update every element by itself. [`Lamb`], [`Lars`]
+//! their state is. Parameters may be full or sharded. [`AdamW`], [`Sgd`] and [`Lion`] update every element by itself. [`Lamb`], [`Lars`]
 //! and [`Muon`] need what other ranks have of a parameter, and get the world: the first two its norm, the last one the
-//! matrix. All of it runs on meta tensors. Only these three read a value back from the device, `found_inf`, because no fused
-//! kernel does it for them.
+//! matrix. All of it runs on meta tensors. All but [`AdamW`] and [`Sgd`] read a value back from the device, `found_inf`, because
+//! no fused kernel does it for them.
 
 mod adamw;
 mod batch;
@@ -25,6 +25,7 @@ mod fixture;
 mod found_inf;
 mod lamb;
 mod lars;
+mod lion;
 mod muon;
 mod newton_schulz;
 mod sgd;
@@ -40,6 +41,7 @@ pub use adamw::{AdamW, AdamWConfig};
 pub use error::{OptimError, Result};
 pub use lamb::Lamb;
 pub use lars::{Lars, LarsConfig};
+pub use lion::{Lion, LionConfig};
 pub use muon::{LrAdjustment, Muon, MuonConfig};
 pub use sgd::{Sgd, SgdConfig};
 
@@ -87,7 +89,7 @@ mod tests {
     use super::fixture::{Fixture, assert_close, numbers, one_rank};
     use super::*;
 
-    const ALL: [&str; 6] = ["AdamW", "SGD", "Nesterov", "LAMB", "LARS", "Muon"];
+    const ALL: [&str; 7] = ["AdamW", "SGD", "Nesterov", "LAMB", "LARS", "Lion", "Muon"];
 
     fn build(name: &str, parameters: Vec<Parameter>) -> Box<dyn Optimizer> {
         let sgd = |nesterov| SgdConfig {
@@ -107,6 +109,7 @@ mod tests {
             "SGD" => Box::new(Sgd::new(parameters, sgd(false))),
             "Nesterov" => Box::new(Sgd::new(parameters, sgd(true))),
             "LAMB" => Box::new(Lamb::new(parameters, adamw, &one_rank()).unwrap()),
+            "Lion" => Box::new(Lion::new(parameters, LionConfig::default())),
             "LARS" => Box::new(Lars::new(parameters, lars, &one_rank()).unwrap()),
             _ => Box::new(Muon::new(parameters, MuonConfig::default(), &one_rank()).unwrap()),
         }

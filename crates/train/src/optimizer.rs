@@ -3,8 +3,8 @@
 use trainyard_config::{Choice, OptimizerImplementation, OptimizerName, OptimizerSection};
 use trainyard_nn::Parameter;
 use trainyard_optim::{
-    AdamW, AdamWConfig, Lamb, Lars, LarsConfig, LrAdjustment, Muon, MuonConfig, Optimizer, Sgd,
-    SgdConfig,
+    AdamW, AdamWConfig, Lamb, Lars, LarsConfig, Lion, LionConfig, LrAdjustment, Muon, MuonConfig,
+    Optimizer, Sgd, SgdConfig,
 };
 use trainyard_torch::World;
 
@@ -52,6 +52,14 @@ pub fn build(
                 ..LarsConfig::default()
             };
             Box::new(Lars::new(parameters, config, world)?)
+        }
+        OptimizerName::Lion => {
+            let config = LionConfig {
+                beta1: adamw.beta1,
+                beta2: adamw.beta2,
+                weight_decay,
+            };
+            Box::new(Lion::new(parameters, config))
         }
         OptimizerName::Muon => {
             let config = MuonConfig {

@@ -34,7 +34,7 @@
 //! - [`cost`]: what strategies send and hold, by closed formulas.
 //! - [`schedule`]: pipeline schedules.
 //! - [`data`]: datasets, the distributed sampler, the data loader.
-//! - [`optim`]: AdamW, SGD, LAMB, LARS and Muon, for full and for sharded parameters.
+//! - [`optim`]: AdamW, SGD, LAMB, LARS, Lion and Muon, for full and for sharded parameters.
 //! - [`train`]: learning rate schedules, checkpoints, metrics, and the training loop of a config.
 //! - [`trace`]: the flight recorder of a rank.
 //! - [`torch`]: process groups, autograd hooks, storages and kernels that `tch` lacks.

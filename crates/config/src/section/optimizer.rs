@@ -20,6 +20,8 @@ pub enum OptimizerName {
     /// SGD with a trust ratio per parameter, for large batches.
     #[serde(rename = "LARS")]
     Lars,
+    /// The sign of interpolated momentum: one state per parameter.
+    Lion,
     /// Orthogonalized momentum for matrices, AdamW for the rest.
     Muon,
 }
@@ -47,7 +49,7 @@ pub struct OptimizerSection {
     pub name: Choice<OptimizerName>,
     /// Peak learning rate.
     pub lr: f64,
-    /// Decay of the first moment (AdamW, LAMB).
+    /// Decay of the first moment (AdamW, LAMB, Lion).
     pub beta1: f64,
     /// Decay of the second moment (AdamW, LAMB).
     pub beta2: f64,

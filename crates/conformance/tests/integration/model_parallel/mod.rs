@@ -150,6 +150,10 @@ const OPTIMIZERS: &[Case] = &[
         run: optimizers::lars,
     },
     Case {
+        name: "lion_equals_one_rank",
+        run: optimizers::lion,
+    },
+    Case {
         name: "muon_equals_one_rank",
         run: optimizers::muon,
     },

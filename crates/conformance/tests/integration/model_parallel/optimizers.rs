@@ -16,6 +16,7 @@ fn with(name: OptimizerName) -> Config {
         OptimizerName::AdamW | OptimizerName::Lamb | OptimizerName::Muon => 1e-3,
         OptimizerName::Sgd => 0.05,
         OptimizerName::Lars => 1.0,
+        OptimizerName::Lion => 1e-4,
     };
     if name == OptimizerName::Sgd {
         config.optimizer.nesterov = Some(true);
@@ -56,6 +57,10 @@ pub fn lamb(rank: &Rank) -> Outcome {
 
 pub fn lars(rank: &Rank) -> Outcome {
     equal(rank, OptimizerName::Lars)
+}
+
+pub fn lion(rank: &Rank) -> Outcome {
+    equal(rank, OptimizerName::Lion)
 }
 
 pub fn muon(rank: &Rank) -> Outcome {
