@@ -36,6 +36,7 @@ pub fn in_flight(
     match kind {
         ScheduleKind::GPipe => m,
         ScheduleKind::OneForwardOneBackward => m.min(downstream + 1),
+        ScheduleKind::EagerOneForwardOneBackward => m.min(2 * downstream + 1),
         ScheduleKind::Interleaved if v == 1 => m.min(downstream + 1),
         ScheduleKind::Interleaved => (m * v).min(2 * downstream + (v - 1) * pp + 1),
         ScheduleKind::LoopedBreadthFirst => m * v,
@@ -48,7 +49,7 @@ pub fn in_flight(
 /// The pipeline bubble: how much longer a step takes than the compute of its slowest rank. `other` is the time of a
 /// micro-batch on every other rank; communication is free.
 ///
-/// Exact for GPipe and 1F1B, for interleaved 1F1B if the ranks divide the micro-batches, and for ZB-H1 with at
+/// Exact for GPipe and both forms of 1F1B, for interleaved 1F1B if the ranks divide the micro-batches, and for ZB-H1 with at
 /// least twice as many micro-batches as ranks. Elsewhere a close upper estimate.
 pub fn bubble(
     kind: ScheduleKind,
@@ -61,7 +62,9 @@ pub fn bubble(
     let others = (pp - 1) as f64;
     let total = other.total();
     match kind {
-        ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward => others * total,
+        ScheduleKind::GPipe
+        | ScheduleKind::OneForwardOneBackward
+        | ScheduleKind::EagerOneForwardOneBackward => others * total,
         ScheduleKind::LoopedBreadthFirst if m >= pp => others * total / v,
         ScheduleKind::Interleaved | ScheduleKind::LoopedBreadthFirst => {
             // An incomplete last group takes as long as a full one.

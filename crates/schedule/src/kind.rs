@@ -11,6 +11,8 @@ pub enum ScheduleKind {
     GPipe,
     /// 1F1B: alternates forwards and backwards, with at most as many micro-batches in flight as there are ranks.
     OneForwardOneBackward,
+    /// Eager 1F1B: 1F1B with twice the warm-up, which hides the time of sends behind more micro-batches in flight.
+    EagerOneForwardOneBackward,
     /// Interleaved 1F1B: several stages per rank, for a smaller bubble and more communication.
     Interleaved,
     /// Looped breadth-first: several stages per rank, all micro-batches through one before the next.
@@ -26,9 +28,10 @@ pub enum ScheduleKind {
 
 impl ScheduleKind {
     /// All schedules.
-    pub const ALL: [ScheduleKind; 7] = [
+    pub const ALL: [ScheduleKind; 8] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::EagerOneForwardOneBackward,
         ScheduleKind::Interleaved,
         ScheduleKind::LoopedBreadthFirst,
         ScheduleKind::ZeroBubbleH1,
@@ -41,6 +44,7 @@ impl ScheduleKind {
         match self {
             ScheduleKind::GPipe => "gpipe",
             ScheduleKind::OneForwardOneBackward => "1f1b",
+            ScheduleKind::EagerOneForwardOneBackward => "eager-1f1b",
             ScheduleKind::Interleaved => "interleaved",
             ScheduleKind::LoopedBreadthFirst => "looped-bfs",
             ScheduleKind::ZeroBubbleH1 => "zb-h1",
@@ -56,7 +60,7 @@ impl ScheduleKind {
             ScheduleKind::OneForwardOneBackward => Some("1F1B"),
             ScheduleKind::Interleaved => Some("Interleaved1F1B"),
             ScheduleKind::LoopedBreadthFirst => Some("LoopedBFS"),
-            ScheduleKind::ZeroBubbleH1 => None,
+            ScheduleKind::EagerOneForwardOneBackward | ScheduleKind::ZeroBubbleH1 => None,
             ScheduleKind::ZeroBubbleV => Some("ZBVZeroBubble"),
             ScheduleKind::DualPipeV => Some("DualPipeV"),
         }
@@ -83,6 +87,9 @@ impl ScheduleKind {
             ScheduleKind::GPipe if one => Ok(make::gpipe(num_ranks, num_microbatches)),
             ScheduleKind::OneForwardOneBackward if one => {
                 Ok(make::one_forward_one_backward(num_ranks, num_microbatches))
+            }
+            ScheduleKind::EagerOneForwardOneBackward if one => {
+                Ok(make::eager_1f1b(num_ranks, num_microbatches))
             }
             ScheduleKind::ZeroBubbleH1 if one => {
                 Ok(make::zero_bubble_h1(num_ranks, num_microbatches))
@@ -113,6 +120,7 @@ impl ScheduleKind {
         match self {
             ScheduleKind::GPipe
             | ScheduleKind::OneForwardOneBackward
+            | ScheduleKind::EagerOneForwardOneBackward
             | ScheduleKind::ZeroBubbleH1 => Some(1),
             ScheduleKind::ZeroBubbleV | ScheduleKind::DualPipeV => Some(2),
             ScheduleKind::Interleaved | ScheduleKind::LoopedBreadthFirst => None,

@@ -1,6 +1,7 @@
 //! Generators of the action lists of each schedule.
 
 mod dualpipe_v;
+mod eager_1f1b;
 mod gpipe;
 mod interleaved;
 mod looped;
@@ -9,6 +10,7 @@ mod zero_bubble_h1;
 mod zero_bubble_v;
 
 pub(crate) use dualpipe_v::dualpipe_v;
+pub(crate) use eager_1f1b::eager_1f1b;
 pub(crate) use gpipe::gpipe;
 pub(crate) use interleaved::interleaved;
 pub(crate) use looped::looped;

@@ -57,7 +57,11 @@ fn stage_times() -> impl Strategy<Value = StageTime> {
 proptest! {
     #[test]
     fn gpipe_and_1f1b_are_exact(pp in 1usize..9, m in 1usize..24, rank in stage_times()) {
-        for kind in [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward] {
+        for kind in [
+            ScheduleKind::GPipe,
+            ScheduleKind::OneForwardOneBackward,
+            ScheduleKind::EagerOneForwardOneBackward,
+        ] {
             let (simulated_bubble, flight) = simulated(kind, pp, m, 1, rank);
             prop_assert!((simulated_bubble - bubble(kind, pp, m, 1, rank)).abs() < 1e-9);
             prop_assert_eq!(flight, in_flight_formula(kind, pp, m, 1));
