@@ -28,6 +28,8 @@ const DERIVED: [&str; 3] = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_b
 const FUSED: [&str; 2] = [".attn.c_attn.weight", ".attn.c_attn.bias"];
 /// The suffix of the fused QKV projection of other families. Its rows are those of queries, keys and values.
 const QKV: &str = ".self_attn.qkv_proj.weight";
+/// A tensor that only layers of multi-token prediction have.
+const PREDICTOR: &str = ".eh_proj.weight";
 /// Prefixes of GPT-2's names in a model that was saved without its language-model head.
 const HEADLESS: [&str; 4] = ["wte.", "wpe.", "h.", "ln_f."];
 /// The largest accepted index, in bytes.
@@ -87,6 +89,7 @@ pub(crate) fn manifest(store: &dyn Store, dir: &str) -> Result<Option<Manifest>>
     })?;
     let is_derived = |name: &str| DERIVED.iter().any(|end| name.ends_with(end));
     manifest.tensors.retain(|name, _| !is_derived(name));
+    drop_predictors(&mut manifest.tensors);
     for (name, tensor) in &mut manifest.tensors {
         unfuse(name, tensor);
     }
@@ -97,6 +100,17 @@ pub(crate) fn manifest(store: &dyn Store, dir: &str) -> Result<Option<Manifest>>
     }
     experts::stack_experts(&mut manifest, &path)?;
     Ok(Some(manifest))
+}
+
+/// Drops the layers that predict further tokens (multi-token prediction), which DeepSeek-V3's files have after the layers of
+/// the model. They train it, and the model without them is complete.
+fn drop_predictors(tensors: &mut BTreeMap<String, TensorEntry>) {
+    let layers = tensors.keys().filter_map(|name| {
+        let layer = name.strip_suffix(PREDICTOR)?;
+        Some(format!("{layer}."))
+    });
+    let layers: Vec<String> = layers.collect();
+    tensors.retain(|name, _| !layers.iter().any(|layer| name.starts_with(layer)));
 }
 
 /// The model that the directory's `config.json` describes.
@@ -340,5 +354,30 @@ impl ElementSource for FromCheckpoint<'_> {
             into.copy_from_slice(&bytes[start..start + into.len()]);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::Dtype;
+
+    use super::*;
+
+    #[test]
+    fn layers_of_multi_token_prediction_are_dropped() {
+        let names = [
+            "model.model.layers.6.mlp.weight",
+            "model.model.layers.60.mlp.weight",
+            "model.model.layers.61.eh_proj.weight",
+            "model.model.layers.61.mlp.weight",
+        ];
+        let entry = || TensorEntry {
+            dtype: Dtype::F32,
+            shape: Vec::new(),
+            chunks: Vec::new(),
+        };
+        let mut tensors = names.map(|name| (name.to_owned(), entry())).into();
+        drop_predictors(&mut tensors);
+        assert!(tensors.keys().eq(&names[..2]));
     }
 }
