@@ -136,20 +136,61 @@ fn local_attention(
     match (documents, window) {
         (None, None) => by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, true)?)),
         (Some(documents), None) => documents.attention(q, k, v),
-        (None, Some(window)) => by_heads(q, k, v, |q, k, v| windowed_attention(q, k, v, window)),
+        (None, Some(window)) => by_heads(q, k, v, |q, k, v| {
+            windowed_attention(q, k, v, window, WINDOW_CHUNK)
+        }),
         (Some(_), Some(_)) => Err(NnError::DocumentMaskInWindow),
     }
 }
 
+/// Positions that attend to their windows in one call. The mask of a call has as many rows, and a window more columns, so
+/// that time and memory grow with the length of the sequence, not with its square.
+const WINDOW_CHUNK: usize = 512;
+
 /// Attention of every position to the `window` positions that end with it, on [batch, heads, positions, head_dim].
-fn windowed_attention(q: &Tensor, k: &Tensor, v: &Tensor, window: usize) -> Result<Tensor> {
+fn windowed_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    window: usize,
+    chunk: usize,
+) -> Result<Tensor> {
+    let length = q.size().get(2).copied().unwrap_or(0);
+    let (window, chunk) = (window as i64, chunk.max(window) as i64);
+    let mut outputs = Vec::new();
+    for start in (0..length).step_by(chunk as usize) {
+        let end = (start + chunk).min(length);
+        // The first key that a position of this chunk attends to.
+        let first = (start + 1 - window).max(0);
+        let keys = |t: &Tensor| t.f_narrow(2, first, end - first);
+        let q = q.f_narrow(2, start, end - start)?;
+        let (k, v) = (keys(k)?, keys(v)?);
+        outputs.push(attention_to_last(&q, &k, &v, window, start - first)?);
+    }
+    match &outputs[..] {
+        [only] => Ok(only.shallow_clone()),
+        _ => Ok(Tensor::f_cat(&outputs, 2)?),
+    }
+}
+
+/// Attention of query `i` to the `window` keys that end with key `i + offset`.
+fn attention_to_last(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    window: i64,
+    offset: i64,
+) -> Result<Tensor> {
     // The meta device has no kernel for attention with a mask; shapes are the same without it.
     if meta::is_meta(q) {
         return Ok(kernel::attention(q, k, v, true)?);
     }
-    let length = q.size().get(2).copied().unwrap_or(0);
-    let all = Tensor::f_ones([length, length], (Kind::Bool, q.device()))?;
-    let mask = all.f_tril(0)?.f_triu(1 - window as i64)?;
+    let num_positions = |t: &Tensor| t.size().get(2).copied().unwrap_or(0);
+    let all = Tensor::f_ones(
+        [num_positions(q), num_positions(k)],
+        (Kind::Bool, q.device()),
+    )?;
+    let mask = all.f_tril(offset)?.f_triu(offset + 1 - window)?;
     let is_grouped = q.size().get(1) != k.size().get(1);
     Ok(Tensor::f_scaled_dot_product_attention(
         q,
@@ -177,5 +218,36 @@ fn by_heads(
 impl fmt::Debug for ContextParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ContextParallel({}, {:?})", self.size(), self.method())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    #[test]
+    fn windows_in_chunks_equal_windows_at_once() {
+        let random = |heads: i64| Tensor::randn([2, heads, 23, 4], (Kind::Double, Device::Cpu));
+        let (q, k, v) = (random(4), random(2), random(2));
+        for window in [1, 3, 7] {
+            let at_once = windowed_attention(&q, &k, &v, window, 23).unwrap();
+            for chunk in [1, 5, 7, 22] {
+                let found = windowed_attention(&q, &k, &v, window, chunk).unwrap();
+                assert!(
+                    found.allclose(&at_once, 1e-12, 1e-12, false),
+                    "window {window} in chunks of {chunk}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn windows_in_chunks_have_a_shape_on_the_meta_device() {
+        let empty = |heads| meta::empty(&[2, heads, 23, 4], Kind::Float).unwrap();
+        let (q, k, v) = (empty(4), empty(2), empty(2));
+        let found = windowed_attention(&q, &k, &v, 3, 5).unwrap();
+        assert_eq!(found.size(), [2, 4, 23, 4]);
     }
 }

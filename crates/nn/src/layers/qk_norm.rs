@@ -67,7 +67,7 @@ impl AllHeadsNorm {
         eps: f64,
     ) -> Result<AllHeadsNorm> {
         let tp = builder.tensor_parallel();
-        tp.shard_range("num_key_value_heads", num_heads)?;
+        tp.shard_range("the number of normed heads", num_heads)?;
         let width = num_heads * head_dim;
         Ok(AllHeadsNorm {
             weight: builder.sharded("weight", &[width], Dim(0), Init::Ones)?,
