@@ -64,7 +64,9 @@ mod tests {
 
     #[test]
     fn this_process_uses_memory_and_time() {
-        assert!(resident_bytes() > 0 && peak_resident_bytes() >= resident_bytes());
+        // The peak last: other tests of this process allocate meanwhile.
+        let resident = resident_bytes();
+        assert!(resident > 0 && peak_resident_bytes() >= resident);
         assert!(cpu_seconds() >= 0.0);
     }
 }
