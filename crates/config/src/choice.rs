@@ -15,12 +15,33 @@ use crate::schema::{Kind, Schema};
 pub(crate) const OPEN: &str = "Choice";
 
 /// A built-in component, or the name of a registered one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Choice<T> {
     /// A component of Trainyard.
     Builtin(T),
     /// A component that the program registers under this name.
     Custom(String),
+}
+
+/// Its name, as in messages to users.
+impl<T: fmt::Debug> fmt::Debug for Choice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Builtin(builtin) => builtin.fmt(f),
+            Choice::Custom(name) => f.write_str(name),
+        }
+    }
+}
+
+impl<T: DeserializeOwned> Choice<T> {
+    /// The component of this name.
+    pub fn named(name: &str) -> Choice<T> {
+        let text: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+        match T::deserialize(text) {
+            Ok(builtin) => Choice::Builtin(builtin),
+            Err(_) => Choice::Custom(name.to_owned()),
+        }
+    }
 }
 
 impl<T> Choice<T> {
@@ -82,11 +103,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for ByName<T> {
     fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<Self::Value, A::Error> {
         let (name, variant) = access.variant::<String>()?;
         variant.unit_variant()?;
-        let text: StrDeserializer<'_, serde::de::value::Error> = name.as_str().into_deserializer();
-        Ok(match T::deserialize(text) {
-            Ok(builtin) => Choice::Builtin(builtin),
-            Err(_) => Choice::Custom(name),
-        })
+        Ok(Choice::named(&name))
     }
 }
 

@@ -51,6 +51,14 @@ pub enum TrainError {
         /// The names of those that exist.
         registered: Vec<String>,
     },
+    /// Two components have one name.
+    #[error(
+        "two components are named {name:?}, in this program or in Trainyard: register one of them by another name"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
     /// Rank 0 could not find the checkpoint to resume from.
     #[error("cannot find the checkpoint to resume from: {0}")]
     ResumeSource(String),

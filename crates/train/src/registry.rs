@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use tch::Tensor;
-use trainyard_config::{Config, ConfigError, Names};
+use trainyard_config::{Choice, Config, ConfigError, Dataset, ModelName, Names, OptimizerName};
 use trainyard_data::Source;
 use trainyard_nn::{Builder, Model, Parameter};
 use trainyard_optim::Optimizer;
@@ -50,6 +50,8 @@ pub struct Registry {
     metric_sinks: Vec<Box<SinkFactory>>,
     /// What reads the keys of each component.
     keys: BTreeMap<String, Box<KeysCheck>>,
+    /// Names that two components have.
+    repeated: Vec<String>,
 }
 
 impl Registry {
@@ -158,8 +160,10 @@ impl Registry {
         with_all(names, "training.dataset", self.datasets.keys())
     }
 
-    /// Rejects names that are not registered, sections of no component, and keys that a component does not have.
+    /// Rejects components that no config could choose, names that are not registered, sections of no component, and keys
+    /// that a component does not have.
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
+        self.check_names()?;
         for section in config.custom.0.keys() {
             let Some(check) = self.keys.get(section) else {
                 let found = format!("[custom.{section}]");
@@ -181,6 +185,23 @@ impl Registry {
             return Err(self.unregistered(found, "schedule", self.lr_schedules.keys()));
         }
         Ok(())
+    }
+
+    /// Names must be unique, because they also name the sections of keys, and none may be Trainyard's own.
+    fn check_names(&self) -> Result<()> {
+        let is_builtin_model = |name: &&String| Choice::<ModelName>::named(name).custom().is_none();
+        let is_builtin_rule = |n: &&String| Choice::<OptimizerName>::named(n).custom().is_none();
+        let is_builtin_data = |name: &&String| Choice::<Dataset>::named(name).custom().is_none();
+        let mut taken = self.repeated.iter();
+        let taken = taken
+            .next()
+            .or_else(|| self.models.keys().find(is_builtin_model))
+            .or_else(|| self.optimizers.keys().find(is_builtin_rule))
+            .or_else(|| self.datasets.keys().find(is_builtin_data));
+        match taken {
+            Some(name) => Err(TrainError::NameTaken { name: name.clone() }),
+            None => Ok(()),
+        }
     }
 
     fn unregistered<'a>(
@@ -264,7 +285,9 @@ impl Registry {
         let read = move |config: &Config| config.custom_section::<K>(&section);
         let check = read.clone();
         let check = move |config: &Config| check(config).map(drop);
-        self.keys.insert(name.to_owned(), Box::new(check));
+        if self.keys.insert(name.to_owned(), Box::new(check)).is_some() {
+            self.repeated.push(name.to_owned());
+        }
         read
     }
 }
@@ -275,4 +298,44 @@ fn with_all<'a>(
     registered: impl Iterator<Item = &'a String>,
 ) -> Names {
     registered.fold(names, |names, name| names.with(key, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_schedule(registry: Registry, name: &str) -> Registry {
+        registry.lr_schedule(name, |_, _, _: &NoKeys| 1.0)
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let config = Config::default();
+        let one = with_schedule(Registry::builtin(), "flat");
+        one.check(&config).unwrap();
+        let error = with_schedule(one, "flat").check(&config).unwrap_err();
+        assert!(matches!(error, TrainError::NameTaken { name } if name == "flat"));
+
+        let build = |_: &Builder, _: NoKeys| -> trainyard_nn::Result<Rc<dyn Model>> {
+            Err(trainyard_nn::NnError::RepeatedUnit {
+                unit: String::new(),
+            })
+        };
+        let error = Registry::builtin().model("gpt2", build).check(&config);
+        assert!(matches!(error, Err(TrainError::NameTaken { name }) if name == "gpt2"));
+    }
+
+    #[test]
+    fn a_schedule_is_chosen_by_name() {
+        let mut config = Config::default();
+        config.lr_scheduler.name = Some("half".to_owned());
+        config.training.steps = 8;
+        let registry = Registry::builtin().lr_schedule("half", |step, num_steps, _: &NoKeys| {
+            step as f64 / num_steps as f64
+        });
+        registry.check(&config).unwrap();
+        let factor = registry.lr_factor(&config).unwrap().unwrap();
+        assert_eq!(factor(4), 0.5);
+        Registry::builtin().check(&config).unwrap_err();
+    }
 }
