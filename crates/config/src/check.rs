@@ -39,6 +39,7 @@ impl Config {
             self.check_length(sizes.max_position_embeddings)?;
         }
         self.check_sharing(&model)?;
+        self.check_loss(&model)?;
         self.check_experts(&model)?;
         within("debug.routing_skew", self.debug.routing_skew, 0.0, 1e6)?;
         self.check_documents()?;
@@ -47,6 +48,18 @@ impl Config {
         self.check_schedule()?;
         self.check_compression()?;
         self.check_sharding()
+    }
+
+    /// A registered loss gets the output of the model, of which tensor-parallel decoders have slices of the vocabulary.
+    fn check_loss(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        if self.training.loss.is_some() && self.num_tensor_ranks() > 1 && model.decoder().is_some()
+        {
+            return Err(ConfigError::not_built(
+                "training.loss with tensor-parallel decoders",
+                "parallelism.tensor_parallel_degree = 1",
+            ));
+        }
+        Ok(())
     }
 
     /// Validates settings that sharded states exclude.

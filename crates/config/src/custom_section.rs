@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::schema::Schema;
+use crate::schema::{Kind, Schema};
 use crate::suggest::hint_for_key;
 use crate::{Config, ConfigError, Location};
 
@@ -34,8 +34,8 @@ impl Config {
         let table = self.custom.0.get(name).cloned().unwrap_or_default();
         let path = format!("{CUSTOM}.{name}");
         let (schema, probed) = Schema::of::<T>(&path);
-        // A type that the schema cannot describe rejects unknown keys itself, if it does.
-        if probed.is_ok() {
+        // A type that the schema cannot describe, or that takes any keys, decides itself.
+        if probed.is_ok() && schema.kind(&path) != Some(Kind::Any) {
             check_keys(&schema, &path, &table)?;
         }
         T::deserialize(table).map_err(|error| ConfigError::Custom {
@@ -68,6 +68,8 @@ fn check_keys(schema: &Schema, path: &str, table: &Table) -> Result<(), ConfigEr
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
 
     #[derive(Debug, PartialEq, Deserialize)]
@@ -75,6 +77,8 @@ mod tests {
     struct Keys {
         width: u32,
         rates: Vec<f32>,
+        betas: [f64; 2],
+        depth: NonZeroUsize,
     }
 
     impl Default for Keys {
@@ -82,6 +86,8 @@ mod tests {
             Keys {
                 width: 8,
                 rates: Vec::new(),
+                betas: [0.9, 0.99],
+                depth: NonZeroUsize::MIN,
             }
         }
     }
@@ -101,6 +107,12 @@ mod tests {
         )
         .unwrap();
         assert_eq!(found.width, 4);
+        let text = "[custom.mine]\na = 1\nb = 2";
+        let any: BTreeMap<String, i64> = Config::parse(text, &[])
+            .unwrap()
+            .custom_section("mine")
+            .unwrap();
+        assert_eq!(any.len(), 2);
     }
 
     #[test]

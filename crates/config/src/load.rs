@@ -87,7 +87,7 @@ fn read(
     let mut document = Document::parse(text, file, names)?;
     document.check(schema)?;
     for (key, value) in overrides::parse(schema, names, arguments)? {
-        document.set(&key, value);
+        document.set(&key, value)?;
     }
     let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
         place: Location::File {
@@ -202,22 +202,26 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Applies an override. The schema knows its key, so it has a section.
-    fn set(&mut self, key: &str, value: Value) {
-        let Some((path, key)) = key.rsplit_once('.') else {
-            return;
+    /// Applies an override. The schema knows its key, unless it is one of a registered component.
+    fn set(&mut self, key: &str, value: Value) -> Result<(), ConfigError> {
+        let Some((path, name)) = key.rsplit_once('.') else {
+            return Ok(());
         };
         let mut table = &mut self.table;
-        for name in path.split('.') {
+        for part in path.split('.') {
             let inner = table
-                .entry(name)
+                .entry(part)
                 .or_insert_with(|| Value::Table(Table::new()));
             let Value::Table(inner) = inner else {
-                return;
+                return Err(ConfigError::Override {
+                    argument: format!("--{key}"),
+                    reason: format!("{part} is a value, not a section"),
+                });
             };
             table = inner;
         }
-        table.insert(key.to_owned(), value);
+        table.insert(name.to_owned(), value);
+        Ok(())
     }
 }
 

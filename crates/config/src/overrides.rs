@@ -46,12 +46,16 @@ fn split(argument: &str) -> Result<(&str, Option<&str>), ConfigError> {
 }
 
 fn lookup(schema: &Schema, flag: &str) -> Result<(String, Kind), ConfigError> {
-    let key = flag.replace('-', "_");
-    let custom = key
+    let custom = flag
         .strip_prefix(CUSTOM)
-        .and_then(|key| key.strip_prefix('.'));
+        .and_then(|flag| flag.strip_prefix('.'));
+    if let Some((name, key)) = custom.and_then(|custom| custom.split_once('.')) {
+        // The name is as it was registered.
+        let key = format!("{CUSTOM}.{name}.{}", key.replace('-', "_"));
+        return Ok((key, Kind::Any));
+    }
+    let key = flag.replace('-', "_");
     match schema.kind(&key) {
-        _ if custom.is_some_and(|key| key.contains('.')) => Ok((key, Kind::Any)),
         Some(kind) => Ok((key, kind)),
         None => Err(ConfigError::UnknownKey {
             place: Location::CommandLine,
@@ -65,7 +69,7 @@ fn lookup(schema: &Schema, flag: &str) -> Result<(String, Kind), ConfigError> {
 fn take_value(kind: Kind, following: &[String]) -> (Option<&str>, &[String]) {
     match following.split_first() {
         Some((next, left)) if !next.starts_with("--") => (Some(next), left),
-        _ if kind == Kind::Bool => (Some("true"), following),
+        _ if matches!(kind, Kind::Bool | Kind::Any) => (Some("true"), following),
         _ => (None, following),
     }
 }

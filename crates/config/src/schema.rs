@@ -7,7 +7,9 @@
 use std::sync::LazyLock;
 
 use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
 use serde::{Deserialize, forward_to_deserialize_any};
 use toml::Value;
 
@@ -166,16 +168,16 @@ impl<'de> Deserializer<'de> for Probe<'_> {
 
     note! {
         deserialize_bool: Kind::Bool => visit_bool(false);
-        deserialize_u64: Kind::Count => visit_u64(0);
-        deserialize_u8: Kind::Count => visit_u64(0);
-        deserialize_u16: Kind::Count => visit_u64(0);
-        deserialize_u32: Kind::Count => visit_u64(0);
-        deserialize_i8: Kind::Integer => visit_i64(0);
-        deserialize_i16: Kind::Integer => visit_i64(0);
-        deserialize_i32: Kind::Integer => visit_i64(0);
-        deserialize_i64: Kind::Integer => visit_i64(0);
-        deserialize_f32: Kind::Float => visit_f64(0.0);
-        deserialize_f64: Kind::Float => visit_f64(0.0);
+        deserialize_u64: Kind::Count => visit_u64(1);
+        deserialize_u8: Kind::Count => visit_u64(1);
+        deserialize_u16: Kind::Count => visit_u64(1);
+        deserialize_u32: Kind::Count => visit_u64(1);
+        deserialize_i8: Kind::Integer => visit_i64(1);
+        deserialize_i16: Kind::Integer => visit_i64(1);
+        deserialize_i32: Kind::Integer => visit_i64(1);
+        deserialize_i64: Kind::Integer => visit_i64(1);
+        deserialize_f32: Kind::Float => visit_f64(1.0);
+        deserialize_f64: Kind::Float => visit_f64(1.0);
         deserialize_string: Kind::Text => visit_str("");
     }
 
@@ -188,6 +190,19 @@ impl<'de> Deserializer<'de> for Probe<'_> {
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         self.note(Kind::Any);
         visitor.visit_map(MapDeserializer::new(std::iter::empty::<((), ())>()))
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Error> {
+        self.note(Kind::Any);
+        visitor.visit_seq(Elements { len })
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -231,7 +246,29 @@ impl<'de> Deserializer<'de> for Probe<'_> {
 
     forward_to_deserialize_any! {
         i128 u128 char str bytes byte_buf unit unit_struct
-        newtype_struct tuple tuple_struct identifier ignored_any
+        tuple_struct identifier ignored_any
+    }
+}
+
+/// The elements of a tuple, which are not recorded.
+struct Elements {
+    len: usize,
+}
+
+impl<'de> SeqAccess<'de> for Elements {
+    type Error = Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Error> {
+        if self.len == 0 {
+            return Ok(None);
+        }
+        self.len -= 1;
+        let schema = &mut Schema::default();
+        let path = String::new();
+        seed.deserialize(Probe { path, schema }).map(Some)
     }
 }
 

@@ -43,8 +43,10 @@ impl Config {
             training.seq_len = training.seq_len.min(short);
         }
         training.steps = training.steps.min(5);
-        training.dataset = Dataset::Synthetic.into();
-        training.dataset_path = None;
+        if training.dataset.custom().is_none() {
+            training.dataset = Dataset::Synthetic.into();
+            training.dataset_path = None;
+        }
 
         let steps = small.training.steps;
         small.lr_scheduler.warmup_steps = match small.lr_scheduler.decay_ratio {

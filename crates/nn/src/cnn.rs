@@ -36,6 +36,11 @@ impl Model for SimpleCnn {
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
         cross_entropy_sum(output, targets)
     }
+
+    /// No layer communicates.
+    fn layer_comm_bytes(&self, _num_tokens: u64) -> Option<u64> {
+        Some(0)
+    }
 }
 
 /// A convolution with ReLU.

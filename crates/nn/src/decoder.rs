@@ -107,8 +107,8 @@ impl Model for Decoder {
         self.tp.cross_entropy_sum(output, targets, self.vocab_size)
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
-        self.comm_volume.sent(num_tokens)
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
+        Some(self.comm_volume.sent(num_tokens))
     }
 }
 

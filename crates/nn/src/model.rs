@@ -16,9 +16,9 @@ pub trait Model: Module {
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
     /// The bytes that tensor- and context-parallel layers send in one forward and backward pass over a batch of
-    /// `num_tokens`, summed over the ranks that work on that batch, from a closed formula.
-    fn layer_comm_bytes(&self, _num_tokens: u64) -> u64 {
-        0
+    /// `num_tokens`, summed over the ranks that work on that batch, from a closed formula; `None` if there is none.
+    fn layer_comm_bytes(&self, _num_tokens: u64) -> Option<u64> {
+        None
     }
 }
 
@@ -31,7 +31,7 @@ impl<M: Model + ?Sized> Model for Rc<M> {
         (**self).loss(output, targets)
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
         (**self).layer_comm_bytes(num_tokens)
     }
 }
@@ -45,7 +45,7 @@ impl<M: Model + ?Sized> Model for Box<M> {
         (**self).loss(output, targets)
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
         (**self).layer_comm_bytes(num_tokens)
     }
 }

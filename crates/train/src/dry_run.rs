@@ -191,7 +191,7 @@ fn allocated_states(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
     StateBytes {
         parameters: of(MemoryKind::Parameter),
         gradients: of(MemoryKind::Gradient),
-        optimizer: of(MemoryKind::Optimizer) - 4 * counters.count() as u64,
+        optimizer: of(MemoryKind::Optimizer).saturating_sub(4 * counters.count() as u64),
     }
 }
 
@@ -221,15 +221,14 @@ pub(crate) fn peak_with_plan(spec: &TrainSpec, mesh: Mesh, plan: &RecomputePlan)
 
 /// The micro-batches of a step, uninitialized.
 fn empty_batches(spec: &TrainSpec, trainer: &Trainer, device: Device) -> Result<Vec<Batch>> {
-    let batching = trainer.batching();
+    let (batching, layout) = (trainer.batching(), SampleLayout::of(spec)?);
     (0..batching.num_microbatches)
-        .map(|_| empty_batch(spec, batching.local, device))
+        .map(|_| empty_batch(&layout, batching.local, device))
         .collect()
 }
 
 /// An uninitialized micro-batch with `rows` samples.
-fn empty_batch(spec: &TrainSpec, rows: usize, device: Device) -> Result<Batch> {
-    let layout = SampleLayout::of(spec)?;
+fn empty_batch(layout: &SampleLayout, rows: usize, device: Device) -> Result<Batch> {
     let empty = |(shape, kind): &(Vec<usize>, Kind)| {
         let shape: Vec<usize> = std::iter::once(rows).chain(shape.iter().copied()).collect();
         device.empty(&shape, *kind)

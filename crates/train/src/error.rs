@@ -51,6 +51,12 @@ pub enum TrainError {
         /// The names of those that exist.
         registered: Vec<String>,
     },
+    /// The planner has not chosen degrees.
+    #[error(
+        "parallelism = \"auto\" is planned by the command `trainyard`: use that, with TRAINYARD_ENGINE set to this program, \
+         or set the degrees"
+    )]
+    NotPlanned,
     /// Two components have one name.
     #[error(
         "two components are named {name:?}, in this program or in Trainyard: register one of them by another name"
@@ -208,6 +214,12 @@ pub enum TrainError {
     )]
     NotSaved {
         /// The last step of the job.
+        step: u64,
+    },
+    /// A checkpoint could not be saved to storage.
+    #[error("the checkpoint of step {step} was not saved; the rank that failed logs why")]
+    StepNotSaved {
+        /// The step.
         step: u64,
     },
     /// The loss or the gradients of a step cannot be used, and the job may not go on without it.

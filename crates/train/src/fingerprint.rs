@@ -5,7 +5,8 @@ use trainyard_config::Config;
 
 use crate::error::{Result, TrainError};
 
-/// A digest of what a job trains: the model, the data, the optimizer and the seed. The mesh, the batch sizes and the
+/// A digest of what a job trains: the model, the data, the loss, the optimizer, the keys of components of the user's own, and
+/// the seed. The mesh, the batch sizes and the
 /// schedule may change within a job.
 pub(crate) fn fingerprint(config: &Config) -> Result<String> {
     let training = &config.training;
@@ -14,7 +15,9 @@ pub(crate) fn fingerprint(config: &Config) -> Result<String> {
         "dataset": training.dataset,
         "dataset_path": training.dataset_path,
         "seq_len": training.seq_len,
+        "loss": training.loss,
         "optimizer": config.optimizer.name,
+        "custom": config.custom,
         "seed": config.debug.seed,
     });
     let text = serde_json::to_vec(&identity).map_err(|e| TrainError::Peers(e.to_string()))?;

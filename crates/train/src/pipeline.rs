@@ -129,20 +129,43 @@ fn splits(spec: &TrainSpec, model: &dyn Model, num_stages: usize) -> Result<Vec<
     let Some(blocks) = spec.parallelism.split_points()? else {
         return Ok(partition_balanced(&costs(spec, model)?, num_stages)?);
     };
-    // The embedding is the first unit; transformer blocks follow.
-    let begins = blocks.iter().map(|block| block + 1);
-    let ends: Vec<usize> = begins.chain([model.units().len()]).collect();
+    let begins = blocks.iter().map(|&block| unit_of_block(model, block));
+    let begins = begins.collect::<Result<Vec<_>>>()?;
+    let ends: Vec<usize> = begins.into_iter().chain([model.units().len()]).collect();
+    if ends.len() != num_stages || !ends.is_sorted() {
+        return Err(TrainError::Schedule(format!(
+            "parallelism.pipeline_parallel_split_points must name the first blocks of {} stages, in order",
+            num_stages - 1
+        )));
+    }
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(starts.zip(&ends).map(|(start, &end)| start..end).collect())
 }
 
+/// The unit with the name of a block, such as `layers.2`.
+fn unit_of_block(model: &dyn Model, block: usize) -> Result<usize> {
+    let units = model.units();
+    let is_block = |unit: &&dyn Unit| {
+        let number = unit.name().rsplit('.').next();
+        number.and_then(|number| number.parse().ok()) == Some(block)
+    };
+    units.iter().position(is_block).ok_or_else(|| {
+        let names: Vec<&str> = units.iter().map(|unit| unit.name()).collect();
+        TrainError::Schedule(format!(
+            "parallelism.pipeline_parallel_split_points names block {block}, but the units of the model are {}",
+            names.join(", ")
+        ))
+    })
+}
+
 /// The approximate cost of each unit, in multiplications per token.
 fn costs(spec: &TrainSpec, model: &dyn Model) -> Result<Vec<f64>> {
-    let attention = match spec.model.resolve()?.decoder() {
-        Some(sizes) => (sizes.query_width() * spec.training.seq_len) as f64,
-        None => 0.0,
-    };
     let units = model.units();
+    let model_spec = spec.model.resolve()?;
+    let Some(sizes) = model_spec.decoder() else {
+        return Ok(units.iter().map(|unit| used_parameters(*unit)).collect());
+    };
+    let attention = (sizes.query_width() * spec.training.seq_len) as f64;
     let last = units.len().saturating_sub(1);
     let cost = |(index, unit): (usize, &&dyn Unit)| match index {
         // An embedding lookup has no multiplications.

@@ -65,40 +65,42 @@ impl Registry {
     pub fn model<K: DeserializeOwned + 'static, M: Model + 'static>(
         mut self,
         name: &str,
-        build: impl Fn(&Builder, K) -> trainyard_nn::Result<M> + 'static,
+        build: impl Fn(&Builder, &Config, K) -> trainyard_nn::Result<M> + 'static,
     ) -> Registry {
         let keys = self.keys_of(name);
         let build = move |config: &Config, builder: &Builder| -> Result<Box<dyn Model>> {
-            Ok(Box::new(build(builder, keys(config)?)?))
+            Ok(Box::new(build(builder, config, keys(config)?)?))
         };
         self.models.insert(name.to_owned(), Box::new(build));
         self
     }
 
-    /// An optimizer, for `optimizer.name`. Its parameters may be shards.
+    /// An optimizer, for `optimizer.name`. Its parameters may be shards. Of the keys in `[optimizer]`, only `lr` has an
+    /// effect of its own.
     pub fn optimizer<K: DeserializeOwned + 'static, O: Optimizer + 'static>(
         mut self,
         name: &str,
-        build: impl Fn(Vec<Parameter>, &World, K) -> Result<O> + 'static,
+        build: impl Fn(Vec<Parameter>, &World, &Config, K) -> Result<O> + 'static,
     ) -> Registry {
         let keys = self.keys_of(name);
         let build = move |config: &Config, parameters, world: &World| {
-            let optimizer: Box<dyn Optimizer> = Box::new(build(parameters, world, keys(config)?)?);
+            let optimizer: Box<dyn Optimizer> =
+                Box::new(build(parameters, world, config, keys(config)?)?);
             Ok(optimizer)
         };
         self.optimizers.insert(name.to_owned(), Box::new(build));
         self
     }
 
-    /// A dataset, for `training.dataset` and `validation.dataset`.
+    /// A dataset, for `training.dataset` and `validation.dataset`; the config has their paths.
     pub fn dataset<K: DeserializeOwned + 'static, S: Source + 'static>(
         mut self,
         name: &str,
-        open: impl Fn(Phase, K) -> Result<S> + 'static,
+        open: impl Fn(Phase, &Config, K) -> Result<S> + 'static,
     ) -> Registry {
         let keys = self.keys_of(name);
         let open = move |config: &Config, phase| {
-            let source: Arc<dyn Source> = Arc::new(open(phase, keys(config)?)?);
+            let source: Arc<dyn Source> = Arc::new(open(phase, config, keys(config)?)?);
             Ok(source)
         };
         self.datasets.insert(name.to_owned(), Box::new(open));
@@ -160,8 +162,8 @@ impl Registry {
         with_all(names, "training.dataset", self.datasets.keys())
     }
 
-    /// Rejects components that no config could choose, names that are not registered, sections of no component, and keys
-    /// that a component does not have.
+    /// Rejects components that no config could choose, losses and schedules that are not registered, sections of no
+    /// component, and keys that a component does not have. [`names`](Self::names) has the other components.
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         self.check_names()?;
         for section in config.custom.0.keys() {
@@ -316,7 +318,7 @@ mod tests {
         let error = with_schedule(one, "flat").check(&config).unwrap_err();
         assert!(matches!(error, TrainError::NameTaken { name } if name == "flat"));
 
-        let build = |_: &Builder, _: NoKeys| -> trainyard_nn::Result<Rc<dyn Model>> {
+        let build = |_: &Builder, _: &Config, _: NoKeys| -> trainyard_nn::Result<Rc<dyn Model>> {
             Err(trainyard_nn::NnError::RepeatedUnit {
                 unit: String::new(),
             })

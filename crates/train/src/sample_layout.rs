@@ -5,7 +5,7 @@ use trainyard_config::ModelSpec;
 use trainyard_data::{IMAGE_SIDE, Values};
 
 use crate::build::{self, Phase};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::train_spec::TrainSpec;
 
 /// What a model reads, in the type in which it computes, and what its loss compares with.
@@ -41,6 +41,18 @@ impl SampleLayout {
                 }
             }
         })
+    }
+
+    /// Context parallelism divides the positions of inputs and targets, which must be their first dimension.
+    pub(crate) fn check_positions(&self, num_ranks: usize) -> Result<()> {
+        let (inputs, targets) = (&self.inputs.0, &self.targets.0);
+        if num_ranks == 1 || !targets.is_empty() && inputs.first() == targets.first() {
+            return Ok(());
+        }
+        Err(TrainError::Dataset(format!(
+            "context parallelism divides the positions of a sequence, but samples have inputs of shape {inputs:?} and \
+             targets of shape {targets:?}: use parallelism.context_parallel_degree = 1"
+        )))
     }
 
     /// Targets per sample.

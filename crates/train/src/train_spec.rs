@@ -8,7 +8,7 @@ use tch::Tensor;
 use trainyard_config::Config;
 use trainyard_nn::{Model, Module, Parameter, Unit};
 
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::registry::{LossFn, Registry};
 
 /// A config, with the components that a program registers. It can be used as the config that it has.
@@ -22,6 +22,9 @@ impl TrainSpec {
     /// A config that names components of `registry`.
     pub fn new(config: Config, registry: &Rc<Registry>) -> Result<TrainSpec> {
         registry.check(&config)?;
+        if config.parallelism.auto {
+            return Err(TrainError::NotPlanned);
+        }
         Ok(TrainSpec {
             config,
             registry: Rc::clone(registry),
@@ -91,7 +94,7 @@ impl Model for WithLoss {
         (self.loss)(output, targets)
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
         self.model.layer_comm_bytes(num_tokens)
     }
 }

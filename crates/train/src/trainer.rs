@@ -170,6 +170,8 @@ impl Trainer {
         world: &World,
         model: Box<dyn Strategy>,
     ) -> Result<Trainer> {
+        let layout = SampleLayout::of(spec)?;
+        layout.check_positions(world.mesh().size(Axis::Cp))?;
         let data_group = world.group(data_axes())?;
         let batching = spec.batching(data_group.size())?;
         let parameters: Vec<Parameter> = model.parameters();
@@ -190,7 +192,7 @@ impl Trainer {
             replicas: ReplicaDigests::new(&parameters, world)?,
             is_offloaded: spec.parallelism.offload != Offload::None,
             world_group: world.world_group()?,
-            nominal_targets: (batching.global * SampleLayout::of(spec)?.num_targets()) as f64,
+            nominal_targets: (batching.global * layout.num_targets()) as f64,
             compute_kind: build::kind(spec.training.compute_dtype()),
             is_dry_run: world.is_fake(),
             is_gpu: world.device().is_cuda(),

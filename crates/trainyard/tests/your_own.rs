@@ -96,6 +96,8 @@ fn verify() {
     let piped = [
         "--parallelism.data_parallel_replicate_degree=1",
         "--parallelism.pipeline_parallel_degree=2",
+        "--parallelism.pipeline_parallel_split_points=layers.1",
+        "--shrink",
     ];
     for keys in [
         Vec::new(),
@@ -117,6 +119,21 @@ fn dry_run() {
     let expected = 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2;
     assert_eq!(found["num_parameters"], expected);
     assert_eq!(found["states"], found["states_by_formula"]);
+
+    // Points have no positions to divide.
+    let args = [
+        "dry-run",
+        CONFIG,
+        "--world",
+        "2",
+        "--parallelism.context_parallel_degree=2",
+    ];
+    let output = run(&args.map(String::from));
+    assert!(
+        text(&output).contains("context parallelism divides"),
+        "{}",
+        text(&output)
+    );
 }
 
 fn rejections() {
@@ -127,6 +144,8 @@ fn rejections() {
         ("--training.loss=hinge", "training.loss = \"hinge\""),
         ("--lr_scheduler.name=wave", "lr_scheduler.name = \"wave\""),
         ("--model.hidden_size=3", "[custom.mlp]"),
+        ("--custom.mlp.width.x=3", "width is a value, not a section"),
+        ("--parallelism.auto=true", "TRAINYARD_ENGINE"),
     ] {
         let output = run(&[CONFIG, key].map(String::from));
         assert!(!output.status.success(), "{key}");

@@ -10,13 +10,13 @@ use trainyard::data::{Array, DataError, Sample, Source};
 use trainyard::nn::layers::Linear;
 use trainyard::nn::{Result, cross_entropy_sum};
 use trainyard::train::build::Phase;
-use trainyard::{Builder, Context, Init, Model, Module, Registry, Tensor, Unit};
+use trainyard::{Builder, Config, Context, Init, Model, Module, Registry, Tensor, Unit};
 
 fn main() -> ExitCode {
-    let spirals = |phase, keys| Ok(Spirals { phase, keys });
+    let spirals = |phase, _: &Config, keys| Ok(Spirals { phase, keys });
     trainyard::train_main(
         Registry::builtin()
-            .model("mlp", |builder, keys| Mlp::build(builder, &keys))
+            .model("mlp", |builder, _, keys| Mlp::build(builder, &keys))
             .dataset("spirals", spirals),
     )
 }

@@ -59,6 +59,17 @@ impl LrSchedulerSection {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let alone = LrSchedulerSection {
+            name: self.name.clone(),
+            linear_scaling_base_batch: self.linear_scaling_base_batch,
+            ..LrSchedulerSection::default()
+        };
+        if self.name.is_some() && *self != alone {
+            return Err(ConfigError::contradiction(
+                "lr_scheduler.name replaces warm-up and decay, but keys of these are set",
+                "remove them, or remove lr_scheduler.name",
+            ));
+        }
         within("lr_scheduler.min_lr_factor", self.min_lr_factor, 0.0, 1.0)?;
         if let Some(ratio) = self.decay_ratio {
             within("lr_scheduler.decay_ratio", ratio, 0.0, 1.0)?;

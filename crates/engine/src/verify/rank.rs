@@ -133,7 +133,9 @@ pub fn run(
         payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,
         parameter_formula: steps * volume.parameters,
-        activation_formula: runs_once.then_some(steps * layer_comm_bytes),
+        activation_formula: layer_comm_bytes
+            .filter(|_| runs_once)
+            .map(|bytes| steps * bytes),
     };
     let path = report_file(out, world.rank());
     let text = serde_json::to_string(&report).unwrap_or_default();

@@ -247,9 +247,9 @@ impl Model for Pipeline {
         }
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
-        let layers = self.stages.first();
-        let within = layers.map_or(0, |(_, s)| s.layer_comm_bytes(num_tokens));
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
+        let (_, stage) = self.stages.first()?;
+        let within = stage.layer_comm_bytes(num_tokens)?;
         let pairs = self
             .schedule
             .stage_to_rank
@@ -257,9 +257,7 @@ impl Model for Pipeline {
             .zip(&self.activations);
         let between = pairs.filter(|(pair, _)| pair[0] != pair[1]);
         // Activations forward, their gradients backward.
-        within
-            + between
-                .map(|(_, activation)| 2 * activation.sent(num_tokens))
-                .sum::<u64>()
+        let between = between.map(|(_, activation)| 2 * activation.sent(num_tokens));
+        Some(within + between.sum::<u64>())
     }
 }

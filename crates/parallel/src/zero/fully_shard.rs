@@ -330,7 +330,7 @@ impl<M: Model> Model for FullyShard<M> {
         self.model.loss(output, targets)
     }
 
-    fn layer_comm_bytes(&self, num_tokens: u64) -> u64 {
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
         self.model.layer_comm_bytes(num_tokens)
     }
 }

@@ -1,13 +1,17 @@
 //! Checkpoints of a training loop of one's own: a wrapped model and its optimizer in a folder.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use trainyard_checkpoint::{Checkpoint, TrainState, store};
+use tch::Tensor;
+use trainyard_checkpoint::{Checkpoint, TrainState, step_dir, store};
 use trainyard_optim::Optimizer;
 use trainyard_parallel::Strategy;
-use trainyard_torch::World;
+use trainyard_torch::{ReduceOp, World};
+use trainyard_trace::Purpose;
 
-use super::load::{latest, load_model};
+use super::load::{agree_on_load, load_model};
+use super::resume::{ResumeSource, SearchRange, find_resume_source};
 use super::save::{Destination, Saver};
 use crate::error::{Result, TrainError};
 
@@ -51,17 +55,23 @@ pub fn save(
         extra_state: serde_json::Value::Null,
     };
     let mut saver = Saver::new(world)?;
-    saver.save_model(model, optimizer, world, state, &[destination])?;
-    // All ranks return only when the checkpoint is complete, or has failed.
-    world.world_group()?.barrier()?.wait()?;
-    if saver.has_failed(step) {
-        return Err(TrainError::NotSaved { step });
+    let saved = saver.save_model(model, optimizer, world, state, &[destination]);
+    // A rank knows only whether it has written its own shards, and rank 0 whether the checkpoint is complete.
+    let has_failed = saved.is_err() || saver.has_failed(step);
+    let failures = Tensor::from_slice(&[i64::from(has_failed)]);
+    let group = world.world_group()?;
+    group
+        .all_reduce(&failures, ReduceOp::Max, Purpose::State)?
+        .wait()?;
+    saved?;
+    match failures.f_int64_value(&[0])? {
+        0 => Ok(()),
+        _ => Err(TrainError::StepNotSaved { step }),
     }
-    Ok(())
 }
 
-/// Loads the newest complete checkpoint of a folder into a model and its optimizer. Returns its step; `None` if there is
-/// none. This is a collective call.
+/// Loads the newest checkpoint of a folder that all ranks can read into a model and its optimizer. Returns its step;
+/// `None` if there is none. This is a collective call.
 pub fn load(
     folder: impl AsRef<Path>,
     world: &World,
@@ -69,10 +79,21 @@ pub fn load(
     optimizer: &mut impl Optimizer,
 ) -> Result<Option<u64>> {
     let store = store::open(folder.as_ref())?;
-    let Some(newest) = latest(&*store, world)? else {
-        return Ok(None);
-    };
-    let checkpoint = Checkpoint::open(store, &newest)?;
-    load_model(&checkpoint, &model.parameters(), optimizer, world)?;
-    Ok(checkpoint.state().map(|state| state.step))
+    let mut range = SearchRange::default();
+    loop {
+        let step = match find_resume_source(Some(&*store), None, range, world)? {
+            ResumeSource::Storage(step) => step,
+            _ if range.is_whole() => return Ok(None),
+            _ => return Err(TrainError::NoWholeCheckpoint),
+        };
+        range.storage = step;
+        let opened = Checkpoint::open(Arc::clone(&store), &step_dir(step));
+        let loaded = opened.map_err(TrainError::from).and_then(|checkpoint| {
+            load_model(&checkpoint, &model.parameters(), optimizer, world)?;
+            Ok(checkpoint)
+        });
+        if agree_on_load(loaded, world)?.is_some() {
+            return Ok(Some(step));
+        }
+    }
 }

@@ -72,8 +72,11 @@ fn differences(
         let training = &config.training;
         let path = training.dataset_path.as_deref();
         let path = path.map_or("none".into(), |path| path.display().to_string());
+        let name = training.dataset.custom().unwrap_or_default();
+        let keys = config.custom.0.get(name);
+        let keys = keys.map_or(String::new(), |keys| format!(", keys {keys:?}"));
         format!(
-            "{:?} at {path} with seq_len {}",
+            "{:?} at {path} with seq_len {}{keys}",
             training.dataset, training.seq_len
         )
     };
