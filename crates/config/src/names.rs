@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use crate::schema::Kind;
+use crate::schema::{Kind, Schema};
 
 /// Which names a config may use.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,11 @@ impl Names {
     pub fn with(mut self, key: &'static str, name: impl Into<String>) -> Names {
         self.registered.push((key, name.into()));
         self
+    }
+
+    /// Whether programs may register values of a key.
+    pub fn may_register(key: &str) -> bool {
+        matches!(Schema::get().kind(key), Some(Kind::Open(_)))
     }
 
     /// Whether a value is valid for a key of this type.

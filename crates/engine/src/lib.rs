@@ -6,20 +6,22 @@
 //! job, does not load libtorch.
 
 mod command;
+mod configs;
 mod error;
 mod matmuls;
 mod measure;
 mod ranks;
 mod verify;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use trainyard_train::Registry;
 
 use crate::command::Command;
+use crate::configs::Configs;
 
 /// Train, dry-run, verify and benchmark models
 ///
@@ -52,7 +54,11 @@ pub fn main(registry: Registry) -> ExitCode {
     let args = with_command(std::env::args_os().collect());
     let (args, overrides) = trainyard_config::split_overrides(args);
     let command = Cli::parse_from(args).command;
-    match command.execute(&overrides, &Rc::new(registry)) {
+    let configs = Configs {
+        overrides,
+        registry: Rc::new(registry),
+    };
+    match command.execute(&configs) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -63,8 +69,7 @@ pub fn main(registry: Registry) -> ExitCode {
 
 /// Inserts `train` before an argument that is a config file instead of a command.
 fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
-    let is_command = |name: &OsStr| Cli::command().find_subcommand(name).is_some();
-    let is_config = |arg: &OsString| arg.to_string_lossy().ends_with(".toml") && !is_command(arg);
+    let is_config = |arg: &OsString| arg.to_string_lossy().ends_with(".toml");
     if args.get(1).is_some_and(is_config) {
         args.insert(1, "train".into());
     }
@@ -73,6 +78,8 @@ fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]

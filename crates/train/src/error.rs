@@ -40,14 +40,12 @@ pub enum TrainError {
     Checkpoint(#[from] CheckpointError),
     /// The config names a component that the program does not register.
     #[error(
-        "{found} names no {what} of this program, which {}",
+        "{found} names no such component of this program, which {}",
         registers(registered)
     )]
     Unregistered {
         /// The setting or section.
         found: String,
-        /// What it should name.
-        what: &'static str,
         /// The names of those that exist.
         registered: Vec<String>,
     },

@@ -169,22 +169,15 @@ impl Registry {
         for section in config.custom.0.keys() {
             let Some(check) = self.keys.get(section) else {
                 let found = format!("[custom.{section}]");
-                return Err(self.unregistered(found, "component", self.keys.keys()));
+                return Err(unregistered(found, &self.keys));
             };
             check(config)?;
         }
-        let chosen = |name: &Option<String>| name.clone().unwrap_or_default();
-        let (loss, schedule) = (&config.training.loss, &config.lr_scheduler.name);
-        if loss.as_ref().is_some_and(|n| !self.losses.contains_key(n)) {
-            let found = format!("training.loss = {:?}", chosen(loss));
-            return Err(self.unregistered(found, "loss", self.losses.keys()));
+        if let Some(name) = &config.training.loss {
+            get(&self.losses, "training.loss", name)?;
         }
-        if schedule
-            .as_ref()
-            .is_some_and(|n| !self.lr_schedules.contains_key(n))
-        {
-            let found = format!("lr_scheduler.name = {:?}", chosen(schedule));
-            return Err(self.unregistered(found, "schedule", self.lr_schedules.keys()));
+        if let Some(name) = &config.lr_scheduler.name {
+            get(&self.lr_schedules, "lr_scheduler.name", name)?;
         }
         Ok(())
     }
@@ -206,26 +199,13 @@ impl Registry {
         }
     }
 
-    fn unregistered<'a>(
-        &self,
-        found: String,
-        what: &'static str,
-        registered: impl Iterator<Item = &'a String>,
-    ) -> TrainError {
-        TrainError::Unregistered {
-            found,
-            what,
-            registered: registered.cloned().collect(),
-        }
-    }
-
     pub(crate) fn build_model(
         &self,
         name: &str,
         config: &Config,
         builder: &Builder,
     ) -> Result<Box<dyn Model>> {
-        self.get(&self.models, "model.name", name)?(config, builder)
+        get(&self.models, "model.name", name)?(config, builder)
     }
 
     pub(crate) fn build_optimizer(
@@ -235,7 +215,7 @@ impl Registry {
         parameters: Vec<Parameter>,
         world: &World,
     ) -> Result<Box<dyn Optimizer>> {
-        self.get(&self.optimizers, "optimizer.name", name)?(config, parameters, world)
+        get(&self.optimizers, "optimizer.name", name)?(config, parameters, world)
     }
 
     pub(crate) fn open_dataset(
@@ -244,38 +224,23 @@ impl Registry {
         config: &Config,
         phase: Phase,
     ) -> Result<Arc<dyn Source>> {
-        self.get(&self.datasets, "training.dataset", name)?(config, phase)
+        get(&self.datasets, "training.dataset", name)?(config, phase)
     }
 
     /// The loss of `training.loss`; none if the model's own is used.
     pub(crate) fn build_loss(&self, config: &Config) -> Result<Option<LossFn>> {
-        let build = |name: &String| self.get(&self.losses, "training.loss", name)?(config);
+        let build = |name: &String| get(&self.losses, "training.loss", name)?(config);
         config.training.loss.as_ref().map(build).transpose()
     }
 
     /// The factor of every step by `lr_scheduler.name`; none without a registered schedule.
     pub(crate) fn lr_factor(&self, config: &Config) -> Result<Option<LrFn>> {
-        let build =
-            |name: &String| self.get(&self.lr_schedules, "lr_scheduler.name", name)?(config);
+        let build = |name: &String| get(&self.lr_schedules, "lr_scheduler.name", name)?(config);
         config.lr_scheduler.name.as_ref().map(build).transpose()
     }
 
     pub(crate) fn open_sinks(&self, config: &Config) -> Result<Vec<Box<dyn MetricSink>>> {
         self.metric_sinks.iter().map(|open| open(config)).collect()
-    }
-
-    fn get<'a, T: ?Sized>(
-        &self,
-        components: &'a BTreeMap<String, Box<T>>,
-        key: &str,
-        name: &str,
-    ) -> Result<&'a T> {
-        components
-            .get(name)
-            .map(|factory| &**factory)
-            .ok_or_else(|| {
-                self.unregistered(format!("{key} = {name:?}"), "component", components.keys())
-            })
     }
 
     /// Reads the keys of a component, and lets [`check`](Self::check) do so before the job starts.
@@ -291,6 +256,22 @@ impl Registry {
             self.repeated.push(name.to_owned());
         }
         read
+    }
+}
+
+fn get<'a, T: ?Sized>(
+    components: &'a BTreeMap<String, Box<T>>,
+    key: &str,
+    name: &str,
+) -> Result<&'a T> {
+    let component = components.get(name).map(|factory| &**factory);
+    component.ok_or_else(|| unregistered(format!("{key} = {name:?}"), components))
+}
+
+fn unregistered<T>(found: String, components: &BTreeMap<String, T>) -> TrainError {
+    TrainError::Unregistered {
+        found,
+        registered: components.keys().cloned().collect(),
     }
 }
 

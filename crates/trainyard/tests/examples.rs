@@ -105,12 +105,7 @@ fn checkpoint() {
         .args([folder.path()])
         .console(Console::Silent)
         .log_dir(logs.path());
-    let outcome = launch(&job).unwrap();
-    assert!(
-        outcome.is_success(),
-        "{}",
-        outcome.report().unwrap_or_default()
-    );
+    finish(&job);
     let on_two = losses(&stdout(logs.path(), 0));
     assert_eq!(on_two.len(), 20);
     std::fs::remove_dir_all(folder.path().join("step-20")).unwrap();
@@ -165,14 +160,19 @@ fn on_ranks(example: &str, num_ranks: usize) -> Vec<f64> {
     let job = Job::new(program(example), num_ranks)
         .console(Console::Silent)
         .log_dir(logs.path());
-    let outcome = launch(&job).unwrap();
+    finish(&job);
+    let of_rank = |rank| losses(&stdout(logs.path(), rank));
+    (0..num_ranks).flat_map(of_rank).collect()
+}
+
+/// Runs a job, which must succeed.
+fn finish(job: &Job) {
+    let outcome = launch(job).unwrap();
     assert!(
         outcome.is_success(),
         "{}",
         outcome.report().unwrap_or_default()
     );
-    let of_rank = |rank| losses(&stdout(logs.path(), rank));
-    (0..num_ranks).flat_map(of_rank).collect()
 }
 
 fn stdout(logs: &Path, rank: usize) -> String {

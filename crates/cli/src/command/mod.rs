@@ -77,14 +77,6 @@ impl Command {
     }
 }
 
-/// The keys whose values a program may register.
-const OPEN_KEYS: [&str; 4] = [
-    "model.name",
-    "optimizer.name",
-    "training.dataset",
-    "validation.dataset",
-];
-
 /// The config file argument.
 #[derive(Debug, Args)]
 struct ConfigFile {
@@ -107,7 +99,7 @@ impl ConfigFile {
             Names::builtin()
         };
         Config::load_with(&self.config, overrides, &names).map_err(|error| match error {
-            ConfigError::Value { ref key, .. } if OPEN_KEYS.contains(&key.as_str()) => {
+            ConfigError::Value { ref key, .. } if Names::may_register(key) => {
                 Failure::new(error).hint(
                     "a component of your own is known to your program only: run that, or set TRAINYARD_ENGINE to it",
                 )

@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::rc::Rc;
 
 use clap::ValueEnum;
 use trainyard_train::dry_run::{AllocatorPeak, allocator_peak};
-use trainyard_train::{Registry, TrainSpec};
 
+use crate::configs::Configs;
 use crate::error::{EngineError, Result};
 
 /// Settings of the caching allocator.
@@ -53,12 +52,8 @@ pub struct Arguments {
 }
 
 /// Measures the allocator of this process and prints the result as JSON.
-pub fn execute(
-    arguments: Arguments,
-    overrides: &[String],
-    registry: &Rc<Registry>,
-) -> Result<ExitCode> {
-    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
+    let spec = configs.load(&arguments.config)?;
     let peak = allocator_peak(&spec, arguments.world, arguments.rank)?;
     println!("{}", serde_json::to_string(&peak).unwrap_or_default());
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -14,8 +13,9 @@ use trainyard_mesh::{Axis, Mesh};
 use trainyard_nn::Device;
 use trainyard_torch::{Backend, Group, Rendezvous, World, operators};
 use trainyard_trace::{Calls, Ledger, Operator, calls};
-use trainyard_train::{Registry, TrainSpec, Trainer, build};
+use trainyard_train::{TrainSpec, Trainer, build};
 
+use crate::configs::Configs;
 use crate::error::Result;
 use crate::ranks::{join_mesh, run_locally};
 
@@ -62,16 +62,12 @@ pub fn execute(arguments: Arguments, overrides: &[String]) -> Result<ExitCode> {
 }
 
 /// Measures on this rank, at the same time as the other ranks.
-pub fn execute_rank(
-    arguments: RankArguments,
-    overrides: &[String],
-    registry: &Rc<Registry>,
-) -> Result<ExitCode> {
+pub fn execute_rank(arguments: RankArguments, configs: &Configs) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(300))?;
     let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
     let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
     let world_group = world.world_group()?;
-    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+    let spec = configs.load(&arguments.config)?;
     let sizes = sizes(&spec).into_iter();
     let sizes = sizes.map(|size| BenchCase::new(&spec, size, at.rank));
     let mut cases = sizes.collect::<Result<Vec<_>>>()?;

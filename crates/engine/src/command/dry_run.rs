@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use serde::Serialize;
 use trainyard_train::dry_run::{AllocatorPeak, DryRun, dry_run};
-use trainyard_train::{Registry, TrainSpec};
 
 use super::allocator::{self, Allocator};
+use crate::configs::Configs;
 use crate::error::Result;
 
 /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
@@ -41,15 +40,11 @@ struct Results<'a> {
 }
 
 /// Simulates one step and prints the results.
-pub fn execute(
-    arguments: Arguments,
-    overrides: &[String],
-    registry: &Rc<Registry>,
-) -> Result<ExitCode> {
-    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
+    let spec = configs.load(&arguments.config)?;
     let found = dry_run(&spec, arguments.world, arguments.rank)?;
     let job = (arguments.config.as_path(), arguments.world, arguments.rank);
-    let peaks = allocator::measure(&arguments.allocator, job, overrides)?;
+    let peaks = allocator::measure(&arguments.allocator, job, &configs.overrides)?;
     if arguments.json {
         let results = Results {
             counted: &found,

@@ -11,11 +11,10 @@ mod train;
 mod verify;
 
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use clap::Subcommand;
-use trainyard_train::Registry;
 
+use crate::configs::Configs;
 use crate::error::Result;
 
 /// The command to run. Its arguments are those of `trainyard`, which has checked them.
@@ -68,23 +67,21 @@ pub enum Bench {
 }
 
 impl Command {
-    /// Runs the command; `overrides` are the config keys among the arguments, `registry` has what the config may name.
-    pub fn execute(self, overrides: &[String], registry: &Rc<Registry>) -> Result<ExitCode> {
+    /// Runs the command.
+    pub fn execute(self, configs: &Configs) -> Result<ExitCode> {
         match self {
-            Command::Train(arguments) => train::execute(arguments, overrides, registry),
-            Command::DryRun(arguments) => dry_run::execute(arguments, overrides, registry),
-            Command::DryRunAllocator(arguments) => {
-                allocator::execute(arguments, overrides, registry)
-            }
-            Command::Verify(arguments) => verify::execute(arguments, overrides, registry),
-            Command::VerifyRank(arguments) => verify::execute_rank(arguments, registry),
+            Command::Train(arguments) => train::execute(arguments, configs),
+            Command::DryRun(arguments) => dry_run::execute(arguments, configs),
+            Command::DryRunAllocator(arguments) => allocator::execute(arguments, configs),
+            Command::Verify(arguments) => verify::execute(arguments, configs),
+            Command::VerifyRank(arguments) => verify::execute_rank(arguments, configs),
             Command::Bench(Bench::Comm(arguments)) => bench_comm::execute(arguments),
             Command::BenchCommRank(arguments) => bench_comm::execute_rank(arguments),
             Command::Bench(Bench::Operators(arguments)) => {
-                bench_operators::execute(arguments, overrides)
+                bench_operators::execute(arguments, &configs.overrides)
             }
             Command::BenchOperatorsRank(arguments) => {
-                bench_operators::execute_rank(arguments, overrides, registry)
+                bench_operators::execute_rank(arguments, configs)
             }
             Command::BenchStep(arguments) => bench_step::execute(arguments),
             Command::BenchCheckpoint(arguments) => bench_checkpoint::execute(arguments),

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
 use trainyard_trace::Ledger;
-use trainyard_train::{Registry, TrainSpec};
 
+use crate::configs::Configs;
 use crate::error::Result;
 use crate::ranks::join;
 
@@ -28,12 +27,8 @@ pub struct Arguments {
 }
 
 /// Joins the other ranks and runs the training job.
-pub fn execute(
-    arguments: Arguments,
-    overrides: &[String],
-    registry: &Rc<Registry>,
-) -> Result<ExitCode> {
-    let spec = TrainSpec::load(&arguments.config, overrides, registry)?;
+pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
+    let spec = configs.load(&arguments.config)?;
     let spec = spec.with_config(fitted(&spec)?);
     let ledger = if spec.profiling.enable_profiling {
         Ledger::recording

@@ -6,12 +6,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::rc::Rc;
 
 use trainyard_config::{Config, Dtype, GradientCompression};
 use trainyard_launcher::Console;
-use trainyard_train::{Registry, TrainSpec};
 
+use crate::configs::Configs;
 use crate::error::{EngineError, Result};
 use crate::ranks::run_locally;
 use crate::verify::compare::{Comparison, Tolerance, compare};
@@ -56,12 +55,8 @@ pub struct RankArguments {
 }
 
 /// Runs the job on one rank and on N, compares the results and prints a table.
-pub fn execute(
-    arguments: Arguments,
-    overrides: &[String],
-    registry: &Rc<Registry>,
-) -> Result<ExitCode> {
-    let mut config = Config::clone(&*TrainSpec::load(&arguments.config, overrides, registry)?);
+pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
+    let mut config = Config::clone(&*configs.load(&arguments.config)?);
     if arguments.shrink {
         config = config.shrink();
     }
@@ -137,8 +132,8 @@ pub fn execute(
 }
 
 /// Trains on this rank and writes the results to `out`.
-pub fn execute_rank(arguments: RankArguments, registry: &Rc<Registry>) -> Result<ExitCode> {
-    let spec = TrainSpec::load(&arguments.config, &[], registry)?;
+pub fn execute_rank(arguments: RankArguments, configs: &Configs) -> Result<ExitCode> {
+    let spec = configs.load_plain(&arguments.config)?;
     rank::run(
         &spec,
         arguments.steps,
