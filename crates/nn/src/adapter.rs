@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tch::{Tensor, nn::VarStore};
 
-use crate::{Context, Model, Module, NnError, Parameter, Result, Unit};
+use trainyard_torch::autograd::without_version_bump;
+
+use crate::{Context, Model, Module, NnError, Parameter, Result, Unit, is_recomputing};
 
 /// The forward function of a unit of an adapted model. The context says whether it trains, for dropout and BatchNorm.
 pub type UnitFn = Box<dyn Fn(&Tensor, &Context) -> Tensor>;
@@ -66,9 +68,21 @@ impl VarStoreModel {
         // Sorted by name, because the store has no order.
         let variables: BTreeMap<String, Tensor> = vs.variables().into_iter().collect();
         let owners = assign(&names, variables.keys())?;
+        // A frozen variable is still among them; what the others are for is unknown.
+        let trained: Vec<_> = vs
+            .trainable_variables()
+            .iter()
+            .map(Tensor::data_ptr)
+            .collect();
         let mut owned: Vec<Vec<Parameter>> = names.iter().map(|_| Vec::new()).collect();
         for ((name, tensor), owner) in variables.into_iter().zip(owners) {
-            owned[owner].push(Parameter::from_tensor(name, tensor)?);
+            let is_trained = trained.contains(&tensor.data_ptr());
+            let parameter = Parameter::from_tensor(name, tensor)?;
+            owned[owner].push(if is_trained {
+                parameter
+            } else {
+                parameter.into_running_stat()
+            });
         }
         let units = names
             .into_iter()
@@ -94,13 +108,32 @@ impl Model for VarStoreModel {
     }
 }
 
+impl AdaptedUnit {
+    /// The running statistics and copies of them.
+    fn running_stats(&self) -> Result<Vec<(&Tensor, Tensor)>> {
+        let stats = self.parameters.iter().filter(|p| p.is_running_stat());
+        let copied = |stat: &Tensor| stat.f_detach_copy();
+        stats
+            .map(|stat| Ok((stat.tensor(), copied(stat.tensor())?)))
+            .collect()
+    }
+}
+
 impl Unit for AdaptedUnit {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
-        Ok((self.forward)(x, cx))
+        if !is_recomputing() {
+            return Ok((self.forward)(x, cx));
+        }
+        let kept = self.running_stats()?;
+        let output = (self.forward)(x, cx);
+        for (stat, kept) in &kept {
+            without_version_bump(stat, || stat.shallow_clone().f_copy_(kept))??;
+        }
+        Ok(output)
     }
 }
 

@@ -16,6 +16,7 @@ use trainyard_torch::{Group, device, memory, meta, storage};
 use trainyard_trace::MemoryKind;
 
 use crate::initial_values::{RandomValues, Undefined};
+use crate::loss::wide;
 use crate::parameter::{ParameterSpec, shape_of};
 use crate::{ContextParallel, ExpertParallel, Init, Parameter, Result, TensorParallel};
 
@@ -240,6 +241,13 @@ impl Builder {
         let parameter = self.build_parameter(name, shape, local, None, init)?;
         let _ = parameter.tensor().f_set_requires_grad(false)?;
         Ok(parameter)
+    }
+
+    /// A buffer that forward updates from its batch, such as the running mean of BatchNorm. Data-parallel strategies give
+    /// all ranks that of rank 0. It has at least fp32.
+    pub fn running_stat(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        let wide = self.clone().kind(wide(self.kind));
+        Ok(wide.buffer(name, shape, init)?.into_running_stat())
     }
 
     /// A parameter with one row per vocabulary entry, sharded over tensor-parallel ranks. The last rank's shard may

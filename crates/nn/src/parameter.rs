@@ -33,6 +33,7 @@ struct Inner {
     gradient: RefCell<Option<Tensor>>,
     compute_kind: Kind,
     partial_grad_group: Option<Group>,
+    is_running_stat: Cell<bool>,
 }
 
 /// The properties of a parameter besides its tensor.
@@ -79,6 +80,7 @@ impl Parameter {
             gradient: RefCell::default(),
             compute_kind: spec.compute_kind,
             partial_grad_group: spec.partial_grad_group,
+            is_running_stat: Cell::default(),
         }))
     }
 
@@ -203,6 +205,18 @@ impl Parameter {
     /// Whether the parameter requires a gradient; a buffer does not.
     pub fn is_trainable(&self) -> bool {
         self.0.tensor.requires_grad()
+    }
+
+    /// Whether it is a buffer that forward updates from its batch, such as the running mean of BatchNorm.
+    pub fn is_running_stat(&self) -> bool {
+        self.0.is_running_stat.get()
+    }
+
+    /// The same buffer as one that forward updates from its batch.
+    #[must_use]
+    pub fn into_running_stat(self) -> Parameter {
+        self.0.is_running_stat.set(true);
+        self
     }
 
     /// The value that layers compute with: the master weights, cast to the compute dtype within autograd.

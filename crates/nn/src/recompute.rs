@@ -1,5 +1,6 @@
 //! Activation recomputation: backward runs a segment of the model again instead of saving its activations.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use tch::Tensor;
@@ -32,12 +33,30 @@ pub fn recompute(x: &Tensor, segment: RecomputeFn) -> Result<Tensor> {
             };
             let segment = again.get().map_err(to_torch_error)?;
             let x = x.f_detach()?.f_set_requires_grad(true)?;
-            let output = tch::with_grad(|| segment(&x)).map_err(to_torch_error)?;
+            let again = || tch::with_grad(|| segment(&x));
+            let output = while_recomputing(again).map_err(to_torch_error)?;
             autograd::backward(&[&output], &[gradient])?;
             let gradient = x.f_grad()?;
             Ok(vec![gradient.defined().then_some(gradient)])
         },
     )?)
+}
+
+thread_local! {
+    static IS_RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether backward is running a segment again on this thread: a layer that counts what it has seen has seen this input
+/// before.
+pub fn is_recomputing() -> bool {
+    IS_RECOMPUTING.get()
+}
+
+fn while_recomputing<T>(run: impl FnOnce() -> T) -> T {
+    let outer = IS_RECOMPUTING.replace(true);
+    let output = run();
+    IS_RECOMPUTING.set(outer);
+    output
 }
 
 /// Whether autograd records operations on `x`.

@@ -9,6 +9,7 @@
 mod dispatch;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -124,6 +125,15 @@ struct Call {
     sent_bytes: u64,
     /// The time before it was queued, because it may start at once.
     issued_ns: u64,
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GroupInfo {
+            name, index, size, ..
+        } = &self.0.info;
+        write!(f, "Group({name}: rank {index} of {size})")
+    }
 }
 
 impl Group {

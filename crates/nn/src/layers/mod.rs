@@ -1,6 +1,7 @@
 //! Layers, in plain and in parallel form.
 
 mod attention;
+mod batch_norm;
 mod conv;
 mod dropout;
 mod embedding;
@@ -15,6 +16,7 @@ mod rms_norm;
 mod rope;
 
 pub use attention::{Attention, AttentionConfig};
+pub use batch_norm::BatchNorm;
 pub use conv::Conv2d;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
