@@ -10,7 +10,7 @@ mod zero;
 
 pub use partition::{TooManyStages, partition_balanced};
 pub use state_bytes::{ShardedElements, StateBytes, StateWidths};
-pub use volume::{CommCounts, PartialGradBytes, Volume, replicated_volume};
+pub use volume::{CommCounts, PartialGradBytes, Volume, broadcast_volume, replicated_volume};
 pub use zero::{Reshard, ShardedModel, Stage, Widths};
 
 /// A strategy that knows its costs.

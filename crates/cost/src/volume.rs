@@ -31,7 +31,7 @@ pub struct Volume {
     pub reduced: u64,
     /// Gradient bytes that all ranks together send.
     pub gradients: u64,
-    /// Parameter bytes that all ranks together send.
+    /// Bytes of parameters and buffers that all ranks together send.
     pub parameters: u64,
 }
 
@@ -41,6 +41,14 @@ pub fn replicated_volume(bytes: u64, num_ranks: usize) -> Volume {
         reduced: bytes,
         gradients: 2 * (num_ranks as u64 - 1) * bytes,
         parameters: 0,
+    }
+}
+
+/// The volume of a broadcast of `bytes` of parameters or buffers to `num_ranks`.
+pub fn broadcast_volume(bytes: u64, num_ranks: usize) -> Volume {
+    Volume {
+        parameters: (num_ranks as u64 - 1) * bytes,
+        ..Volume::default()
     }
 }
 

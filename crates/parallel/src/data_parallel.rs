@@ -81,21 +81,20 @@ impl<M: Model> DataParallel<M> {
         let inputs = inputs.f_chunk(num_replicas as i64, 0)?;
         let targets_of = targets.f_chunk(num_replicas as i64, 0)?;
         let num_targets = targets.numel() as i64;
-        let batch_of = |index: usize| ReplicaBatch {
-            inputs: inputs[index].shallow_clone(),
-            targets: targets_of[index].shallow_clone(),
-            num_targets,
-            step,
-            parameters: self
-                .parameters
-                .iter()
-                .map(|p| p.tensor().detach())
-                .collect(),
+        let batch_of = |index: usize| -> Result<ReplicaBatch> {
+            let parameters = self.parameters.iter().map(shared_value);
+            Ok(ReplicaBatch {
+                inputs: inputs[index].shallow_clone(),
+                targets: targets_of[index].shallow_clone(),
+                num_targets,
+                step,
+                parameters: parameters.collect::<Result<_>>()?,
+            })
         };
         for (index, replica) in self.replicas.iter().enumerate() {
-            replica.send(index + 1, batch_of(index + 1))?;
+            replica.send(index + 1, batch_of(index + 1)?)?;
         }
-        let own = batch_of(0);
+        let own = batch_of(0)?;
         let mut loss = forward_backward(&self.model, &own)?;
         for (index, replica) in self.replicas.iter().enumerate() {
             let (replica_loss, gradients) = replica.receive(index + 1)?;
@@ -189,6 +188,17 @@ fn replica_step<R: Model>(model: &R, batch: &ReplicaBatch) -> Outcome {
     let loss = forward_backward(model, batch)?;
     let gradients = parameters.iter().map(|p| p.tensor().grad());
     Ok((loss, gradients.map(|g| g.defined().then_some(g)).collect()))
+}
+
+/// The values that a replica computes with. Running statistics are copied, because every replica updates them from its part
+/// of the batch; those of the model itself are kept, as in PyTorch's `DataParallel`.
+fn shared_value(parameter: &Parameter) -> Result<Tensor> {
+    let value = parameter.tensor().f_detach()?;
+    Ok(if parameter.is_running_stat() {
+        value.f_detach_copy()?
+    } else {
+        value
+    })
 }
 
 /// Gives a replica's parameter the model's values: shares memory on the same device, copies to another device.

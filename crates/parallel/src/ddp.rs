@@ -22,6 +22,7 @@ use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
 
+use crate::buffers::{BroadcastBuffers, SharedBuffers};
 use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::flat::{BucketLimits, in_order_of_use};
@@ -39,6 +40,8 @@ pub struct DdpOptions {
     pub op: ReduceOp,
     /// Bucket sizes.
     pub buckets: BucketLimits,
+    /// Which buffers are broadcast before a forward pass.
+    pub broadcast_buffers: BroadcastBuffers,
     /// Whether reductions overlap backward. Results are bitwise the same.
     pub overlap: bool,
     /// Whether parameters may be unused in a step. Costs one small all-reduce per step.
@@ -54,6 +57,7 @@ impl Default for DdpOptions {
         DdpOptions {
             op: ReduceOp::Mean,
             buckets: BucketLimits::default(),
+            broadcast_buffers: BroadcastBuffers::default(),
             overlap: true,
             find_unused_parameters: false,
             hook: Box::new(PlainReduction),
@@ -70,6 +74,7 @@ pub struct Ddp<M> {
     param_groups: Vec<ParamGroup>,
     find_unused: bool,
     partial_grads: PartialGrads,
+    buffers: SharedBuffers,
     /// Whether a reduction is in flight.
     is_reducing: Cell<bool>,
     unit_hooks: Vec<Rc<dyn UnitHooks>>,
@@ -172,6 +177,7 @@ impl<M: Model> Ddp<M> {
             hooks.extend(group.register_grad_hooks()?);
         }
         Ok(Ddp {
+            buffers: SharedBuffers::of(&model, &options.broadcast_buffers, || Ok(group.clone()))?,
             model,
             parameters,
             param_groups,
@@ -242,6 +248,7 @@ impl<M: Model> Strategy for Ddp<M> {
 
 impl<M: Model> DataParallelWrapper for Ddp<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        self.buffers.broadcast_if_stale()?;
         Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
 
@@ -280,6 +287,7 @@ impl<M: Model> DataParallelWrapper for Ddp<M> {
             }
         }
         self.partial_grads.all_reduce()?;
+        self.buffers.end_step();
         Ok(unused)
     }
 }
@@ -297,7 +305,8 @@ impl<M: Model> CostModel for Ddp<M> {
                 .times(world_size / group.num_ranks)
         };
         let volume: Volume = self.param_groups.iter().map(of_group).sum();
-        volume.with_partial_grads(&partial, world_size / num_ranks)
+        let volume = volume.with_partial_grads(&partial, world_size / num_ranks);
+        [volume, self.buffers.volume(world_size)].into_iter().sum()
     }
 
     fn states(&self) -> StateBytes {

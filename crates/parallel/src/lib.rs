@@ -7,6 +7,7 @@
 //! - [`Pipeline`]: each rank holds some layers, and ranks work on different micro-batches.
 //! - [`DataParallel`]: data parallelism in one process, with a thread per device.
 
+mod buffers;
 mod compress;
 mod data_parallel;
 mod ddp;
@@ -23,6 +24,7 @@ mod reducer;
 mod strategy;
 mod zero;
 
+pub use buffers::BroadcastBuffers;
 pub use compress::{Bf16Compression, GradientHook, PlainReduction, Reduction};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};

@@ -324,7 +324,7 @@ pub fn shard_options(config: &Config) -> ShardOptions {
         reduce_bucket_size: parallelism.reduce_bucket_size,
         overlap: parallelism.overlap,
         offload: None,
-        unit_hooks: Vec::new(),
+        ..ShardOptions::default()
     }
 }
 
@@ -345,6 +345,6 @@ pub fn ddp_options(config: &Config) -> DdpOptions {
         overlap: config.parallelism.overlap,
         find_unused_parameters: config.parallelism.find_unused_parameters,
         hook,
-        unit_hooks: Vec::new(),
+        ..DdpOptions::default()
     }
 }

@@ -73,11 +73,11 @@ pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
     Builder, Context, ContextParallel, ContextParallelMethod, Decoder, Init, Model, Module,
     Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
-    cross_entropy_sum,
+    convert_sync_batchnorm, cross_entropy_sum,
 };
 pub use parallel::{
-    DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync, Precision,
-    ShardOptions, Strategy,
+    BroadcastBuffers, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync,
+    Precision, ShardOptions, Strategy,
 };
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod buffers;
 mod checkpoints;
 mod collectives;
 mod ddp;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let suites = [
         collectives::SUITES,
         ddp::SUITES,
+        buffers::SUITES,
         zero::SUITES,
         model_parallel::SUITES,
         experts::SUITES,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
 use trainyard_cost::{CommCounts, CostModel, ShardedModel, Stage, StateBytes, Volume, Widths};
-use trainyard_mesh::Axis;
+use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::HookHandle;
 use trainyard_torch::{Group, World};
@@ -17,6 +17,7 @@ use super::hooks::{FsdpHooks, register_grad_hooks};
 use super::offloaded_states::Offloaded;
 use super::prefetch::PrefetchPolicy;
 use super::{ShardOptions, shard_axes_of};
+use crate::buffers::SharedBuffers;
 use crate::error::{ParallelError, Result};
 use crate::flat::{merge_units, params_of_units, zeros_flat};
 use crate::lock::lock;
@@ -37,6 +38,7 @@ pub struct FullyShard<M> {
     /// The offloaded states, if any; there is only one parameter group then.
     offloaded: Option<Offloaded>,
     partial_grads: PartialGrads,
+    buffers: SharedBuffers,
     _hooks: Vec<HookHandle>,
 }
 
@@ -134,7 +136,11 @@ impl<M: Model> FullyShard<M> {
             .iter()
             .flat_map(|group| group.shards.iter().flatten());
         let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
+        let replicas = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
+        let buffers =
+            SharedBuffers::of(&model, &options.broadcast_buffers, || world.group(replicas))?;
         Ok(FullyShard {
+            buffers,
             partial_grads: PartialGrads::of(&all),
             model,
             param_groups,
@@ -234,6 +240,7 @@ impl<M: Model> Strategy for FullyShard<M> {
 
 impl<M: Model> DataParallelWrapper for FullyShard<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
+        self.buffers.broadcast_if_stale()?;
         self.for_each(FsdpState::begin_forward)?;
         Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
@@ -267,6 +274,7 @@ impl<M: Model> DataParallelWrapper for FullyShard<M> {
                 shard.parameter.set_gradient(Some(gradient));
             }
             self.partial_grads.all_reduce()?;
+            self.buffers.end_step();
         }
         Ok(Vec::new())
     }
@@ -299,10 +307,11 @@ impl<M: Model> CostModel for FullyShard<M> {
                 let partial = self.partial_grads.bytes(formulas.widths.reduce);
                 (partial, formulas.num_replicas)
             });
-        match partial {
+        let volume = match partial {
             Some((partial, num_replicas)) => volume.with_partial_grads(&partial, num_replicas),
             None => volume,
-        }
+        };
+        [volume, self.buffers.volume(world_size)].into_iter().sum()
     }
 
     fn states(&self) -> StateBytes {

@@ -37,6 +37,7 @@ use trainyard_mesh::{Axis, AxisSet, Layout};
 use trainyard_nn::UnitHooks;
 use trainyard_torch::ReduceOp;
 
+use crate::buffers::BroadcastBuffers;
 use crate::precision::Precision;
 
 pub use fully_shard::FullyShard;
@@ -59,6 +60,8 @@ pub struct ShardOptions {
     /// Merges the flat parameters of consecutive units up to this number of bytes, as they are reduced: fewer and larger
     /// collectives, more memory in stage 3. None keeps one flat parameter per unit.
     pub reduce_bucket_size: Option<u64>,
+    /// Which buffers are broadcast before a forward pass.
+    pub broadcast_buffers: BroadcastBuffers,
     /// Whether communication overlaps computation. Results are bitwise the same.
     pub overlap: bool,
     /// Where parameters and optimizer states are offloaded to while they are not in use; none keeps them in memory.
@@ -77,6 +80,7 @@ impl Default for ShardOptions {
             reshard_after_forward: Reshard::default(),
             prefetch: 1,
             reduce_bucket_size: None,
+            broadcast_buffers: BroadcastBuffers::default(),
             overlap: true,
             offload: None,
             unit_hooks: Vec::new(),
