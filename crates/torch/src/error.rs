@@ -120,7 +120,12 @@ pub enum Cause {
     /// A peer did not take part before the timeout.
     Timeout(String),
     /// The connection to a peer was closed: its process exited or aborted the group.
-    PeerLost(String),
+    PeerLost {
+        /// The ranks that closed their connections first, as far as they are known.
+        ranks: Vec<usize>,
+        /// The backend's message.
+        message: String,
+    },
     /// This rank aborted the group ([`crate::Group::abort`]).
     Aborted,
     /// The tensors are not valid for the collective.
@@ -147,7 +152,10 @@ impl Cause {
             "ncclRemoteError",
             "remote process exit",
         ]) {
-            Cause::PeerLost(message.to_owned())
+            Cause::PeerLost {
+                ranks: Vec::new(),
+                message: without_advice(message).to_owned(),
+            }
         } else {
             Cause::Backend(message.to_owned())
         }
@@ -161,14 +169,32 @@ impl fmt::Display for Cause {
                 f,
                 "timed out: a peer did not take part ({m}); look for a rank that failed or hung earlier"
             ),
-            Cause::PeerLost(m) => write!(
+            Cause::PeerLost { ranks, message } => write!(
                 f,
-                "lost the connection to a peer ({m}); the launcher reports the rank that exited first"
+                "lost the connection to {} ({message}): it failed, which the launcher reports, or it ended its training loop \
+                 before this rank; if ranks have different numbers of batches, loop over `Join`",
+                named(ranks)
             ),
             Cause::Aborted => write!(f, "this rank aborted the group"),
             Cause::Operands(m) => write!(f, "{m}"),
             Cause::Backend(m) => write!(f, "{m}"),
         }
+    }
+}
+
+/// Removes the advice that Gloo appends to the message of a closed connection; ours is more specific.
+fn without_advice(message: &str) -> &str {
+    let end = message.find(". This is typically caused by");
+    &message[..end.unwrap_or(message.len())]
+}
+
+/// The ranks, as far as they are known.
+fn named(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match &numbers[..] {
+        [] => "a peer".to_owned(),
+        [one] => format!("rank {one}"),
+        several => format!("ranks {}", several.join(", ")),
     }
 }
 
@@ -180,7 +206,7 @@ mod tests {
     fn gloo_messages_are_classified() {
         let lost =
             Cause::from_message("[pair.cc:1] Connection closed by peer [127.0.0.1]:1", false);
-        assert!(matches!(lost, Cause::PeerLost(_)));
+        assert!(matches!(lost, Cause::PeerLost { .. }));
         let late = Cause::from_message("Timed out waiting 5000ms for recv operation", false);
         assert!(matches!(late, Cause::Timeout(_)));
         assert_eq!(
@@ -196,7 +222,7 @@ mod tests {
                     prematurely.";
         assert!(matches!(
             Cause::from_message(lost, false),
-            Cause::PeerLost(_)
+            Cause::PeerLost { .. }
         ));
         let late = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, \
                     NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600005 milliseconds before timing out.";

@@ -23,6 +23,7 @@ use crate::comm_thread::CommThread;
 use crate::direct_collectives;
 use crate::error::Result;
 use crate::ffi_tensor::{addresses, borrow};
+use crate::peers::Peers;
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::millis;
 use crate::work::{State, Work};
@@ -109,6 +110,7 @@ pub(crate) struct Gloo {
     pub downward: SharedPtr<ffi::GroupHandle>,
     pub comm_thread: CommThread,
     pub sockets: Arc<Sockets>,
+    pub peers: Peers,
 }
 
 // SAFETY: process groups are thread safe (see bridge.rs); a SharedPtr's count is atomic.

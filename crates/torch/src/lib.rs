@@ -32,6 +32,7 @@ pub mod kernel;
 pub mod memory;
 pub mod meta;
 pub mod operators;
+mod peers;
 pub mod saved;
 pub mod scalar;
 mod sockets;

@@ -1,10 +1,11 @@
-//! The TCP connections of a Gloo group: found when the group is created, read to verify byte counts, and shut down to
-//! abort the group. Gloo's own abort does not wake a waiting thread; closing its sockets does.
+//! The TCP connections of a Gloo group: found when the group is created, read to verify byte counts and to find out which
+//! peers are gone, and shut down to abort the group. Gloo's own abort does not wake a waiting thread; closing its sockets
+//! does.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use rustix::net::{AddressFamily, Shutdown, SocketAddrAny, SocketType};
 
@@ -13,7 +14,11 @@ static CREATING_GROUP: Mutex<()> = Mutex::new(());
 
 /// The connections that were opened while a group was created.
 #[derive(Debug, Default)]
-pub(crate) struct Sockets(Vec<Connection>);
+pub(crate) struct Sockets {
+    connections: Vec<Connection>,
+    /// The ends of peers that were gone when this rank shut down its own.
+    lost: OnceLock<Vec<SocketAddr>>,
+}
 
 /// A connected socket. Gloo may close it at any time, and the number of its descriptor is then given to another file,
 /// so the inode tells whether the descriptor is still that of the socket.
@@ -21,6 +26,8 @@ pub(crate) struct Sockets(Vec<Connection>);
 struct Connection {
     fd: RawFd,
     inode: u64,
+    local: SocketAddr,
+    remote: SocketAddr,
 }
 
 /// Bytes that the kernel counted on a group's connections.
@@ -44,12 +51,36 @@ impl Sockets {
         let out = create()?;
         let after = connections(store_port);
         let opened = after.difference(&before).copied().collect();
-        Ok((out, Sockets(opened)))
+        let sockets = Sockets {
+            connections: opened,
+            lost: OnceLock::new(),
+        };
+        Ok((out, sockets))
+    }
+
+    /// This rank's ends of the connections.
+    pub(crate) fn local_ends(&self) -> impl Iterator<Item = SocketAddr> {
+        self.connections.iter().map(|each| each.local)
+    }
+
+    /// The other ends of connections that peers have closed. What happens after this rank has shut them down does not
+    /// count.
+    pub(crate) fn lost_ends(&self) -> &[SocketAddr] {
+        self.lost.get_or_init(|| {
+            let is_lost = |each: &&Connection| !each.is_open() || !is_established(each.fd);
+            let lost = self.connections.iter().filter(is_lost);
+            lost.map(|each| each.remote).collect()
+        })
     }
 
     /// Shuts down every connection; a thread that waits on one gets an error at once.
     pub(crate) fn shutdown(&self) {
-        for connection in self.0.iter().filter(|connection| connection.is_open()) {
+        self.lost_ends();
+        for connection in self
+            .connections
+            .iter()
+            .filter(|connection| connection.is_open())
+        {
             // Fails only if the socket is closed already.
             let _ = rustix::net::shutdown(borrowed(connection.fd), Shutdown::Both);
         }
@@ -58,8 +89,12 @@ impl Sockets {
     /// The bytes that the kernel counted so far.
     pub(crate) fn wire_bytes(&self) -> WireBytes {
         let mut total = WireBytes::default();
-        for connection in self.0.iter().filter(|connection| connection.is_open()) {
-            if let Some(bytes) = tcp_info(connection.fd) {
+        for connection in self
+            .connections
+            .iter()
+            .filter(|connection| connection.is_open())
+        {
+            if let Some(bytes) = wire_bytes(connection.fd) {
                 total.sent += bytes.sent;
                 total.received += bytes.received;
             }
@@ -75,13 +110,7 @@ fn connections(except_port: Option<u16>) -> BTreeSet<Connection> {
     };
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|&fd| is_connection(fd, except_port))
-        .filter_map(|fd| {
-            Some(Connection {
-                fd,
-                inode: inode(fd)?,
-            })
-        })
+        .filter_map(|fd| connection(fd, except_port))
         .collect()
 }
 
@@ -96,20 +125,24 @@ fn inode(fd: RawFd) -> Option<u64> {
     Some(rustix::fs::fstat(borrowed(fd)).ok()?.st_ino)
 }
 
-fn is_connection(fd: RawFd, except_port: Option<u16>) -> bool {
+fn connection(fd: RawFd, except_port: Option<u16>) -> Option<Connection> {
     let socket = borrowed(fd);
     let stream = rustix::net::sockopt::socket_type(socket) == Ok(SocketType::STREAM);
     let domain = rustix::net::sockopt::socket_domain(socket);
     let internet = domain == Ok(AddressFamily::INET) || domain == Ok(AddressFamily::INET6);
-    let ends = [
-        rustix::net::getsockname(socket).ok(),
-        rustix::net::getpeername(socket).ok().flatten(),
-    ];
-    let is_other = |end: Option<SocketAddrAny>| {
-        let address = end.and_then(|end| SocketAddr::try_from(end).ok());
-        address.is_some_and(|address| Some(address.port()) != except_port)
+    let end = |address: Option<SocketAddrAny>| {
+        let address = SocketAddr::try_from(address?).ok()?;
+        (Some(address.port()) != except_port).then_some(address)
     };
-    stream && internet && ends.into_iter().all(is_other)
+    if !(stream && internet) {
+        return None;
+    }
+    Some(Connection {
+        fd,
+        inode: inode(fd)?,
+        local: end(rustix::net::getsockname(socket).ok())?,
+        remote: end(rustix::net::getpeername(socket).ok().flatten())?,
+    })
 }
 
 fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
@@ -118,13 +151,30 @@ fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Reads `tcpi_bytes_sent` minus `tcpi_bytes_retrans`, and `tcpi_bytes_received`, from TCP_INFO. `tcpi_bytes_acked`
-/// would lag, because the receiver acknowledges data up to 40 ms later.
-fn tcp_info(fd: RawFd) -> Option<WireBytes> {
+/// The bytes of a connection: sent without retransmissions, and received. `tcpi_bytes_acked` would lag, because the
+/// receiver acknowledges data up to 40 ms later.
+fn wire_bytes(fd: RawFd) -> Option<WireBytes> {
     const RECEIVED: usize = 128;
     const SENT: usize = 200;
     const RETRANSMITTED: usize = 208;
-    let mut info = [0u8; 256];
+    let info = tcp_info(fd).filter(|info| info.len() >= RETRANSMITTED + 8)?;
+    let read = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
+    Some(WireBytes {
+        sent: read(SENT).saturating_sub(read(RETRANSMITTED)),
+        received: read(RECEIVED),
+    })
+}
+
+/// Whether neither end has closed a connection.
+fn is_established(fd: RawFd) -> bool {
+    /// `TCP_ESTABLISHED` of the kernel, the first byte of TCP_INFO.
+    const ESTABLISHED: u8 = 1;
+    tcp_info(fd).is_some_and(|info| info.first() == Some(&ESTABLISHED))
+}
+
+/// The kernel's `struct tcp_info`.
+fn tcp_info(fd: RawFd) -> Option<Vec<u8>> {
+    let mut info = vec![0u8; 256];
     let mut length = info.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into the buffer.
     let status = unsafe {
@@ -136,14 +186,8 @@ fn tcp_info(fd: RawFd) -> Option<WireBytes> {
             &mut length,
         )
     };
-    if status != 0 || (length as usize) < RETRANSMITTED + 8 {
-        return None;
-    }
-    let read = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
-    Some(WireBytes {
-        sent: read(SENT).saturating_sub(read(RETRANSMITTED)),
-        received: read(RECEIVED),
-    })
+    info.truncate(length as usize);
+    (status == 0).then_some(info)
 }
 
 #[cfg(test)]
@@ -160,7 +204,12 @@ mod tests {
         let create = || Ok::<_, std::io::Error>((TcpStream::connect(address)?, listener.accept()?));
         let ((client, _server), sockets) = Sockets::created_during(None, create).unwrap();
         let fd = client.as_raw_fd();
-        assert!(sockets.0.iter().any(|connection| connection.fd == fd));
+        assert!(
+            sockets
+                .connections
+                .iter()
+                .any(|connection| connection.fd == fd)
+        );
         let other = TcpStream::connect(address).unwrap();
         let _accepted = listener.accept().unwrap();
         // The number of the closed socket now belongs to another connection.

@@ -9,6 +9,7 @@ use trainyard_trace::{Collective, DeviceInterval, Ledger, OnDevice};
 use crate::bridge::ffi;
 use crate::direct_collectives::wait_all;
 use crate::error::{Cause, CommunicationError, Result};
+use crate::peers::Peers;
 use crate::{comm_thread, device_clock, interleave};
 
 /// A started collective, like c10d's `Work`. Its tensors may be used only after [`Work::wait`].
@@ -27,6 +28,8 @@ struct Pending {
     /// The error to report if the collective fails; only its cause is filled in later.
     error: CommunicationError,
     aborted: Arc<std::sync::atomic::AtomicBool>,
+    /// Names the peers that are gone.
+    peers: Option<Peers>,
 }
 
 pub(crate) enum State {
@@ -80,6 +83,7 @@ impl Work {
         record: Collective,
         error: CommunicationError,
         aborted: &Arc<std::sync::atomic::AtomicBool>,
+        peers: Option<&Peers>,
     ) -> Work {
         Work(Some(Pending {
             interval: state.interval(ledger),
@@ -88,6 +92,7 @@ impl Work {
             handle: ledger.begin(record),
             error,
             aborted: Arc::clone(aborted),
+            peers: peers.cloned(),
         }))
     }
 
@@ -169,6 +174,9 @@ impl Pending {
         result.map_err(|message| {
             let mut error = self.error;
             error.cause = Cause::from_message(&message, aborted);
+            if let (Cause::PeerLost { ranks, .. }, Some(peers)) = (&mut error.cause, self.peers) {
+                *ranks = peers.lost();
+            }
             Box::new(error).into()
         })
     }

@@ -16,6 +16,7 @@ use crate::device_clock;
 use crate::error::{Result, TorchError};
 use crate::gpu_library;
 use crate::group::{BackendGroup, Gloo, Group, GroupInfo, Nccl};
+use crate::peers::Peers;
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::{Store, millis};
 
@@ -310,6 +311,8 @@ impl World {
                 let timeout = *timeout.lock().unwrap_or_else(|p| p.into_inner());
                 let connecting = Connecting {
                     info: &info,
+                    members,
+                    is_served_by_rank_0: attempt.is_empty(),
                     address,
                     timeout,
                     ledger: &self.ledger,
@@ -329,6 +332,9 @@ impl World {
 /// A group whose ranks connect to each other.
 struct Connecting<'a> {
     info: &'a GroupInfo,
+    members: &'a [usize],
+    /// Whether rank 0 serves the store, and not an agent.
+    is_served_by_rank_0: bool,
     address: &'a str,
     timeout: Duration,
     ledger: &'a Ledger,
@@ -351,11 +357,15 @@ impl Connecting<'_> {
                 let message = format!("cannot start the communication thread: {error}");
                 self.failed(Backend::Gloo, message)
             })?;
+        let sockets = Arc::new(sockets);
+        let server = self.is_served_by_rank_0.then_some(0);
+        let ends = store.prefixed("ends")?;
         Ok(Gloo {
             handle,
             downward,
             comm_thread,
-            sockets: Arc::new(sockets),
+            peers: Peers::publish(&sockets, ends, self.members, self.info.index, server)?,
+            sockets,
         })
     }
 

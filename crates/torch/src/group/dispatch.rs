@@ -301,7 +301,12 @@ impl Group {
             ended_ns: 0,
             waited: None,
         };
-        Work::new(state, &self.0.ledger, record, about, &self.0.aborted)
+        let peers = match self.route(call.operands.first()) {
+            Route::Gloo(gloo) => Some(&gloo.peers),
+            Route::Nccl(nccl) => Some(&nccl.host.peers),
+            Route::Nowhere => None,
+        };
+        Work::new(state, &self.0.ledger, record, about, &self.0.aborted, peers)
     }
 }
 
