@@ -21,8 +21,13 @@ pub(crate) struct NormState<'a> {
 }
 
 /// Normalizes every channel of `x` [batch, channels, ..] by its mean and variance over the batches of all ranks of `group`,
-/// and moves the running statistics towards them.
-pub(crate) fn sync_batch_norm(x: &Tensor, state: &NormState<'_>, group: &Group) -> Result<Tensor> {
+/// and moves the running statistics towards them. A batch that is not counted is normalized by the statistics of the others.
+pub(crate) fn sync_batch_norm(
+    x: &Tensor,
+    state: &NormState<'_>,
+    group: &Group,
+    is_counted: bool,
+) -> Result<Tensor> {
     let (eps, other) = (state.eps, group.clone());
     autograd::apply(
         &[x, state.weight, state.bias],
@@ -30,7 +35,8 @@ pub(crate) fn sync_batch_norm(x: &Tensor, state: &NormState<'_>, group: &Group) 
             let [x, weight, bias] = inputs else {
                 return Ok(Tensor::new());
             };
-            let moments = Moments::of(x)?.over_group(group)?;
+            let own = Moments::of(x)?;
+            let moments = if is_counted { own } else { own.of_nothing()? }.over_group(group)?;
             if !is_recomputing() {
                 moments.update(state)?;
             }
@@ -61,7 +67,12 @@ pub(crate) fn sync_batch_norm(x: &Tensor, state: &NormState<'_>, group: &Group) 
             let of_mean = along_channels(&means.f_get(0)?, x)?;
             let of_var = normed.f_mul(&along_channels(&means.f_get(1)?, x)?)?;
             let scale = along_channels(&inverse_std.f_mul(weight)?, x)?;
-            let x_grad = gradient.f_sub(&of_mean)?.f_sub(&of_var)?.f_mul(&scale)?;
+            let from_statistics = of_mean.f_add(&of_var)?;
+            let x_grad = if is_counted {
+                gradient.f_sub(&from_statistics)?.f_mul(&scale)?
+            } else {
+                gradient.f_mul(&scale)?
+            };
             Ok(vec![Some(x_grad), Some(weight_grad), Some(bias_grad)])
         },
     )
@@ -88,6 +99,15 @@ impl Moments {
             squares: sum_of_channels(&centered.f_square()?)?,
             count: Tensor::f_full([1], count, (x.kind(), x.device()))?,
             mean,
+        })
+    }
+
+    /// Those of no values, in the same shape.
+    fn of_nothing(&self) -> Result<Moments> {
+        Ok(Moments {
+            count: self.count.f_zeros_like()?,
+            mean: self.mean.f_zeros_like()?,
+            squares: self.squares.f_zeros_like()?,
         })
     }
 
@@ -212,7 +232,7 @@ impl nn::ModuleT for SyncBatchNorm {
             momentum: self.config.momentum,
             eps: self.config.eps,
         };
-        match sync_batch_norm(x, &state, &self.group) {
+        match sync_batch_norm(x, &state, &self.group, true) {
             Ok(output) => output,
             Err(error) => panic!("SyncBatchNorm over {}: {error}", self.group.name()),
         }

@@ -24,6 +24,9 @@ pub struct Context {
     pub documents: Option<Documents>,
     /// The factor that the loss applies to a sum over tokens. Layers that add an auxiliary loss need it.
     pub loss_weight: Option<f64>,
+    /// Whether this rank has no more batches and only takes part in the passes of others, with a batch that it has seen
+    /// before and a loss of no weight. Layers that count what they have seen leave it out.
+    pub is_idle: bool,
 }
 
 impl Context {
@@ -36,6 +39,7 @@ impl Context {
             recompute_attention: false,
             documents: None,
             loss_weight: None,
+            is_idle: false,
         }
     }
 
@@ -72,6 +76,7 @@ impl Context {
             recompute_attention: false,
             documents: None,
             loss_weight: None,
+            is_idle: false,
         }
     }
 }

@@ -52,6 +52,17 @@ pub enum ParallelError {
         /// Number of replicas.
         num_replicas: usize,
     },
+    /// A rank of a join has not had a single batch that it could repeat.
+    #[error(
+        "rank {index} of group {group} has no batches at all, so it cannot take part in the steps of the others: give every \
+         rank at least one batch"
+    )]
+    NoBatch {
+        /// The index of the rank in the group.
+        index: usize,
+        /// The name of the group.
+        group: String,
+    },
     /// The thread of a replica failed.
     #[error("replica {index} failed: {reason}")]
     Replica {

@@ -10,7 +10,7 @@ use crate::{Axis, Ledger, Mesh, Result, World};
 ///
 /// Rank, world size and store address come from the environment variables of `trainyard run` or torchrun.
 /// Without them this process is a world of one rank, so that a program also runs without a launcher. The
-/// backend is Gloo; for NCCL call [`World::join`].
+/// backend is NCCL if this node has a GPU, and Gloo otherwise.
 pub fn init() -> Result<World> {
     init_along(Axis::DpReplicate)
 }

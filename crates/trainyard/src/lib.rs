@@ -77,7 +77,7 @@ pub use nn::{
 };
 pub use parallel::{
     BroadcastBuffers, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync,
-    Precision, ShardOptions, Strategy,
+    Join, Precision, ShardOptions, Strategy,
 };
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};

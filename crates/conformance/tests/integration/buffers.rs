@@ -6,96 +6,26 @@ use std::rc::Rc;
 
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
-use trainyard_conformance::training::{distance, values};
+use trainyard_conformance::training::values;
 use trainyard_conformance::{Case, Outcome, Rank, Suite, device};
 use trainyard_cost::{CommCounts, CostModel, Stage};
-use trainyard_mesh::{Axis, Mesh};
-use trainyard_nn::layers::{BatchNorm, Conv2d};
 use trainyard_nn::{
-    Builder, Context, Model, Module, Unit, UnitFn, VarStoreModel, convert_sync_batchnorm,
-    cross_entropy_sum, run,
+    Context, Model, Module, UnitFn, VarStoreModel, convert_sync_batchnorm, cross_entropy_sum, run,
 };
-use trainyard_optim::{Optimizer, Sgd, SgdConfig};
+use trainyard_optim::{Optimizer, Sgd};
 use trainyard_parallel::{
     BroadcastBuffers, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync,
-    Recompute, RecomputeHooks, RecomputePlan, ShardOptions,
+    Recompute, RecomputeHooks, RecomputePlan,
 };
-use trainyard_torch::{Group, ReduceOp, World};
-use trainyard_trace::{Ledger, Purpose};
+use trainyard_torch::Group;
+use trainyard_trace::Purpose;
 
-const NUM_CHANNELS: usize = 3;
-const NUM_CLASSES: usize = 4;
-const SIDE: i64 = 5;
+use crate::convolutions::{
+    Convolutions, NUM_CHANNELS, NUM_CLASSES, SGD, batch, ddp_options, largest_distance, num_rows,
+    probe, shard_options, sharded,
+};
+
 const NUM_STEPS: u64 = 3;
-const SGD: SgdConfig = SgdConfig {
-    momentum: 0.9,
-    nesterov: false,
-    weight_decay: 0.0,
-};
-
-/// Two convolutions with BatchNorm and ReLU; the mean of every channel is a logit.
-#[derive(Module)]
-struct Convolutions {
-    blocks: Vec<Block>,
-}
-
-#[derive(Module)]
-struct Block {
-    name: String,
-    conv: Conv2d,
-    norm: BatchNorm,
-    is_last: bool,
-}
-
-impl Convolutions {
-    /// With norms over the batches of `group`, or over the rank's own.
-    fn build(group: Option<&Group>, device: Device) -> trainyard_nn::Result<Convolutions> {
-        let builder = Builder::new(7).kind(Kind::Double).device(device.into());
-        let channels = [1, NUM_CHANNELS, NUM_CHANNELS, NUM_CLASSES];
-        let block = |(index, window): (usize, &[usize])| {
-            let builder = builder.push(&format!("blocks.{index}"));
-            let norm = BatchNorm::build(&builder.push("norm"), window[1])?;
-            Ok(Block {
-                name: builder.path().to_owned(),
-                conv: Conv2d::build(&builder.push("conv"), window[0], window[1], 3)?,
-                norm: match group {
-                    Some(group) => norm.synchronized(group),
-                    None => norm,
-                },
-                is_last: window[1] == NUM_CLASSES,
-            })
-        };
-        let blocks = channels.windows(2).enumerate().map(block);
-        Ok(Convolutions {
-            blocks: blocks.collect::<trainyard_nn::Result<_>>()?,
-        })
-    }
-}
-
-impl Model for Convolutions {
-    fn units(&self) -> Vec<&dyn Unit> {
-        self.blocks.iter().map(|block| block as &dyn Unit).collect()
-    }
-
-    fn loss(&self, output: &Tensor, targets: &Tensor) -> trainyard_nn::Result<Tensor> {
-        cross_entropy_sum(output, targets)
-    }
-}
-
-impl Unit for Block {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn forward(&self, x: &Tensor, cx: &Context) -> trainyard_nn::Result<Tensor> {
-        let normed = self.norm.forward(&self.conv.forward(x)?, cx)?;
-        Ok(if self.is_last {
-            normed.f_mean_dim([2i64, 3].as_slice(), false, normed.kind())?
-        } else {
-            normed.f_relu()?
-        })
-    }
-}
 
 /// The same with `tch`: one convolution, with a norm over the batches of `group` or over the rank's own.
 fn tch_model(group: Option<&Group>, device: Device) -> Result<VarStoreModel, Box<dyn Error>> {
@@ -142,28 +72,6 @@ fn fill(vs: &nn::VarStore) -> Outcome {
     Ok(())
 }
 
-/// The rows and classes of a rank in a step: one row more than the rank before has.
-fn batch(index: usize, step: u64) -> (Tensor, Tensor) {
-    let num_rows = 2 + index as i64;
-    let shape = [num_rows, 1, SIDE, SIDE];
-    let first = 1000.0 * index as f64 + 100.0 * step as f64;
-    let count = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
-    // Every rank has another mean and another scale.
-    let x = ((count + first) * 0.37).sin() * (1.0 + index as f64) + index as f64;
-    let classes = Tensor::arange(num_rows, (Kind::Int64, Device::Cpu)) + step as i64;
-    (x.view(shape), classes.remainder(NUM_CLASSES as i64))
-}
-
-/// Rows of all ranks in a step.
-fn num_rows(num_ranks: usize) -> f64 {
-    (0..num_ranks).map(|index| 2.0 + index as f64).sum()
-}
-
-/// One input for all ranks.
-fn probe() -> Tensor {
-    batch(2, 77).0
-}
-
 /// The state after some steps and the output of an evaluation.
 type Trained = (BTreeMap<String, Tensor>, Tensor);
 
@@ -190,14 +98,6 @@ fn evaluated(model: &dyn DataParallelWrapper) -> Result<Tensor, Box<dyn Error>> 
     Ok(output.to_device(Device::Cpu))
 }
 
-fn largest_distance(found: &BTreeMap<String, Tensor>, expected: &BTreeMap<String, Tensor>) -> f64 {
-    assert!(!found.is_empty());
-    let distances = found
-        .iter()
-        .map(|(name, found)| distance(found, &expected[name]));
-    distances.fold(0.0, f64::max)
-}
-
 /// The whole batch on one rank.
 fn one_rank(model: &impl Model, num_ranks: usize) -> Result<Trained, Box<dyn Error>> {
     let mut sgd = Sgd::new(model.parameters(), SGD);
@@ -214,30 +114,6 @@ fn one_rank(model: &impl Model, num_ranks: usize) -> Result<Trained, Box<dyn Err
     let cx = Context::evaluation(NUM_STEPS);
     let output = tch::no_grad(|| run(model, &probe(), &cx, &[]))?.into_output();
     Ok((values(&model.parameters()), output))
-}
-
-fn ddp_options() -> DdpOptions {
-    DdpOptions {
-        op: ReduceOp::Sum,
-        ..DdpOptions::default()
-    }
-}
-
-fn sharded(rank: &Rank) -> Result<Rc<World>, Box<dyn Error>> {
-    let mesh = Mesh::new(&[(Axis::DpShard, rank.size())])?;
-    Ok(rank.join(
-        mesh,
-        Ledger::new(rank.index()),
-        std::time::Duration::from_secs(30),
-    )?)
-}
-
-fn shard_options(stage: Stage) -> ShardOptions {
-    ShardOptions {
-        stage,
-        op: ReduceOp::Sum,
-        ..ShardOptions::default()
-    }
 }
 
 /// Asserts that all ranks have the same running statistics and evaluate alike, bit by bit.

@@ -7,10 +7,12 @@
 mod buffers;
 mod checkpoints;
 mod collectives;
+mod convolutions;
 mod ddp;
 mod elastic;
 mod experts;
 mod interrupted;
+mod join;
 mod model_parallel;
 mod oracle;
 mod peer_checkpoint;
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         collectives::SUITES,
         ddp::SUITES,
         buffers::SUITES,
+        join::SUITES,
         zero::SUITES,
         model_parallel::SUITES,
         experts::SUITES,

@@ -62,9 +62,9 @@ impl BatchNorm {
                     momentum: MOMENTUM,
                     eps: EPS,
                 };
-                sync_batch_norm(&wide_x, &state, group)?
+                sync_batch_norm(&wide_x, &state, group, !cx.is_idle)?
             }
-            _ => self.over_own_batch(&wide_x, &weight, &bias, cx.training)?,
+            _ => self.over_own_batch(&wide_x, &weight, &bias, cx)?,
         };
         Ok(normed.f_to_kind(x.kind())?)
     }
@@ -74,15 +74,16 @@ impl BatchNorm {
         x: &Tensor,
         weight: &Tensor,
         bias: &Tensor,
-        is_training: bool,
+        cx: &Context,
     ) -> Result<Tensor> {
-        let is_first_run = !is_recomputing();
+        let is_counted = !is_recomputing() && !cx.is_idle;
+        let uses_stats = is_counted || !cx.training;
         Ok(x.f_batch_norm(
             Some(weight),
             Some(bias),
-            is_first_run.then(|| self.running_mean.tensor()),
-            is_first_run.then(|| self.running_var.tensor()),
-            is_training,
+            uses_stats.then(|| self.running_mean.tensor()),
+            uses_stats.then(|| self.running_var.tensor()),
+            cx.training,
             MOMENTUM,
             EPS,
             true,
