@@ -99,6 +99,27 @@ pub enum NnError {
         num_ranks: usize,
     },
 
+    /// A plan names a unit that the model does not have.
+    #[error("the model has no unit {name:?}: its units are {}", units.join(", "))]
+    UnknownUnit {
+        /// The name of the plan.
+        name: String,
+        /// The units of the model.
+        units: Vec<String>,
+    },
+
+    /// A unit that cannot be sharded as a whole.
+    #[error(
+        "unit {unit} has {num_weights} weights, but a sharded unit has one matrix or convolution and at most one bias: divide it \
+         into several units, or build it with tensor-parallel layers"
+    )]
+    NotOneWeight {
+        /// The unit.
+        unit: String,
+        /// Its parameters of two dims or more.
+        num_weights: usize,
+    },
+
     /// Variables that belong to none of an adapted model's units.
     #[error(
         "no unit owns {}: a unit owns the variables whose names start with its own name and a dot \

@@ -89,6 +89,11 @@ pub trait Unit: Module {
     /// The output for `x`.
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor>;
 
+    /// The path of its type, which a policy may choose it by.
+    fn type_name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// Parameters that this unit uses and another unit owns, such as the embedding table of a tied head.
     fn tied_parameters(&self) -> Vec<Parameter> {
         Vec::new()

@@ -52,6 +52,22 @@ pub enum ParallelError {
         /// Number of replicas.
         num_replicas: usize,
     },
+    /// A batch cannot be divided into micro-batches of equal size.
+    #[error(
+        "a batch of {num_samples} samples cannot be divided evenly into {chunks} micro-batches"
+    )]
+    IndivisibleChunks {
+        /// Samples in the batch.
+        num_samples: i64,
+        /// Micro-batches of a step.
+        chunks: i64,
+    },
+    /// The schedule cannot be built.
+    #[error(transparent)]
+    Schedule(#[from] trainyard_schedule::ScheduleError),
+    /// The model has fewer units than there are stages.
+    #[error(transparent)]
+    TooManyStages(#[from] trainyard_cost::TooManyStages),
     /// A rank of a join has not had a single batch that it could repeat.
     #[error(
         "rank {index} of group {group} has no batches at all, so it cannot take part in the steps of the others: give every \

@@ -33,11 +33,13 @@ pub use error::{ParallelError, Result};
 pub use flat::{BucketLimits, FlatParam, assign_buckets};
 pub use join::{Join, JoinedStep};
 pub use loss_scale::{LossScale, StepDecision, scaled};
-pub use pipeline::{ActivationSpec, Pipeline, StageModel, TiedEmbedding};
+pub use pipeline::{
+    ActivationSpec, Cut, Pipeline, PipelineOptions, StageModel, TiedEmbedding, pipeline,
+};
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
 pub use strategy::{
     DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy,
 };
 pub use trainyard_cost::{Reshard, Stage};
-pub use zero::{FullyShard, OffloadOptions, ShardOptions, shard_axes};
+pub use zero::{FullyShard, OffloadOptions, ShardOptions, WrapPolicy, fully_shard, shard_axes};

@@ -18,7 +18,7 @@ use trainyard_nn::{
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
     OffloadOptions, PlainReduction, Precision, RecomputeHooks, RecomputePlan, Reshard,
-    ShardOptions, Stage,
+    ShardOptions, Stage, WrapPolicy,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::{Ledger, Purpose};
@@ -321,7 +321,10 @@ pub fn shard_options(config: &Config) -> ShardOptions {
             ReshardAfterForward::Never => Reshard::Never,
         },
         prefetch: parallelism.fsdp_prefetch,
-        reduce_bucket_size: parallelism.reduce_bucket_size,
+        wrap_policy: match parallelism.reduce_bucket_size {
+            Some(bytes) => WrapPolicy::MaxBytes(bytes),
+            None => WrapPolicy::EveryUnit,
+        },
         overlap: parallelism.overlap,
         offload: None,
         ..ShardOptions::default()

@@ -26,6 +26,9 @@ pub enum TrainError {
     /// The model failed.
     #[error(transparent)]
     Nn(#[from] NnError),
+    /// The ranks of a program could not be started, or one of them failed.
+    #[error("{0}")]
+    Spawn(String),
     /// The dataset or the data loader failed.
     #[error(transparent)]
     Data(#[from] DataError),

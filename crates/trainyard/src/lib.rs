@@ -50,6 +50,7 @@
 //! On a node with a GPU, ranks train on it, with NCCL; see the chapter on GPUs of the book.
 
 mod init;
+mod spawn;
 
 pub use tch;
 pub use trainyard_arch as arch;
@@ -72,13 +73,15 @@ pub use init::{init, init_along, init_mesh};
 pub use mesh::{Axis, AxisSet, Mesh};
 pub use nn::{
     Builder, Context, ContextParallel, ContextParallelMethod, Decoder, Init, Model, Module,
-    Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn, VarStoreModel,
-    convert_sync_batchnorm, cross_entropy_sum,
+    ParallelStyle, Parameter, SequenceParallel, SimpleCnn, TensorParallel, Unit, UnitFn,
+    VarStoreModel, convert_sync_batchnorm, cross_entropy_sum, parallelize,
 };
 pub use parallel::{
-    BroadcastBuffers, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync,
-    Join, Precision, ShardOptions, Strategy,
+    BroadcastBuffers, Cut, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard,
+    GradSync, Join, Pipeline, PipelineOptions, Precision, ShardOptions, Strategy, WrapPolicy,
+    fully_shard, pipeline,
 };
+pub use spawn::spawn;
 pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};
 /// The error type of this library; `?` converts the errors of all its crates to it.

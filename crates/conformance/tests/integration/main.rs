@@ -19,6 +19,7 @@ mod peer_checkpoint;
 mod planned;
 mod programs;
 mod strategy_matrix;
+mod wraps;
 mod zero;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         ddp::SUITES,
         buffers::SUITES,
         join::SUITES,
+        wraps::SUITES,
         zero::SUITES,
         model_parallel::SUITES,
         experts::SUITES,

@@ -7,7 +7,7 @@ use trainyard_trace::Purpose;
 use crate::Result;
 
 /// All-reduces every rank's `partial`; backward passes the gradient on unchanged.
-pub(super) fn all_reduce(group: &Group, partial: &Tensor) -> Result<Tensor> {
+pub(crate) fn all_reduce(group: &Group, partial: &Tensor) -> Result<Tensor> {
     Ok(autograd::apply(
         &[partial],
         |_, inputs| {
@@ -67,7 +67,7 @@ pub(super) fn all_gather(group: &Group, shard: &Tensor) -> Result<Tensor> {
 }
 
 /// Passes on what every rank has; backward all-reduces the gradients, of which every rank has a part.
-pub(super) fn all_reduce_gradient(group: &Group, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn all_reduce_gradient(group: &Group, x: &Tensor) -> Result<Tensor> {
     let group = group.clone();
     Ok(autograd::apply(
         &[x],

@@ -22,7 +22,7 @@
 //!
 //! A model is written once: without tensor parallelism every function here is the plain layer.
 
-mod collectives;
+pub(crate) mod collectives;
 mod colwise;
 mod vocabulary;
 

@@ -16,4 +16,4 @@ pub use bucket::{BucketLimits, assign_buckets};
 pub(crate) use flat_grads::FlatGrads;
 pub use flat_param::FlatParam;
 pub(crate) use flat_tensor::{view_as, without_storage, zeros_flat};
-pub(crate) use param_groups::{in_order_of_use, merge_units, params_of_units};
+pub(crate) use param_groups::{in_order_of_use, params_of_units};

@@ -1,6 +1,4 @@
-//! Which parameters belong together: the order in which a model uses them, and units merged up to a size.
-
-use std::ops::Range;
+//! Which parameters belong to which unit, in the order in which a model uses them.
 
 use trainyard_nn::{Model, Parameter};
 
@@ -42,45 +40,4 @@ fn by_unit(model: &dyn Model) -> (Vec<Vec<Parameter>>, Vec<Parameter>) {
     let mut rest = Vec::new();
     model.visit(&mut |parameter| rest.extend(unseen(parameter)));
     (of_units, rest)
-}
-
-/// Merges consecutive units into groups of at most `limit` bytes each; a larger unit is a group of its own. Without a
-/// limit, every unit is.
-pub(crate) fn merge_units(bytes: &[u64], limit: Option<u64>) -> Vec<Range<usize>> {
-    let mut groups: Vec<Range<usize>> = Vec::new();
-    let mut size = 0;
-    for (unit, &bytes) in bytes.iter().enumerate() {
-        match groups.last_mut() {
-            Some(group) if limit.is_some_and(|limit| size + bytes <= limit) => {
-                group.end = unit + 1;
-                size += bytes;
-            }
-            _ => {
-                groups.push(unit..unit + 1);
-                size = bytes;
-            }
-        }
-    }
-    groups
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn merged_units_are_consecutive_and_within_the_limit(
-            bytes in prop::collection::vec(0u64..100, 0..40),
-            limit in prop::option::of(1u64..300),
-        ) {
-            let groups = merge_units(&bytes, limit);
-            prop_assert!(groups.iter().cloned().flatten().eq(0..bytes.len()));
-            for group in groups {
-                let total: u64 = bytes[group.clone()].iter().sum();
-                prop_assert!(group.len() == 1 || limit.is_some_and(|limit| total <= limit));
-            }
-        }
-    }
 }

@@ -11,6 +11,7 @@ mod planned_instruction;
 mod stage_comm;
 mod stage_model;
 mod tied_embedding;
+mod wrap;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -29,6 +30,7 @@ use planned_instruction::PlannedInstruction;
 pub use stage_comm::ActivationSpec;
 pub use stage_model::StageModel;
 pub use tied_embedding::TiedEmbedding;
+pub use wrap::{Cut, PipelineOptions, pipeline};
 
 /// A model whose stages are spread over the ranks of `pp`.
 pub struct Pipeline {

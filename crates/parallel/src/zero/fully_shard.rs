@@ -16,10 +16,11 @@ use super::fsdp_state::{CommConfig, FsdpState, UnitGroup};
 use super::hooks::{FsdpHooks, register_grad_hooks};
 use super::offloaded_states::Offloaded;
 use super::prefetch::PrefetchPolicy;
+use super::wrap_policy::{UnitSize, WrapPolicy};
 use super::{ShardOptions, shard_axes_of};
 use crate::buffers::SharedBuffers;
 use crate::error::{ParallelError, Result};
-use crate::flat::{merge_units, params_of_units, zeros_flat};
+use crate::flat::{params_of_units, zeros_flat};
 use crate::lock::lock;
 use crate::offload::Counters;
 use crate::partial_grads::PartialGrads;
@@ -77,6 +78,16 @@ fn clear<'a>(shards: impl IntoIterator<Item = &'a Shard>) {
     for shard in shards {
         shard.parameter.set_gradient(None);
     }
+}
+
+/// Shards parameters, gradients and optimizer states of a model over the ranks of `world`, with the default options:
+/// PyTorch's `fully_shard`.
+pub fn fully_shard<M: Model>(model: M, world: &World, policy: WrapPolicy) -> Result<FullyShard<M>> {
+    let options = ShardOptions {
+        wrap_policy: policy,
+        ..ShardOptions::default()
+    };
+    FullyShard::new(model, world, options)
 }
 
 impl<M: Model> FullyShard<M> {
@@ -362,11 +373,13 @@ impl ParamGroup {
             let elements: usize = members.iter().map(|p| p.tensor().numel()).sum();
             (elements * width) as u64
         };
-        let bytes: Vec<u64> = assigned.iter().map(bytes_of).collect();
-        let tied = model.units();
-        let tied: Vec<Parameter> = tied.iter().flat_map(|u| u.tied_parameters()).collect();
+        let units = model.units();
+        let tied: Vec<Parameter> = units.iter().flat_map(|u| u.tied_parameters()).collect();
+        let sizes = units.iter().zip(assigned);
+        let sizes = sizes.map(|(unit, members)| UnitSize::of(*unit, bytes_of(members)));
+        let sizes: Vec<UnitSize> = sizes.collect();
         let (mut groups, mut shards_of_groups) = (Vec::new(), Vec::new());
-        for units in merge_units(&bytes, options.reduce_bucket_size) {
+        for units in options.wrap_policy.groups(&sizes) {
             let members = assigned[units.clone()].concat();
             let (mut handle, shards) = shard_members(&members, &shard_group, options.stage, kinds)?;
             if let Some(handle) = &mut handle {

@@ -30,6 +30,7 @@ mod offload_file;
 mod offloaded_states;
 mod pool;
 mod prefetch;
+mod wrap_policy;
 
 use std::rc::Rc;
 
@@ -40,9 +41,10 @@ use trainyard_torch::ReduceOp;
 use crate::buffers::BroadcastBuffers;
 use crate::precision::Precision;
 
-pub use fully_shard::FullyShard;
+pub use fully_shard::{FullyShard, fully_shard};
 pub use offload_file::OffloadOptions;
 use trainyard_cost::{Reshard, Stage};
+pub use wrap_policy::WrapPolicy;
 
 /// Options of [`FullyShard`].
 pub struct ShardOptions {
@@ -57,9 +59,8 @@ pub struct ShardOptions {
     pub reshard_after_forward: Reshard,
     /// Number of units to gather ahead; stage 3 only.
     pub prefetch: usize,
-    /// Merges the flat parameters of consecutive units up to this number of bytes, as they are reduced: fewer and larger
-    /// collectives, more memory in stage 3. None keeps one flat parameter per unit.
-    pub reduce_bucket_size: Option<u64>,
+    /// Which units share a flat parameter.
+    pub wrap_policy: WrapPolicy,
     /// Which buffers are broadcast before a forward pass.
     pub broadcast_buffers: BroadcastBuffers,
     /// Whether communication overlaps computation. Results are bitwise the same.
@@ -79,7 +80,7 @@ impl Default for ShardOptions {
             op: ReduceOp::Mean,
             reshard_after_forward: Reshard::default(),
             prefetch: 1,
-            reduce_bucket_size: None,
+            wrap_policy: WrapPolicy::default(),
             broadcast_buffers: BroadcastBuffers::default(),
             overlap: true,
             offload: None,

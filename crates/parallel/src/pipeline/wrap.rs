@@ -1,0 +1,221 @@
+//! A pipeline over any sequential model in one call.
+//!
+//! ```no_run
+//! # use trainyard_nn::{Builder, SimpleCnn};
+//! # use trainyard_parallel::{PipelineOptions, pipeline};
+//! # fn train(world: &trainyard_torch::World, images: &tch::Tensor, labels: &tch::Tensor) -> trainyard_parallel::Result<()> {
+//! let model = SimpleCnn::build(&Builder::new(1))?;
+//! let microbatch = images.narrow(0, 0, images.size()[0] / 8);
+//! let options = PipelineOptions { chunks: 8, ..PipelineOptions::default() };
+//! let model = pipeline(model, world, &microbatch, options)?;
+//! let loss = model.step(images, labels, 0)?; // on the ranks of the last stage
+//! # Ok(())
+//! # }
+//! ```
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Instant;
+
+use tch::{Kind, Tensor};
+use trainyard_cost::partition_balanced;
+use trainyard_mesh::{Axis, AxisSet};
+use trainyard_nn::{Context, Model, Parameter, Unit};
+use trainyard_schedule::{ScheduleKind, ShardingPolicy};
+use trainyard_torch::{World, operators, storage};
+use trainyard_trace::Purpose;
+
+use super::{ActivationSpec, Pipeline, StageModel};
+use crate::ddp::{Ddp, DdpOptions};
+use crate::error::{ParallelError, Result};
+use crate::strategy::{DataParallelWrapper, Microbatch, StepInputs, Strategy};
+
+/// How a model is cut into stages of similar cost.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cut {
+    /// By the floating-point operations of each unit, as libtorch runs it.
+    #[default]
+    Flops,
+    /// By the time that each unit takes on rank 0.
+    Measured,
+    /// By the number of parameters of each unit, which is right if memory is the problem.
+    Parameters,
+}
+
+/// Options of [`pipeline`].
+#[derive(Copy, Clone, Debug)]
+pub struct PipelineOptions {
+    /// Micro-batches of a step.
+    pub chunks: usize,
+    /// The schedule.
+    pub schedule: ScheduleKind,
+    /// Stages per rank, for schedules that have several.
+    pub stages_per_rank: usize,
+    /// How the model is cut.
+    pub cut: Cut,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> Self {
+        PipelineOptions {
+            chunks: 4,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            stages_per_rank: 1,
+            cut: Cut::default(),
+        }
+    }
+}
+
+/// Cuts `model` into stages over the ranks of `pp`, and replicates each stage over the data-parallel ranks. All ranks must
+/// pass the same weights; a rank keeps only those of its stages. `microbatch` has the shape and type of the inputs of a
+/// micro-batch: a forward pass with it finds the activations between stages, and the cost of units.
+pub fn pipeline<M: Model + 'static>(
+    model: M,
+    world: &World,
+    microbatch: &Tensor,
+    options: PipelineOptions,
+) -> Result<Pipeline> {
+    let group = world.group(Axis::Pp)?;
+    let stages_per_rank = options.schedule.num_chunks();
+    let stages_per_rank = stages_per_rank.unwrap_or(options.stages_per_rank);
+    let schedule = options
+        .schedule
+        .build(group.size(), options.chunks, stages_per_rank)?;
+    let outputs = unit_outputs(&model, microbatch)?;
+    let costs = costs(&model, microbatch, options.cut, world)?;
+    let splits = partition_balanced(&costs, schedule.num_stages())?;
+    let num_samples = microbatch.size().first().copied().unwrap_or(1) as u64;
+    let boundaries = splits[..splits.len() - 1].iter();
+    let activations = boundaries.map(|units| -> Result<ActivationSpec> {
+        let output = &outputs[units.end - 1];
+        Ok(ActivationSpec {
+            size: output.size(),
+            like: output.f_narrow(0, 0, 0)?.f_flatten(0, -1)?,
+            num_tokens: num_samples,
+            num_shards: 1,
+        })
+    });
+    let activations = activations.collect::<Result<_>>()?;
+
+    let model: Rc<dyn Model> = Rc::new(model);
+    let own = schedule.stages_of(group.index());
+    let own: Vec<Range<usize>> = own.into_iter().map(|stage| splits[stage].clone()).collect();
+    release_others(&*model, &own)?;
+    let replicas = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
+    let replicas = world.group(replicas)?;
+    let stages = own.into_iter().map(|units| {
+        let stage = StageModel::new(Rc::clone(&model), units);
+        let stage = Ddp::new(stage, &replicas, DdpOptions::default())?;
+        Ok(Box::new(stage) as Box<dyn DataParallelWrapper>)
+    });
+    let stages = stages.collect::<Result<Vec<_>>>()?;
+    Pipeline::new(
+        schedule,
+        stages,
+        &group,
+        activations,
+        ShardingPolicy::default(),
+    )
+}
+
+impl Pipeline {
+    /// Runs forward and backward of a batch, in micro-batches of equal size. Returns the mean loss over `targets` on the
+    /// ranks of the last stage.
+    pub fn step(&self, inputs: &Tensor, targets: &Tensor, step: u64) -> Result<Option<Tensor>> {
+        let chunks = self.schedule.num_microbatches as i64;
+        let num_samples = inputs.size().first().copied().unwrap_or(0);
+        if num_samples == 0 || num_samples % chunks != 0 {
+            return Err(ParallelError::IndivisibleChunks {
+                num_samples,
+                chunks,
+            });
+        }
+        let (inputs, parts) = (inputs.f_chunk(chunks, 0)?, targets.f_chunk(chunks, 0)?);
+        let first = |index: usize| index as u64 * (num_samples / chunks) as u64;
+        let microbatches = inputs.iter().zip(&parts).enumerate();
+        let microbatches = microbatches.map(|(index, (inputs, targets))| Microbatch {
+            inputs,
+            targets,
+            cx: Context::training(step).at_sample(first(index)),
+        });
+        self.run_step(&StepInputs {
+            microbatches: microbatches.collect(),
+            count: targets.numel() as f64,
+            scale: 1.0,
+            is_guarded: false,
+            ledger: self.group.ledger(),
+        })
+    }
+}
+
+/// The outputs of all units.
+fn unit_outputs(model: &dyn Model, x: &Tensor) -> Result<Vec<Tensor>> {
+    let mut outputs: Vec<Tensor> = Vec::new();
+    for unit in model.units() {
+        outputs.push(forward(unit, outputs.last().unwrap_or(x))?);
+    }
+    Ok(outputs)
+}
+
+fn forward(unit: &dyn Unit, x: &Tensor) -> Result<Tensor> {
+    Ok(tch::no_grad(|| unit.forward(x, &Context::evaluation(0)))?)
+}
+
+/// The cost of every unit, the same on all ranks.
+fn costs(model: &dyn Model, x: &Tensor, cut: Cut, world: &World) -> Result<Vec<f64>> {
+    let mut x = x.shallow_clone();
+    let mut costs = Vec::new();
+    for unit in model.units() {
+        let (output, cost) = match cut {
+            Cut::Parameters => (forward(unit, &x)?, unit.num_parameters() as f64),
+            Cut::Flops => {
+                let (output, operators) = operators::record(|| forward(unit, &x))?;
+                let flops: u64 = operators.iter().map(|operator| operator.flops).sum();
+                (output?, flops as f64)
+            }
+            Cut::Measured => measured(unit, &x)?,
+        };
+        x = output;
+        costs.push(cost);
+    }
+    if cut == Cut::Measured {
+        let shared = Tensor::f_from_slice(&costs)?.f_to_kind(Kind::Double)?;
+        let all = world.world_group()?;
+        all.broadcast(&shared, 0, Purpose::Control)?.wait()?;
+        costs = Vec::try_from(&shared)?;
+    }
+    Ok(costs)
+}
+
+/// The output of a unit and its time in seconds, the shortest of several.
+fn measured(unit: &dyn Unit, x: &Tensor) -> Result<(Tensor, f64)> {
+    const NUM_RUNS: usize = 3;
+    let mut best = (forward(unit, x)?, f64::MAX);
+    for _ in 0..NUM_RUNS {
+        let began = Instant::now();
+        let output = forward(unit, x)?;
+        // On a GPU, reading a value waits for the unit.
+        let _ = output
+            .f_flatten(0, -1)?
+            .f_narrow(0, 0, 1)?
+            .f_double_value(&[0])?;
+        best = (output, best.1.min(began.elapsed().as_secs_f64()));
+    }
+    Ok(best)
+}
+
+/// Frees the parameters that no unit of this rank uses.
+fn release_others(model: &dyn Model, own: &[Range<usize>]) -> Result<()> {
+    let mut used: Vec<Parameter> = Vec::new();
+    let units = model.units();
+    for unit in own.iter().flat_map(|own| &units[own.clone()]) {
+        used.extend(unit.parameters());
+        used.extend(unit.tied_parameters());
+    }
+    for parameter in model.parameters() {
+        if !used.iter().any(|own| own.is(&parameter)) {
+            storage::release(parameter.tensor())?;
+        }
+    }
+    Ok(())
+}
