@@ -293,7 +293,7 @@ fn backward_seed(output: &Tensor) -> Result<Seed> {
     let scalar = autograd::apply(
         &[output],
         |_, inputs| {
-            let none = inputs[0].f_view(-1i64)?.f_narrow(0, 0, 0)?;
+            let none = inputs[0].f_narrow(0, 0, 0)?.f_reshape(-1i64)?;
             Ok(none.f_sum(Kind::Float)?)
         },
         move |_, _| Ok(vec![take(&later)]),
