@@ -81,6 +81,10 @@ impl DecoderConfig {
         }
         let has_shared_gate = self.moe.as_ref().is_some_and(|moe| moe.has_shared_gate);
         let missing = [
+            (
+                !self.is_causal,
+                "bidirectional attention without being a GPT-2",
+            ),
             (self.norm == Norm::Layer, "LayerNorm without being a GPT-2"),
             (
                 self.feed_forward == FeedForward::Plain,

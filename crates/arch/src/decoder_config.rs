@@ -28,6 +28,8 @@ pub struct DecoderConfig {
     pub max_position_embeddings: usize,
     /// Whether the output head shares the embedding's weight.
     pub tie_word_embeddings: bool,
+    /// Whether a position attends to itself and earlier ones only; an encoder attends to all.
+    pub is_causal: bool,
     /// The kind of position embedding.
     pub positions: Positions,
     /// Base of the rotary frequencies.
@@ -159,6 +161,7 @@ impl DecoderConfig {
             head_dim: 0,
             max_position_embeddings: 2048,
             tie_word_embeddings: false,
+            is_causal: true,
             positions: Positions::Rotary,
             rope_theta: 1e4,
             rope_scaling: None,
@@ -219,7 +222,16 @@ impl DecoderConfig {
         }
     }
 
-    /// Whether this is a GPT-2 of some size: it has names and a layout of parameters of its own.
+    /// An encoder of the size of BERT: the blocks of GPT-2, in which every position attends to all others.
+    pub fn encoder() -> DecoderConfig {
+        DecoderConfig {
+            name: "encoder".to_owned(),
+            is_causal: false,
+            ..DecoderConfig::gpt(12, 768, 12, 30_522, 512)
+        }
+    }
+
+    /// Whether this is a GPT-2 of some size, or an encoder of its blocks: it has names and a layout of parameters of its own.
     pub fn is_gpt2(&self) -> bool {
         let plain = DecoderConfig::gpt(
             self.num_hidden_layers,
@@ -232,6 +244,7 @@ impl DecoderConfig {
             name: self.name.clone(),
             intermediate_size: self.intermediate_size,
             tie_word_embeddings: self.tie_word_embeddings,
+            is_causal: self.is_causal,
             norm_eps: self.norm_eps,
             rope_theta: self.rope_theta,
             resid_pdrop: self.resid_pdrop,

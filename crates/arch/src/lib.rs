@@ -16,6 +16,7 @@ mod moe;
 mod parameters;
 mod rope;
 mod sliding_window;
+mod vit;
 
 pub use check::nearest_divisor;
 pub use decoder_config::{
@@ -29,3 +30,4 @@ pub use moe::{BIAS_UPDATE_RATE, GroupScore, MoeConfig, RoutingGroups, ScoringFun
 pub use parameters::{BlockKind, BlockParameters, ParameterSpec, Sharding};
 pub use rope::{RopeScaling, rotary_frequencies};
 pub use sliding_window::SlidingWindow;
+pub use vit::VitConfig;

@@ -245,10 +245,12 @@ impl Config {
                 format!("the model reads tokens, but {key} = \"mnist\" has images"),
                 format!("use {key} = \"synthetic\" or \"tokens\""),
             )),
-            (ModelSpec::Cnn, Dataset::Tokens) => Err(ConfigError::contradiction(
-                format!("model.name = \"cnn\" reads images, but {key} = \"tokens\" has none"),
-                format!("use {key} = \"synthetic\" or \"mnist\""),
-            )),
+            (ModelSpec::Cnn | ModelSpec::Vit(_), Dataset::Tokens) => {
+                Err(ConfigError::contradiction(
+                    format!("the model reads images, but {key} = \"tokens\" has none"),
+                    format!("use {key} = \"synthetic\" or \"mnist\""),
+                ))
+            }
             (ModelSpec::Custom(name), Dataset::Synthetic | Dataset::Tokens)
                 if self.model.vocab_size.is_none() =>
             {

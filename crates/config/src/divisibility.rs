@@ -5,6 +5,9 @@ use trainyard_mesh::chunk;
 
 use crate::{Config, ConfigError, ContextMethod, ModelSpec};
 
+/// The outputs of the first linear layer of the CNN, which tensor-parallel ranks share.
+const CNN_HIDDEN_SIZE: usize = 128;
+
 impl Config {
     /// Rejects degrees of `tp` and `cp` that do not divide the model. Expects validated degrees.
     pub(crate) fn check_sharing(&self, model: &ModelSpec) -> Result<(), ConfigError> {
@@ -13,18 +16,19 @@ impl Config {
         if tp == 1 && cp == 1 {
             return Ok(());
         }
-        if let ModelSpec::Custom(_) = model {
+        let sizes = match model {
+            ModelSpec::Decoder(sizes) => sizes,
             // Only the program knows its dimensions; its layers check them.
-            return Ok(());
-        }
-        let Some(sizes) = model.decoder() else {
-            return Err(ConfigError::contradiction(
-                "parallelism.tensor_parallel_degree and context_parallel_degree share the matrices \
-                 and sequences of a decoder, but model.name = \"cnn\"",
-                "use parallelism.data_parallel_replicate_degree",
-            ));
+            ModelSpec::Custom(_) => return Ok(()),
+            ModelSpec::Cnn | ModelSpec::Vit(_) => return self.check_images(model),
         };
         let is_ring = cp > 1 && self.parallelism.context_parallel_method == ContextMethod::Ring;
+        if is_ring && !sizes.is_causal {
+            return Err(ConfigError::not_built(
+                "an encoder with ring attention",
+                "parallelism.context_parallel_method = \"ulysses\"",
+            ));
+        }
         let window = sizes.sliding_window.map(|window| window.sliding_window);
         if is_ring && window.is_some_and(|window| window < self.training.seq_len) {
             return Err(ConfigError::not_built(
@@ -38,6 +42,27 @@ impl Config {
         check_words(sizes.vocab_size, tp)
     }
 
+    /// Rejects degrees that do not divide a model of images.
+    fn check_images(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        if self.num_context_ranks() > 1 {
+            return Err(ConfigError::contradiction(
+                "parallelism.context_parallel_degree shards sequences, but the model reads images",
+                "use parallelism.data_parallel_replicate_degree",
+            ));
+        }
+        let by_tp = ("tensor_parallel_degree", self.num_tensor_ranks());
+        let requirements = match model {
+            ModelSpec::Vit(vit) => vec![
+                ("model.num_attention_heads", vit.encoder.num_attention_heads),
+                ("model.intermediate_size", vit.encoder.intermediate_size),
+            ],
+            _ => vec![("the hidden layer of the CNN", CNN_HIDDEN_SIZE)],
+        };
+        let mut requirements = requirements.into_iter();
+        requirements
+            .try_for_each(|(what, length)| Requirement::divides(what, length, by_tp).check())
+    }
+
     /// Validates settings that a pipeline excludes.
     fn check_pipeline(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         let degree = self.parallelism.pipeline_parallel_degree;
@@ -46,16 +71,14 @@ impl Config {
         }
         let key = format!("parallelism.pipeline_parallel_degree = {degree}");
         let kind = self.parallelism.schedule_kind()?;
-        if let ModelSpec::Custom(_) = model {
+        let Some(num_units) = model.num_units() else {
             return Ok(());
-        }
-        let Some(sizes) = model.decoder() else {
-            return Err(ConfigError::contradiction(
-                format!("{key} needs a model of several units, but model.name = \"cnn\""),
-                "use parallelism.data_parallel_replicate_degree",
-            ));
         };
-        if sizes.tie_word_embeddings && self.parallelism.data_parallel_shard_degree != 1 {
+        let num_units = num_units as i64;
+        let is_tied = model
+            .decoder()
+            .is_some_and(|sizes| sizes.tie_word_embeddings);
+        if is_tied && self.parallelism.data_parallel_shard_degree != 1 {
             return Err(ConfigError::not_built(
                 format!("{key} with model.tie_word_embeddings and sharded states"),
                 "parallelism.data_parallel_shard_degree = 1",
@@ -64,16 +87,15 @@ impl Config {
         let chunks = self.parallelism.pipeline_parallel_stages_per_rank;
         let chunks = kind.num_chunks().unwrap_or(chunks);
         let num_stages = degree.saturating_mul(chunks as i64);
-        let num_units = (sizes.num_hidden_layers as i64).saturating_add(2);
+        let num_blocks = (num_units - 2).max(0) as usize;
         if let Some(points) = self.parallelism.split_points()? {
             let last = points.last().copied().unwrap_or(0);
-            let is_right = points.len() as i64 + 1 == num_stages && last < sizes.num_hidden_layers;
+            let is_right = points.len() as i64 + 1 == num_stages && last < num_blocks;
             if !is_right {
                 return Err(ConfigError::contradiction(
                     format!(
-                        "parallelism.pipeline_parallel_split_points cut {} blocks {} times, for \
+                        "parallelism.pipeline_parallel_split_points cut {num_blocks} blocks {} times, for \
                          {num_stages} stages",
-                        sizes.num_hidden_layers,
                         points.len()
                     ),
                     format!("name the first blocks of {} stages", num_stages - 1),

@@ -81,7 +81,7 @@ impl Config {
                 ..unchanged.resized(&self.shrunk_gpt2(&decoder))
             },
             Ok(ModelSpec::Decoder(decoder)) => unchanged.resized(&self.shrunk_decoder(&decoder)),
-            Ok(ModelSpec::Cnn | ModelSpec::Custom(_)) | Err(_) => unchanged,
+            Ok(ModelSpec::Cnn | ModelSpec::Vit(_) | ModelSpec::Custom(_)) | Err(_) => unchanged,
         }
     }
 

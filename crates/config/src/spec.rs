@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use trainyard_arch::{ArchError, DecoderConfig, MoeConfig, QkNorm, nearest_divisor};
+use trainyard_arch::{ArchError, DecoderConfig, MoeConfig, QkNorm, VitConfig, nearest_divisor};
 
 use crate::{Choice, ConfigError, ModelName, ModelSection, MoeSection};
 
@@ -13,6 +13,8 @@ pub enum ModelSpec {
     Decoder(Box<DecoderConfig>),
     /// The CNN, which has fixed dimensions.
     Cnn,
+    /// A vision transformer.
+    Vit(Box<VitConfig>),
     /// A model that a program registers under this name, and that only this program can build.
     Custom(String),
 }
@@ -23,6 +25,7 @@ impl ModelSpec {
         Some(match self {
             ModelSpec::Custom(_) => return None,
             ModelSpec::Decoder(decoder) => decoder.num_parameters(),
+            ModelSpec::Vit(vit) => vit.num_parameters(),
             ModelSpec::Cnn => {
                 let conv = |from: u64, to: u64| 3 * 3 * from * to + to;
                 let linear = |from: u64, to: u64| from * to + to;
@@ -31,11 +34,21 @@ impl ModelSpec {
         })
     }
 
+    /// The number of units; `None` for a registered model.
+    pub fn num_units(&self) -> Option<usize> {
+        match self {
+            ModelSpec::Decoder(decoder) => Some(decoder.num_hidden_layers.saturating_add(2)),
+            ModelSpec::Cnn => Some(4),
+            ModelSpec::Vit(vit) => Some(vit.encoder.num_hidden_layers.saturating_add(2)),
+            ModelSpec::Custom(_) => None,
+        }
+    }
+
     /// The decoder, if it is one.
     pub fn decoder(&self) -> Option<&DecoderConfig> {
         match self {
             ModelSpec::Decoder(decoder) => Some(decoder),
-            ModelSpec::Cnn | ModelSpec::Custom(_) => None,
+            ModelSpec::Cnn | ModelSpec::Vit(_) | ModelSpec::Custom(_) => None,
         }
     }
 
@@ -63,9 +76,11 @@ impl ModelSection {
         };
         let base = match (name, &self.hf_assets_path) {
             (ModelName::Cnn, _) => return self.cnn(),
+            (ModelName::Vit, _) => return self.vit(),
             (_, Some(folder)) => read_decoder(folder)?,
             (ModelName::Llama, None) => DecoderConfig::from(self.flavor.unwrap_or_default()),
             (ModelName::Gpt2, None) => DecoderConfig::gpt2(),
+            (ModelName::Encoder, None) => DecoderConfig::encoder(),
         };
         let decoder = if base.is_gpt2() {
             self.gpt2(base)?
@@ -169,6 +184,26 @@ impl ModelSection {
                 format!("remove model.{key}"),
             )),
         }
+    }
+
+    /// The vision transformer, of which keys may set the sizes of blocks.
+    fn vit(&self) -> Result<ModelSpec, ConfigError> {
+        self.refuse_keys(
+            "a vision transformer",
+            &[
+                ("vocab_size", self.vocab_size.is_some()),
+                ("tie_word_embeddings", self.tie_word_embeddings.is_some()),
+                (
+                    "max_position_embeddings",
+                    self.max_position_embeddings.is_some(),
+                ),
+                ("hf_assets_path", self.hf_assets_path.is_some()),
+            ],
+        )?;
+        let base = VitConfig::mnist();
+        let encoder = self.gpt2(base.encoder.clone())?;
+        encoder.check().map_err(in_section)?;
+        Ok(ModelSpec::Vit(Box::new(VitConfig { encoder, ..base })))
     }
 
     /// Rejects keys that set dimensions of the CNN, because they are fixed.

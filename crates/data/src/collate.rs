@@ -23,12 +23,9 @@ pub struct Batch {
 
 /// Stacks samples, which must all have the same shapes and types.
 pub fn collate(samples: &[Sample], device: Device) -> Result<Batch, DataError> {
-    let Some(first) = samples.first() else {
-        return Err(DataError::Collate("the batch is empty".into()));
-    };
     let inputs = stack("inputs", samples.iter().map(|s| &s.inputs), device)?;
     let targets = stack("targets", samples.iter().map(|s| &s.targets), device)?;
-    let num_targets = samples.len() * first.targets.numel();
+    let num_targets: usize = samples.iter().map(|s| s.targets.num_targets()).sum();
     Batch::copied(inputs, targets, num_targets as i64, device)
 }
 

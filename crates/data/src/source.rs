@@ -1,5 +1,7 @@
 //! The dataset interface: random access to samples by index.
 
+use trainyard_torch::IGNORE_INDEX;
+
 use crate::DataError;
 
 /// Width and height of images.
@@ -56,6 +58,17 @@ impl Array {
         self.shape.iter().product()
     }
 
+    /// The elements that are not [`IGNORE_INDEX`].
+    pub(crate) fn num_targets(&self) -> usize {
+        match &self.values {
+            Values::Int(values) => values
+                .iter()
+                .filter(|value| **value != IGNORE_INDEX)
+                .count(),
+            Values::Float(values) => values.len(),
+        }
+    }
+
     /// The element type of its tensor.
     pub fn kind(&self) -> tch::Kind {
         match self.values {
@@ -70,7 +83,7 @@ impl Array {
 pub struct Sample {
     /// Inputs of the model, without the dimension of the batch.
     pub inputs: Array,
-    /// Targets of the loss. Each of its elements counts as a target: the loss is their mean.
+    /// Targets of the loss. Each of its elements but [`IGNORE_INDEX`] counts as a target: the loss is their mean.
     pub targets: Array,
 }
 

@@ -21,6 +21,14 @@ pub enum NnError {
         "ring attention does not support sliding windows: use context_parallel_method = \"ulysses\""
     )]
     WindowInRing,
+    /// An encoder with ring attention, which is causal.
+    #[error(
+        "ring attention is causal, but an encoder attends to all positions: use context_parallel_method = \"ulysses\""
+    )]
+    BidirectionalInRing,
+    /// Document masking in an encoder.
+    #[error("an encoder does not support document masking: use attn_mask_type = \"causal\"")]
+    DocumentMaskInEncoder,
     /// Document masking in a block with a sliding window.
     #[error(
         "documents and sliding windows together are not built: use attn_mask_type = \"causal\""

@@ -1,4 +1,5 @@
-//! GPT-2: a decoder-only transformer with learned position embeddings, with Hugging Face's parameter names.
+//! GPT-2: a decoder-only transformer with learned position embeddings, with Hugging Face's parameter names. Without the causal
+//! mask its blocks are those of an encoder.
 //!
 //! Its matrices are [in, out]. One matrix projects queries, keys and values. It is viewed as [in, 3, out]: the same
 //! elements in the same order, so that tensor-parallel ranks have some heads of each.
@@ -8,7 +9,8 @@ use trainyard_arch::DecoderConfig;
 
 use crate::transformer_block::{AttentionHalf, FeedForwardHalf, Head, TransformerBlock};
 use crate::{
-    Builder, Context, ContextParallel, Documents, Init, Module, Result, TensorParallel, Unit,
+    Builder, Context, ContextParallel, Documents, Init, Module, NnError, Result, TensorParallel,
+    Unit,
     layers::{Dropout, Embedding, LayerNorm, Linear, PositionEmbedding},
 };
 
@@ -35,14 +37,22 @@ pub(crate) fn units(
     let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
     for index in 0..config.num_hidden_layers {
         let builder = trunk.push(&format!("h.{index}"));
-        let attention = Attention::build(config, &builder)?;
-        let mlp = FeedForward::build(config, &builder)?;
-        let dropouts = Dropout::pair(&builder, ["attn", "mlp"], seq_len, config.resid_pdrop)?;
-        let block = TransformerBlock::new(&builder, attention, mlp, dropouts);
-        units.push(Box::new(block));
+        units.push(Box::new(block(config, seq_len, &builder)?));
     }
     units.push(Box::new(head));
     Ok(units)
+}
+
+/// A block for sequences of up to `seq_len` positions.
+pub(crate) fn block(
+    config: &DecoderConfig,
+    seq_len: usize,
+    builder: &Builder,
+) -> Result<TransformerBlock<Attention, FeedForward>> {
+    let attention = Attention::build(config, builder)?;
+    let mlp = FeedForward::build(config, builder)?;
+    let dropouts = Dropout::pair(builder, ["attn", "mlp"], seq_len, config.resid_pdrop)?;
+    Ok(TransformerBlock::new(builder, attention, mlp, dropouts))
 }
 
 /// The embedding unit: token and position embeddings.
@@ -78,11 +88,12 @@ impl Unit for Embed {
 
 /// The attention half of a block, with its norm.
 #[derive(Module, Debug)]
-struct Attention {
+pub(crate) struct Attention {
     ln_1: LayerNorm,
     c_attn: Linear,
     c_proj: Linear,
     head_dim: i64,
+    is_causal: bool,
     #[module(skip)]
     tp: TensorParallel,
     #[module(skip)]
@@ -100,6 +111,7 @@ impl Attention {
             c_attn: Linear::transposed_colwise(&attn.push("c_attn"), width, 3, width, init)?,
             c_proj: Linear::transposed_rowwise(&attn.push("c_proj"), width, width, last)?,
             head_dim: config.head_dim as i64,
+            is_causal: config.is_causal,
             cp: builder.context_parallel(),
             tp,
         })
@@ -111,16 +123,19 @@ impl AttentionHalf for Attention {
         let [qkv] = self.tp.colwise(&self.ln_1.forward(x)?, [&self.c_attn])?;
         let heads = qkv.f_unflatten(-1, [3, -1, self.head_dim])?;
         let each = |number| heads.f_select(2, number);
-        let output = self
-            .cp
-            .attention(&each(0)?, &each(1)?, &each(2)?, documents, None)?;
+        let (q, k, v) = (each(0)?, each(1)?, each(2)?);
+        let output = match documents {
+            _ if self.is_causal => self.cp.attention(&q, &k, &v, documents, None)?,
+            None => self.cp.bidirectional_attention(&q, &k, &v)?,
+            Some(_) => return Err(NnError::DocumentMaskInEncoder),
+        };
         self.tp.rowwise(&output.f_flatten(-2, -1)?, &self.c_proj)
     }
 }
 
 /// The feed-forward half of a block, with its norm.
 #[derive(Module, Debug)]
-struct FeedForward {
+pub(crate) struct FeedForward {
     ln_2: LayerNorm,
     c_fc: Linear,
     c_proj: Linear,

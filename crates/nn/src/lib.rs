@@ -51,6 +51,7 @@ mod thread_bound;
 mod transformer_block;
 mod unit;
 mod unit_hooks;
+mod vit;
 pub mod weight_gradients;
 pub mod weights;
 
@@ -78,3 +79,4 @@ pub use thread_bound::ThreadBound;
 pub use trainyard_nn_derive::Module;
 pub use unit::{Context, Unit, UnitCall};
 pub use unit_hooks::{Event, UnitHooks};
+pub use vit::Vit;

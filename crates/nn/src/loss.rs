@@ -1,12 +1,12 @@
 //! Cross-entropy loss.
 
 use tch::{Kind, Reduction, Tensor};
+use trainyard_torch::IGNORE_INDEX;
 
 use crate::Result;
 
-/// The summed cross entropy of `logits` [.., classes] and `targets` [..], in at least fp32.
+/// The summed cross entropy of `logits` [.., classes] and `targets` [..] except [`IGNORE_INDEX`], in at least fp32.
 pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    const NO_IGNORED_CLASS: i64 = -100;
     let kind = wide(logits.f_kind()?);
     let num_classes = logits.size().last().copied().unwrap_or(1);
     Ok(logits
@@ -16,7 +16,7 @@ pub fn cross_entropy_sum(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
             &targets.f_reshape(-1i64)?,
             None::<&Tensor>,
             Reduction::Sum,
-            NO_IGNORED_CLASS,
+            IGNORE_INDEX,
             0.0,
         )?)
 }

@@ -228,6 +228,13 @@ impl<M: Model> Model for Parallelized<M> {
     fn loss(&self, output: &Tensor, targets: &Tensor) -> Result<Tensor> {
         self.model.loss(output, targets)
     }
+
+    fn layer_comm_bytes(&self, num_tokens: u64) -> Option<u64> {
+        let is_sharded = self.units.iter().any(|unit| unit.sharded.is_some());
+        self.model
+            .layer_comm_bytes(num_tokens)
+            .filter(|_| !is_sharded)
+    }
 }
 
 impl<M: Model> ParallelUnit<M> {

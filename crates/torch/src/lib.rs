@@ -50,3 +50,6 @@ pub use store::Store;
 pub use tch::{Device, Kind, Tensor};
 pub use work::Work;
 pub use world::{Backend, Rendezvous, World, local_world_size, require_gpu};
+
+/// The target of a position that has none, which cross entropy leaves out: PyTorch's default `ignore_index`.
+pub const IGNORE_INDEX: i64 = -100;

@@ -9,11 +9,14 @@ use trainyard_config::{
     Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec,
     Offload, ReshardAfterForward, is_mixture, read_mixture,
 };
-use trainyard_data::{Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile};
+use trainyard_data::{
+    MaskedTokens, Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile,
+};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{
     Builder, ContextParallel, ContextParallelMethod, Decoder, Device, ExpertParallel, Model,
-    Parameter, SequenceParallel, SimpleCnn, SyntheticSkew, TensorParallel, UnitHooks, weights,
+    ParallelStyle, Parameter, SequenceParallel, SimpleCnn, SyntheticSkew, TensorParallel,
+    UnitHooks, Vit, parallelize, weights,
 };
 use trainyard_parallel::{
     Bf16Compression, BucketLimits, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
@@ -85,7 +88,15 @@ pub(crate) fn model_with(
         ModelSpec::Decoder(decoder) => {
             Box::new(Decoder::build(&decoder, spec.training.seq_len, &builder)?)
         }
-        ModelSpec::Cnn => Box::new(SimpleCnn::build(&builder)?),
+        ModelSpec::Cnn => {
+            let tp = world.group(Axis::Tp)?;
+            let plan = [
+                ("fc1", ParallelStyle::Colwise),
+                ("fc2", ParallelStyle::Rowwise),
+            ];
+            Box::new(parallelize(SimpleCnn::build(&builder)?, &tp, plan)?)
+        }
+        ModelSpec::Vit(vit) => Box::new(Vit::build(&vit, &builder)?),
         ModelSpec::Custom(name) => spec.registry().build_model(&name, spec, &builder)?,
     };
     if let Some(path) = &spec.model.initial_weights
@@ -196,12 +207,13 @@ pub fn source(spec: &TrainSpec, phase: Phase) -> Result<Arc<dyn Source>> {
     let seq_len = training.seq_len;
     // Synthetic validation data has another seed, so that it differs from the training data.
     let seed = spec.debug.seed + u64::from(is_validation);
-    let vocab_size = match spec.model.resolve()? {
+    let model = spec.model.resolve()?;
+    let vocab_size = match &model {
         ModelSpec::Decoder(sizes) => Some(sizes.vocab_size),
-        ModelSpec::Cnn => None,
+        ModelSpec::Cnn | ModelSpec::Vit(_) => None,
         ModelSpec::Custom(_) => spec.model.vocab_size,
     };
-    Ok(match (dataset, vocab_size) {
+    let source: Arc<dyn Source> = match (dataset, vocab_size) {
         (Dataset::Synthetic, Some(size)) => Arc::new(SyntheticTokens::new(seq_len, size, seed)?),
         (Dataset::Synthetic, None) => Arc::new(SyntheticImages::new(seed)),
         (Dataset::Tokens, Some(size)) => tokens(path()?, seq_len, size, seed)?,
@@ -218,6 +230,14 @@ pub fn source(spec: &TrainSpec, phase: Phase) -> Result<Arc<dyn Source>> {
             };
             Arc::new(Mnist::open(path()?, split)?)
         }
+    };
+    Ok(match model.decoder() {
+        // The last token of the vocabulary stands for a masked one.
+        Some(encoder) if !encoder.is_causal => {
+            let mask_token_id = encoder.vocab_size as i64 - 1;
+            Arc::new(MaskedTokens::new(source, mask_token_id, seed))
+        }
+        _ => source,
     })
 }
 

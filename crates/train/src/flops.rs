@@ -16,6 +16,7 @@ pub(crate) fn flops_per_target(spec: &TrainSpec) -> Result<f64> {
             let convolutions = (9 * 32 + 9 * 32 * 64) * 28 * 28;
             6.0 * f64::from(convolutions + 64 * 28 * 28 * 128 + 128 * 10)
         }
+        ModelSpec::Vit(vit) => vit.flops_per_image(),
         ModelSpec::Custom(_) => 6.0 * build::num_parameters(spec)? as f64,
     })
 }

@@ -1,6 +1,6 @@
 //! Activation checkpointing: which activations a job recomputes, from the config or a memory budget.
 
-use trainyard_config::{ActivationCheckpointMode, ModelSpec, SelectiveOption};
+use trainyard_config::{ActivationCheckpointMode, SelectiveOption};
 use trainyard_parallel::{Recompute, RecomputePlan, fit_to_budget};
 use trainyard_torch::World;
 
@@ -51,10 +51,8 @@ fn within_budget(spec: &TrainSpec, num_units: usize, world: &World) -> Result<Re
 
 /// The number of units of the model.
 fn num_units(spec: &TrainSpec) -> Result<usize> {
-    Ok(match spec.model.resolve()? {
-        ModelSpec::Decoder(sizes) => sizes.num_hidden_layers + 2,
-        // The CNN has no repeated blocks to recompute.
-        ModelSpec::Cnn => 1,
-        ModelSpec::Custom(_) => build::outline(spec)?.units().len(),
+    Ok(match spec.model.resolve()?.num_units() {
+        Some(number) => number,
+        None => build::outline(spec)?.units().len(),
     })
 }

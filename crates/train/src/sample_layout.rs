@@ -26,7 +26,7 @@ impl SampleLayout {
                     targets: tokens,
                 }
             }
-            ModelSpec::Cnn => SampleLayout {
+            ModelSpec::Cnn | ModelSpec::Vit(_) => SampleLayout {
                 inputs: (vec![1, IMAGE_SIDE, IMAGE_SIDE], compute_kind),
                 targets: (Vec::new(), Kind::Int64),
             },

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 use trainyard_config::{Batching, Dtype, Offload};
 use trainyard_data::Batch;
-use trainyard_mesh::{Axis, AxisSet};
+use trainyard_mesh::{Axis, AxisSet, chunk};
 use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
 use trainyard_optim::{DeviceScalars, Optimizer};
 use trainyard_parallel::{
@@ -409,13 +409,19 @@ impl Trainer {
         })
     }
 
+    /// This rank's share of targets that context-parallel ranks have together.
+    fn share_of(&self, num_targets: i64) -> i64 {
+        let share = chunk(num_targets as usize, self.cp.size(), self.cp.index());
+        share.len() as i64
+    }
+
     /// This rank's positions of the sequences, under context parallelism.
     fn local_microbatches(&self, batches: &[Batch]) -> Result<Vec<LocalMicrobatch>> {
         let local = |batch: &Batch| -> Result<LocalMicrobatch> {
             Ok(LocalMicrobatch {
                 inputs: self.cp.shard(&self.in_compute_kind(&batch.inputs)?)?,
                 targets: self.cp.shard(&batch.targets)?,
-                num_targets: batch.num_targets / self.cp.size() as i64,
+                num_targets: self.share_of(batch.num_targets),
                 documents: self.documents(batch)?,
             })
         };

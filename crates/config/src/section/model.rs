@@ -20,9 +20,15 @@ pub enum ModelName {
     /// GPT-2 decoder.
     #[serde(rename = "gpt2")]
     Gpt2,
+    /// Encoder of GPT-2's blocks without the causal mask, which learns to restore masked tokens, as BERT.
+    #[serde(rename = "encoder")]
+    Encoder,
     /// Two convolutions and two linear layers, for 28 x 28 images.
     #[serde(rename = "cnn")]
     Cnn,
+    /// Vision transformer for 28 x 28 images, in patches of 7 x 7.
+    #[serde(rename = "vit")]
+    Vit,
 }
 
 /// The attention mask.

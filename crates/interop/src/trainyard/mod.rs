@@ -235,7 +235,8 @@ fn write_experts(out: &mut String, experts: &MoeConfig) {
 }
 
 fn write_gpt2(out: &mut String, shape: &DecoderConfig) {
-    out.push_str("[model]\nname = \"gpt2\"\n");
+    let name = if shape.is_causal { "gpt2" } else { "encoder" };
+    let _ = writeln!(out, "[model]\nname = \"{name}\"");
     write_keys(
         out,
         &[

@@ -60,6 +60,11 @@ impl ContextParallel {
         }))
     }
 
+    /// This rank's index in the group.
+    pub fn index(&self) -> usize {
+        self.0.as_ref().map_or(0, |ranks| ranks.group.index())
+    }
+
     /// The number of context-parallel ranks.
     pub fn size(&self) -> usize {
         self.0.as_ref().map_or(1, |ranks| ranks.group.size())
@@ -93,6 +98,20 @@ impl ContextParallel {
         let shards = self.positions(length as usize)?.into_iter();
         let shards = shards.map(|p| sequences.f_narrow(1, p.start as i64, p.len() as i64));
         Ok(Tensor::f_cat(&shards.collect::<Result<Vec<_>, _>>()?, 1)?)
+    }
+
+    /// Attention of this rank's positions to all of the sequence, on [batch, positions, heads, head_dim].
+    pub fn bidirectional_attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
+            by_heads(q, k, v, |q, k, v| Ok(kernel::attention(q, k, v, false)?))
+        };
+        match &self.0 {
+            None => attend(q, k, v),
+            Some(ranks) => match ranks.method {
+                ContextParallelMethod::Ring => Err(NnError::BidirectionalInRing),
+                ContextParallelMethod::Ulysses => ulysses::attention(&ranks.group, q, k, v, attend),
+            },
+        }
     }
 
     /// Causal attention of this rank's positions to the whole sequence, to their document, or to the last `window`

@@ -84,6 +84,15 @@ impl TensorParallel {
         self
     }
 
+    /// The same ranks, each with the activations of all positions.
+    #[must_use]
+    pub fn without_sequence_parallel(mut self) -> TensorParallel {
+        if let Some(ranks) = &mut self.0 {
+            ranks.sequence = SequenceParallel::Disabled;
+        }
+        self
+    }
+
     /// The number of tensor-parallel ranks.
     pub fn size(&self) -> usize {
         self.0.as_ref().map_or(1, |ranks| ranks.group.size())

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
-use trainyard_torch::{Group, TorchError, autograd, meta};
+use trainyard_torch::{Group, IGNORE_INDEX, TorchError, autograd, meta};
 use trainyard_trace::Purpose;
 
 use crate::Result;
@@ -40,6 +40,7 @@ pub(super) fn cross_entropy_sum(
 ) -> Result<Tensor> {
     let num_own = own.len() as i64;
     let targets = targets.f_reshape(-1i64)?;
+    let is_counted = targets.f_ne(IGNORE_INDEX)?;
     let (own, is_outside) = within(&targets, own)?;
     let (own, is_inside) = (own.f_unsqueeze(1)?, is_outside.f_bitwise_not()?);
     Ok(autograd::apply(
@@ -47,9 +48,12 @@ pub(super) fn cross_entropy_sum(
         |saver, inputs| {
             let rows = inputs[0].f_reshape([-1, num_own])?;
             let rows = rows.f_to_kind(wide(rows.kind()))?;
-            let (softmax, losses) = softmax_and_losses(group, rows, &own, &is_inside)?;
+            let (mut softmax, losses) = softmax_and_losses(group, rows, &own, &is_inside)?;
+            let is_counted = is_counted.f_to_kind(losses.kind())?;
+            // Backward of a position without a target begins with zeros.
+            let softmax = softmax.f_mul_(&is_counted.f_unsqueeze(1)?)?;
             saver.save(&softmax);
-            Ok(losses.f_sum(losses.kind())?)
+            Ok(losses.f_mul(&is_counted)?.f_sum(losses.kind())?)
         },
         {
             let (shape, kind) = (logits.size(), logits.kind());

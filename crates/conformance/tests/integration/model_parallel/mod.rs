@@ -12,6 +12,7 @@ mod mixed;
 mod optimizers;
 mod pipeline;
 mod pipeline_overlap;
+mod presets;
 mod tensor;
 
 use trainyard_conformance::{Case, Suite};
@@ -129,6 +130,29 @@ const GPT2: &[Case] = &[
     Case {
         name: "bytes_equal_the_closed_form",
         run: gpt2::bytes,
+    },
+];
+
+const PRESETS: &[Case] = &[
+    Case {
+        name: "the_cnn_in_fp64_equals_one_rank",
+        run: presets::cnn,
+    },
+    Case {
+        name: "the_encoder_in_fp64_equals_one_rank",
+        run: presets::encoder,
+    },
+    Case {
+        name: "the_vision_transformer_in_fp64_equals_one_rank",
+        run: presets::vit,
+    },
+    Case {
+        name: "bf16_is_close_to_one_rank",
+        run: presets::bf16,
+    },
+    Case {
+        name: "fp16_is_close_to_one_rank",
+        run: presets::fp16,
     },
 ];
 
@@ -272,6 +296,12 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[4],
         cases: GPT2,
+    },
+    Suite {
+        name: "model_parallel::presets",
+        sizes: &[2],
+        full_sizes: &[4],
+        cases: PRESETS,
     },
     Suite {
         name: "model_parallel::families",
