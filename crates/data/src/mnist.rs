@@ -1,4 +1,4 @@
-//! The MNIST dataset of handwritten digits, in IDX files.
+//! The MNIST dataset of handwritten digits, in IDX files; `trainyard data prepare mnist` makes them.
 //!
 //! There are two files, one of images and one of labels. Each starts with a magic number for its content
 //! and big-endian sizes, followed by one byte per pixel or label. Both are read into memory.
@@ -11,6 +11,10 @@ use crate::source::{IMAGE_SIDE, Sample, Source, check_index};
 const IMAGES: u32 = 0x0000_0803;
 const LABELS: u32 = 0x0000_0801;
 const PIXELS: usize = IMAGE_SIDE * IMAGE_SIDE;
+
+/// Mean and standard deviation of the pixels of the training images, which normalize them.
+const MEAN: f32 = 0.1307;
+const STD: f32 = 0.3081;
 
 /// A split of MNIST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +69,8 @@ impl Source for Mnist {
         check_index(index, self.labels.len() as u64)?;
         let index = index as usize;
         let pixels = &self.pixels[index * PIXELS..][..PIXELS];
-        let pixels = pixels.iter().map(|&grey| f32::from(grey) / 255.0);
+        let normalized = |&grey: &u8| (f32::from(grey) / 255.0 - MEAN) / STD;
+        let pixels = pixels.iter().map(normalized);
         let label = i64::from(self.labels[index]);
         Ok(Sample::image(pixels.collect(), label))
     }
@@ -156,7 +161,8 @@ mod tests {
     fn reads_what_was_written() {
         let mnist = open(&images(3), &idx(LABELS, &[3], &[7, 0, 9])).unwrap();
         assert_eq!(mnist.len(), Some(3));
-        let pixel = |i: usize| ((2 * PIXELS + i) % 256) as f32 / 255.0;
+        let grey = |i: usize| ((2 * PIXELS + i) % 256) as f32 / 255.0;
+        let pixel = |i: usize| (grey(i) - MEAN) / STD;
         let expected = Sample::image((0..PIXELS).map(pixel).collect(), 9);
         assert_eq!(mnist.sample(2).unwrap(), expected);
         assert!(matches!(

@@ -98,7 +98,7 @@ impl Sample {
         }
     }
 
-    /// A grayscale image of [`IMAGE_SIDE`] × [`IMAGE_SIDE`] pixels from 0 to 1, row by row, and its class.
+    /// A grayscale image of [`IMAGE_SIDE`] × [`IMAGE_SIDE`] pixels, row by row, and its class.
     pub fn image(pixels: Vec<f32>, label: i64) -> Sample {
         Sample {
             inputs: Array::floats(pixels).reshaped(&[1, IMAGE_SIDE, IMAGE_SIDE]),

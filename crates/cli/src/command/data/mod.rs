@@ -1,5 +1,6 @@
 //! `trainyard data`: prepares and checks training data.
 
+mod mnist;
 mod prepare;
 mod verify;
 

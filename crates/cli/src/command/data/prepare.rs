@@ -1,11 +1,12 @@
-//! `trainyard data prepare`: text into token files.
+//! `trainyard data prepare`: text into token files, and digits into files of images.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use trainyard_tokenize::{Options, TokenizeError, prepare};
 
+use super::mnist::Mnist;
 use crate::failure::Failure;
 
 /// Tokenize text into a directory of token files; an interrupted run continues where it stopped
@@ -13,7 +14,23 @@ use crate::failure::Failure;
 #[command(after_help = "Examples:\n  \
     trainyard data prepare --tokenizer tokenizer.json --output tokens a.jsonl b.parquet\n  \
     trainyard train config.toml --training.dataset tokens --training.dataset_path tokens")]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Prepare {
+    #[command(subcommand)]
+    dataset: Option<NamedDataset>,
+    #[command(flatten)]
+    text: Option<Text>,
+}
+
+/// A dataset that is prepared in its own way.
+#[derive(Debug, Subcommand)]
+enum NamedDataset {
+    Mnist(Mnist),
+}
+
+/// Text and how it is tokenized.
+#[derive(Debug, Args)]
+struct Text {
     /// JSON lines (.jsonl, .json), Parquet (.parquet), or plain text, with one document per line or row
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
@@ -39,6 +56,16 @@ pub struct Prepare {
 
 impl Prepare {
     pub(super) fn execute(self) -> Result<ExitCode, Failure> {
+        match (self.dataset, self.text) {
+            (Some(NamedDataset::Mnist(mnist)), _) => mnist.execute(),
+            (None, Some(text)) => text.execute(),
+            (None, None) => Err(Failure::new("nothing to prepare: name text files")),
+        }
+    }
+}
+
+impl Text {
+    fn execute(self) -> Result<ExitCode, Failure> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
             num_threads: self.threads.unwrap_or(cores),
