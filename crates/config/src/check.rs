@@ -42,7 +42,7 @@ impl Config {
         self.check_loss(&model)?;
         self.check_experts(&model)?;
         within("debug.routing_skew", self.debug.routing_skew, 0.0, 1e6)?;
-        self.check_documents()?;
+        self.check_documents(&model)?;
         self.check_datasets(&model)?;
         self.check_batch()?;
         self.check_schedule()?;
@@ -104,7 +104,7 @@ impl Config {
     }
 
     /// Validates the requirements of document masks.
-    fn check_documents(&self) -> Result<(), ConfigError> {
+    fn check_documents(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         let end = self.training.eos_token_id;
         match (self.model.attn_mask_type, end) {
             (AttentionMask::Causal, None) => return Ok(()),
@@ -125,6 +125,13 @@ impl Config {
                     "set that, or remove training.eos_token_id",
                 ));
             }
+        }
+        let is_causal = model.decoder().is_some_and(|decoder| decoder.is_causal);
+        if !is_causal && !matches!(model, ModelSpec::Custom(_)) {
+            return Err(ConfigError::not_built(
+                "model.attn_mask_type = \"block_causal\" in a model that is no decoder",
+                "model.attn_mask_type = \"causal\"",
+            ));
         }
         let method = self.parallelism.context_parallel_method;
         if self.num_context_ranks() > 1 && method == ContextMethod::Ring {

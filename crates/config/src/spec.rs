@@ -77,6 +77,10 @@ impl ModelSection {
         let base = match (name, &self.hf_assets_path) {
             (ModelName::Cnn, _) => return self.cnn(),
             (ModelName::Vit, _) => return self.vit(),
+            (ModelName::Encoder, Some(_)) => {
+                self.refuse_keys("an encoder", &[("hf_assets_path", true)])?;
+                DecoderConfig::encoder()
+            }
             (_, Some(folder)) => read_decoder(folder)?,
             (ModelName::Llama, None) => DecoderConfig::from(self.flavor.unwrap_or_default()),
             (ModelName::Gpt2, None) => DecoderConfig::gpt2(),

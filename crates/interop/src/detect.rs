@@ -61,7 +61,8 @@ fn detect_toml(table: &toml::Table) -> Framework {
         .iter()
         .any(|&(section, key)| get(section, key).is_some());
     let name = get("model", "name").and_then(toml::Value::as_str);
-    let has_name = name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "cnn"));
+    let has_name =
+        name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "encoder" | "cnn" | "vit"));
     if has_sections || has_keys || has_name {
         Framework::Torchtitan
     } else {

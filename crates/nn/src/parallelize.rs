@@ -17,8 +17,8 @@ use std::rc::Rc;
 
 use tch::Tensor;
 use trainyard_mesh::{Axis, Dim, Layout, Placement, chunk};
-use trainyard_torch::{Group, TorchError, autograd, meta};
-use trainyard_trace::Purpose;
+use trainyard_torch::{Group, TorchError, autograd, memory, meta};
+use trainyard_trace::{MemoryKind, Purpose};
 
 use crate::tensor_parallel::collectives::{all_reduce, all_reduce_gradient};
 use crate::{Context, Model, Module, NnError, Parameter, Result, Router, Unit};
@@ -186,7 +186,10 @@ fn keep_shard(parameter: &Parameter, dim: Dim, group: &Group) -> Result<()> {
     let full = parameter.tensor().f_detach()?;
     let shard = full.f_narrow(dim.0 as i64, own.start as i64, own.len() as i64)?;
     // A copy, so that the full tensor is released.
-    parameter.rebind(&shard.f_contiguous()?.f_detach_copy()?)?;
+    let shard = memory::scope(MemoryKind::Parameter, || {
+        shard.f_contiguous()?.f_detach_copy()
+    })?;
+    parameter.rebind(&shard)?;
     parameter.set_layout(Layout::replicated().with(Axis::Tp, Placement::Shard(dim)));
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! BatchNorm over the batches of several ranks, as PyTorch's `SyncBatchNorm`: one collective in forward, one in backward.
 
 use tch::{Tensor, nn};
-use trainyard_torch::{Group, ReduceOp, Result, autograd};
+use trainyard_torch::{Group, ReduceOp, Result, autograd, meta};
 use trainyard_trace::Purpose;
 
 use crate::is_recomputing;
+use crate::loss::wide;
 
 /// The tensors and constants of a norm, except its input.
 pub(crate) struct NormState<'a> {
@@ -21,7 +22,7 @@ pub(crate) struct NormState<'a> {
 }
 
 /// Normalizes every channel of `x` [batch, channels, ..] by its mean and variance over the batches of all ranks of `group`,
-/// and moves the running statistics towards them. A batch that is not counted is normalized by the statistics of the others.
+/// and moves the running statistics towards them, in at least fp32. A batch that is not counted is normalized by the statistics of the others.
 pub(crate) fn sync_batch_norm(
     x: &Tensor,
     state: &NormState<'_>,
@@ -29,8 +30,10 @@ pub(crate) fn sync_batch_norm(
     is_counted: bool,
 ) -> Result<Tensor> {
     let (eps, other) = (state.eps, group.clone());
-    autograd::apply(
-        &[x, state.weight, state.bias],
+    let (kind, given) = (wide(x.kind()), x.kind());
+    let [x, weight, bias] = [x, state.weight, state.bias].map(|t| t.f_to_kind(kind));
+    let normed = autograd::apply(
+        &[&x?, &weight?, &bias?],
         |saver, inputs| {
             let [x, weight, bias] = inputs else {
                 return Ok(Tensor::new());
@@ -75,7 +78,8 @@ pub(crate) fn sync_batch_norm(
             };
             Ok(vec![Some(x_grad), Some(weight_grad), Some(bias_grad)])
         },
-    )
+    )?;
+    Ok(normed.f_to_kind(given)?)
 }
 
 /// The moments of every channel over a batch.
@@ -97,7 +101,7 @@ impl Moments {
         let centered = x.f_sub(&along_channels(&mean, x)?)?;
         Ok(Moments {
             squares: sum_of_channels(&centered.f_square()?)?,
-            count: Tensor::f_full([1], count, (x.kind(), x.device()))?,
+            count: mean.f_narrow(0, 0, 1)?.f_full_like(count)?,
             mean,
         })
     }
@@ -116,7 +120,7 @@ impl Moments {
         let num_channels = self.mean.numel() as i64;
         let own = Tensor::f_cat(&[&self.mean, &self.squares, &self.count], 0)?;
         let shape = [group.size() as i64, own.numel() as i64];
-        let all = own.f_new_empty(shape, (own.kind(), own.device()))?;
+        let all = meta::new_empty(&own, &shape)?;
         group
             .all_gather(&all.f_view(-1i64)?, &own, Purpose::Activation)?
             .wait()?;

@@ -1,8 +1,8 @@
 //! Buffers that forward updates, such as the running statistics of BatchNorm: all ranks compute with those of rank 0.
 //!
 //! Each rank updates them from its own part of the batch, so that they would drift apart. As with PyTorch's
-//! `broadcast_buffers`, the first forward pass of every step begins with a broadcast, one collective per dtype; passes of
-//! gradient accumulation in between do not broadcast.
+//! `broadcast_buffers`, a forward pass that follows a step begins with a broadcast, one collective per dtype; passes of gradient
+//! accumulation in between do not broadcast. Whoever compares or saves replicas broadcasts before.
 
 use std::cell::Cell;
 
@@ -51,7 +51,7 @@ pub(crate) struct SharedBuffers {
 }
 
 impl SharedBuffers {
-    /// The running statistics of `model`, on the ranks of `group`, which is called only if there are any.
+    /// The running statistics of `model`, the same on all ranks of `group`, which is called only if there are any.
     pub(crate) fn of(
         model: &dyn Model,
         options: &BroadcastBuffers,
@@ -74,11 +74,11 @@ impl SharedBuffers {
         Ok(SharedBuffers {
             group,
             tensors,
-            is_stale: Cell::new(true),
+            is_stale: Cell::new(false),
         })
     }
 
-    /// Gives all ranks the buffers of rank 0, if this is the first pass of a step.
+    /// Gives all ranks the buffers of rank 0, if a step has ended since the last time.
     pub(crate) fn broadcast_if_stale(&self) -> Result<()> {
         match &self.group {
             Some(group) if self.is_stale.replace(false) => self

@@ -244,6 +244,10 @@ impl<M: Model> Strategy for Ddp<M> {
         }
         Ok(())
     }
+
+    fn wait_pending(&self) -> Result<()> {
+        self.buffers.broadcast_if_stale()
+    }
 }
 
 impl<M: Model> DataParallelWrapper for Ddp<M> {

@@ -62,20 +62,41 @@ pub enum ParallelError {
         /// Micro-batches of a step.
         chunks: i64,
     },
+    /// A micro-batch of another size than the one that a pipeline was built for.
+    #[error(
+        "a micro-batch of {num_samples} samples, but the pipeline was built for micro-batches of {expected}: use batches of equal \
+         size"
+    )]
+    OtherMicrobatch {
+        /// Samples of the micro-batch.
+        num_samples: i64,
+        /// Samples of the micro-batch that the pipeline was built with.
+        expected: i64,
+    },
+    /// A unit that `pipeline` cannot place on one rank.
+    #[error(
+        "unit {unit} {what}: `pipeline` needs units of their own; build the stages with `Pipeline::new`"
+    )]
+    NotPipelined {
+        /// The unit.
+        unit: String,
+        /// What it has.
+        what: &'static str,
+    },
     /// The schedule cannot be built.
     #[error(transparent)]
     Schedule(#[from] trainyard_schedule::ScheduleError),
     /// The model has fewer units than there are stages.
     #[error(transparent)]
     TooManyStages(#[from] trainyard_cost::TooManyStages),
-    /// A rank of a join has not had a single batch that it could repeat.
+    /// Ranks of a join have not had a single batch that they could repeat.
     #[error(
-        "rank {index} of group {group} has no batches at all, so it cannot take part in the steps of the others: give every \
-         rank at least one batch"
+        "{number} of the ranks of group {group} have no batches at all, so they cannot take part in the steps of the others: give \
+         every rank at least one batch"
     )]
-    NoBatch {
-        /// The index of the rank in the group.
-        index: usize,
+    NoBatches {
+        /// How many ranks have none.
+        number: u64,
         /// The name of the group.
         group: String,
     },

@@ -67,7 +67,8 @@ impl<I: Iterator, F: Fn(&I::Item) -> u64> Join<I, F> {
         }
     }
 
-    /// The next step, or none if no rank has a batch left. All ranks of the group must call this.
+    /// The next step, or none if no rank has a batch left. All ranks of the group must call this, and each must have a batch at
+    /// first.
     #[expect(
         clippy::should_implement_trait,
         reason = "a step borrows its batch, which an iterator cannot express"
@@ -82,19 +83,26 @@ impl<I: Iterator, F: Fn(&I::Item) -> u64> Join<I, F> {
         if next.is_some() {
             self.last = next;
         }
+        let Some(batch) = &self.last else {
+            return Err(self.without_batches(num_active));
+        };
+        if self.step == 0 && num_active < self.group.size() as u64 {
+            return Err(self.without_batches(num_active));
+        }
         let step = self.step;
         self.step += 1;
-        match &self.last {
-            Some(batch) => Ok(Some(JoinedStep {
-                batch,
-                step,
-                num_targets,
-                is_idle: own.is_none(),
-            })),
-            None => Err(ParallelError::NoBatch {
-                index: self.group.index(),
-                group: self.group.name().to_owned(),
-            }),
+        Ok(Some(JoinedStep {
+            batch,
+            step,
+            num_targets,
+            is_idle: own.is_none(),
+        }))
+    }
+
+    fn without_batches(&self, num_active: u64) -> ParallelError {
+        ParallelError::NoBatches {
+            number: self.group.size() as u64 - num_active,
+            group: self.group.name().to_owned(),
         }
     }
 

@@ -90,7 +90,8 @@ pub trait Strategy: Model + CostModel {
         Vec::new()
     }
 
-    /// Waits for communication that a step left in flight.
+    /// Waits for communication that a step left in flight, and makes replicas the same, buffers included. All ranks must call
+    /// this.
     fn wait_pending(&self) -> Result<()> {
         Ok(())
     }

@@ -197,7 +197,11 @@ impl<'a> Job<'a> {
         self.heartbeat.enter(Stage::Stepping, next);
         let batches = self.next_batches()?;
         self.window.num_steps += 1;
-        self.window.num_targets += batches.iter().map(|b| b.num_targets).sum::<i64>();
+        // Positions without a target cost as much as those with one.
+        self.window.num_targets += batches
+            .iter()
+            .map(|b| b.targets.numel() as i64)
+            .sum::<i64>();
         let (outcome, memory) = self.take_step(&batches)?;
         if let Some(log) = &mut self.sample_log {
             log.write(self.trainer.steps_taken(), &batches)?;

@@ -15,7 +15,7 @@ use trainyard_nn::{
 use trainyard_optim::{Optimizer, Sgd};
 use trainyard_parallel::{
     BroadcastBuffers, DataParallel, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradSync,
-    Recompute, RecomputeHooks, RecomputePlan,
+    Recompute, RecomputeHooks, RecomputePlan, Strategy,
 };
 use trainyard_torch::Group;
 use trainyard_trace::Purpose;
@@ -191,6 +191,8 @@ fn bytes(rank: &Rank) -> Outcome {
     let ((first, first_loss), (second, second_loss)) = (forward()?, forward()?);
     model.backward(first, &first_loss, GradSync::None)?;
     model.backward(second, &second_loss, GradSync::Full)?;
+    model.wait_pending()?;
+    model.wait_pending()?;
     let totals = world.ledger().totals() - before;
     let sent = totals.of_purpose(Purpose::Parameter).sent_bytes;
     let sent: u64 = rank.all_gather(&sent)?.iter().sum();

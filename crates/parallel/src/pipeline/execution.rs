@@ -68,8 +68,31 @@ impl<'a> Execution<'a> {
         Ok(self.total)
     }
 
-    /// Runs forward only, one micro-batch after the other.
+    /// Runs forward without gradients and computes the loss.
     pub(super) fn evaluate(mut self) -> Result<Option<Tensor>> {
+        self.run_forward(|this, task, output| this.hand_on(task, output).map(drop))?;
+        Ok(self.total)
+    }
+
+    /// Runs forward without gradients. Returns the output of every micro-batch on the rank of the last stage, and none on others.
+    pub(super) fn predict(mut self) -> Result<Vec<Tensor>> {
+        let last = self.pipeline.last_stage();
+        let mut outputs = Vec::new();
+        self.run_forward(|this, task, output| {
+            if task.stage == last {
+                outputs.push(output.shallow_clone());
+                return Ok(());
+            }
+            this.hand_on(task, output).map(drop)
+        })?;
+        Ok(outputs)
+    }
+
+    /// Runs forward only, one micro-batch after the other, and calls `finish` with the output of each stage.
+    fn run_forward(
+        &mut self,
+        mut finish: impl FnMut(&mut Self, Task, &Tensor) -> Result<()>,
+    ) -> Result<()> {
         let schedule = &self.pipeline.schedule;
         for microbatch in 0..self.step.microbatches.len() {
             for (stage, strategy) in &self.pipeline.stages {
@@ -80,7 +103,7 @@ impl<'a> Execution<'a> {
                 let input = self.input(task)?;
                 let cx = &self.microbatch(task)?.cx;
                 let run = tch::no_grad(|| strategy.forward(&input, cx))?;
-                self.hand_on(task, &run.into_output())?;
+                finish(self, task, &run.into_output())?;
                 if let Some(message) = schedule.send_for(task) {
                     // All ranks only run forward, so the previous message is received in any case.
                     if let Some(earlier) = microbatch.checked_sub(1) {
@@ -93,8 +116,7 @@ impl<'a> Execution<'a> {
                 }
             }
         }
-        self.comm.finish()?;
-        Ok(self.total)
+        self.comm.finish()
     }
 
     fn execute(&mut self, planned: &PlannedInstruction) -> Result<()> {

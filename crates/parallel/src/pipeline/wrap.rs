@@ -22,9 +22,10 @@ use trainyard_cost::partition_balanced;
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Parameter, Unit};
 use trainyard_schedule::{ScheduleKind, ShardingPolicy};
-use trainyard_torch::{World, operators, storage};
+use trainyard_torch::{IGNORE_INDEX, World, meta, operators, storage};
 use trainyard_trace::Purpose;
 
+use super::execution::Execution;
 use super::{ActivationSpec, Pipeline, StageModel};
 use crate::ddp::{Ddp, DdpOptions};
 use crate::error::{ParallelError, Result};
@@ -81,6 +82,11 @@ pub fn pipeline<M: Model + 'static>(
     let schedule = options
         .schedule
         .build(group.size(), options.chunks, stages_per_rank)?;
+    check_units(&model)?;
+    model
+        .parameters()
+        .iter()
+        .try_for_each(Parameter::materialize)?;
     let outputs = unit_outputs(&model, microbatch)?;
     let costs = costs(&model, microbatch, options.cut, world)?;
     let splits = partition_balanced(&costs, schedule.num_stages())?;
@@ -90,7 +96,7 @@ pub fn pipeline<M: Model + 'static>(
         let output = &outputs[units.end - 1];
         Ok(ActivationSpec {
             size: output.size(),
-            like: output.f_narrow(0, 0, 0)?.f_flatten(0, -1)?,
+            like: meta::new_empty(output, &[0])?,
             num_tokens: num_samples,
             num_shards: 1,
         })
@@ -131,21 +137,98 @@ impl Pipeline {
             });
         }
         let (inputs, parts) = (inputs.f_chunk(chunks, 0)?, targets.f_chunk(chunks, 0)?);
-        let first = |index: usize| index as u64 * (num_samples / chunks) as u64;
-        let microbatches = inputs.iter().zip(&parts).enumerate();
-        let microbatches = microbatches.map(|(index, (inputs, targets))| Microbatch {
-            inputs,
-            targets,
-            cx: Context::training(step).at_sample(first(index)),
-        });
-        self.run_step(&StepInputs {
-            microbatches: microbatches.collect(),
-            count: targets.numel() as f64,
+        self.check_microbatch(num_samples / chunks)?;
+        let count = num_targets(targets)?;
+        let cx = Context::training(step).with_loss_weight(1.0 / count);
+        self.run_step(&self.inputs_of(&inputs, &parts, &cx, count))
+    }
+
+    /// The outputs for `inputs` in evaluation, on the ranks of the last stage. Their number must be divisible by that of a
+    /// micro-batch, whose shape the stages expect.
+    pub fn predict(&self, inputs: &Tensor) -> Result<Option<Tensor>> {
+        let num_samples = inputs.size().first().copied().unwrap_or(0);
+        let of_microbatch = self.activations.first().map(|spec| spec.num_tokens as i64);
+        let of_microbatch = of_microbatch.unwrap_or(num_samples).max(1);
+        if num_samples == 0 || num_samples % of_microbatch != 0 {
+            return Err(ParallelError::IndivisibleChunks {
+                num_samples,
+                chunks: num_samples.div_euclid(of_microbatch).max(1),
+            });
+        }
+        let parts = inputs.f_split(of_microbatch, 0)?;
+        // Nothing is compared with targets.
+        let step = self.inputs_of(&parts, &parts, &Context::evaluation(0), 1.0);
+        let outputs = Execution::new(self, &step).predict()?;
+        Ok(match &outputs[..] {
+            [] => None,
+            outputs => Some(Tensor::f_cat(outputs, 0)?),
+        })
+    }
+
+    /// Stages receive into tensors of the shape that they were built for.
+    fn check_microbatch(&self, num_samples: i64) -> Result<()> {
+        match self.activations.first() {
+            Some(spec) if spec.num_tokens as i64 != num_samples => {
+                Err(ParallelError::OtherMicrobatch {
+                    num_samples,
+                    expected: spec.num_tokens as i64,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The inputs of a step with one micro-batch per part.
+    fn inputs_of<'a>(
+        &'a self,
+        inputs: &'a [Tensor],
+        targets: &'a [Tensor],
+        cx: &Context,
+        count: f64,
+    ) -> StepInputs<'a> {
+        let mut first_sample = 0;
+        let mut microbatches = Vec::new();
+        for (inputs, targets) in inputs.iter().zip(targets) {
+            microbatches.push(Microbatch {
+                inputs,
+                targets,
+                cx: cx.clone().at_sample(first_sample),
+            });
+            first_sample += inputs.size().first().copied().unwrap_or(0) as u64;
+        }
+        StepInputs {
+            microbatches,
+            count,
             scale: 1.0,
             is_guarded: false,
             ledger: self.group.ledger(),
-        })
+        }
     }
+}
+
+/// Rejects what needs more than one rank's stage: parameters that two units share, and experts.
+fn check_units(model: &dyn Model) -> Result<()> {
+    let is_tied = |unit: &&&dyn Unit| !unit.tied_parameters().is_empty();
+    let has_experts = |unit: &&&dyn Unit| unit.parameters().iter().any(|p| p.layout().is_expert());
+    let units = model.units();
+    let reject = |unit: &dyn Unit, what| {
+        let unit = unit.name().to_owned();
+        Err(ParallelError::NotPipelined { unit, what })
+    };
+    match (units.iter().find(is_tied), units.iter().find(has_experts)) {
+        (Some(unit), _) => reject(*unit, "shares parameters with another unit"),
+        (_, Some(unit)) => reject(*unit, "has experts on other ranks"),
+        (None, None) => Ok(()),
+    }
+}
+
+/// The targets that count.
+fn num_targets(targets: &Tensor) -> Result<f64> {
+    if targets.is_floating_point() {
+        return Ok(targets.numel() as f64);
+    }
+    let is_counted = targets.f_ne(IGNORE_INDEX)?;
+    Ok(is_counted.f_sum(Kind::Int64)?.f_int64_value(&[])? as f64)
 }
 
 /// The outputs of all units.

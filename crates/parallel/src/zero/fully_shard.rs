@@ -229,6 +229,7 @@ impl<M: Model> Strategy for FullyShard<M> {
     }
 
     fn wait_pending(&self) -> Result<()> {
+        self.buffers.broadcast_if_stale()?;
         self.for_each(FsdpState::wait_pending)
     }
 
