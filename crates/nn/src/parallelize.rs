@@ -16,12 +16,15 @@
 use std::rc::Rc;
 
 use tch::Tensor;
-use trainyard_mesh::{Axis, Dim, Layout, Placement, chunk};
+use trainyard_mesh::{Axis, Dim, Layout, Placement};
 use trainyard_torch::{Group, TorchError, autograd, memory, meta};
 use trainyard_trace::{MemoryKind, Purpose};
 
 use crate::tensor_parallel::collectives::{all_reduce, all_reduce_gradient};
-use crate::{Context, Model, Module, NnError, Parameter, Result, Router, Unit};
+use crate::{
+    Context, Model, Module, NnError, Parameter, Result, Router, SequenceParallel, TensorParallel,
+    Unit,
+};
 
 /// How the weight of a unit is sharded.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -173,16 +176,9 @@ impl Sharded {
 
 /// Replaces a full parameter by this rank's shard of it.
 fn keep_shard(parameter: &Parameter, dim: Dim, group: &Group) -> Result<()> {
-    let length = parameter.shape()[dim.0];
-    if !length.is_multiple_of(group.size()) {
-        return Err(NnError::NotDivisible {
-            what: parameter.name().to_owned(),
-            length,
-            num_ranks: group.size(),
-        });
-    }
+    let tp = TensorParallel::new(group, SequenceParallel::Disabled);
+    let own = tp.shard_range(parameter.name(), parameter.shape()[dim.0])?;
     parameter.materialize()?;
-    let own = chunk(length, group.size(), group.index());
     let full = parameter.tensor().f_detach()?;
     let shard = full.f_narrow(dim.0 as i64, own.start as i64, own.len() as i64)?;
     // A copy, so that the full tensor is released.

@@ -21,8 +21,8 @@ use trainyard_torch::Group;
 use trainyard_trace::Purpose;
 
 use crate::convolutions::{
-    Convolutions, NUM_CHANNELS, NUM_CLASSES, SGD, batch, ddp_options, largest_distance, num_rows,
-    probe, shard_options, sharded,
+    Convolutions, NUM_CHANNELS, NUM_CLASSES, SGD, batch, ddp_options, for_each_stage,
+    largest_distance, num_rows, probe, shard_options, sharded,
 };
 
 const NUM_STEPS: u64 = 3;
@@ -230,17 +230,9 @@ fn synchronized(rank: &Rank) -> Outcome {
         ddp_options(),
     )?;
     assert_equals_one_rank(rank, &ddp, &ddp.model().parameters(), &expected)?;
-    let world = sharded(rank)?;
-    let group = world.world_group()?;
-    for stage in [Stage::OptimizerStates, Stage::Gradients, Stage::Parameters] {
-        let model = Convolutions::build(Some(&group), device())?;
-        let mut full = model.parameters();
-        // The evaluation compares weights that are sharded.
-        full.retain(|p| stage != Stage::Parameters || p.is_running_stat());
-        let model = FullyShard::new(model, &world, shard_options(stage))?;
-        assert_equals_one_rank(rank, &model, &full, &expected)?;
-    }
-    Ok(())
+    for_each_stage(rank, |model, _, full| {
+        assert_equals_one_rank(rank, model, full, &expected)
+    })
 }
 
 fn converted(rank: &Rank) -> Outcome {

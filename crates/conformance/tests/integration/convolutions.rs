@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use trainyard_conformance::Rank;
 use trainyard_conformance::training::distance;
+use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_cost::Stage;
 use trainyard_mesh::{Axis, Mesh};
 use trainyard_nn::layers::{BatchNorm, Conv2d};
-use trainyard_nn::{Builder, Context, Model, Module, Unit, cross_entropy_sum};
+use trainyard_nn::{Builder, Context, Model, Module, Parameter, Unit, cross_entropy_sum};
 use trainyard_optim::SgdConfig;
-use trainyard_parallel::{DdpOptions, ShardOptions};
+use trainyard_parallel::{DataParallelWrapper, DdpOptions, FullyShard, ShardOptions};
 use trainyard_torch::{Group, ReduceOp, World};
 use trainyard_trace::Ledger;
 
@@ -145,4 +145,22 @@ pub fn shard_options(stage: Stage) -> ShardOptions {
         op: ReduceOp::Sum,
         ..ShardOptions::default()
     }
+}
+
+/// Calls `check` with the model under every stage of ZeRO, with norms over the batches of all ranks: the wrapped model, the
+/// group of all ranks, and the parameters that a rank has in full. The evaluation of a model compares those that are sharded.
+pub fn for_each_stage(
+    rank: &Rank,
+    check: impl Fn(&dyn DataParallelWrapper, &Group, &[Parameter]) -> Outcome,
+) -> Outcome {
+    let world = sharded(rank)?;
+    let group = world.world_group()?;
+    for stage in [Stage::OptimizerStates, Stage::Gradients, Stage::Parameters] {
+        let model = Convolutions::build(Some(&group), device())?;
+        let mut full = model.parameters();
+        full.retain(|p| stage != Stage::Parameters || p.is_running_stat());
+        let model = FullyShard::new(model, &world, shard_options(stage))?;
+        check(&model, &group, &full)?;
+    }
+    Ok(())
 }

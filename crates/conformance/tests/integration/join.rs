@@ -6,16 +6,13 @@ use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 use trainyard_conformance::training::values;
 use trainyard_conformance::{Case, Outcome, Rank, Suite, device};
-use trainyard_cost::Stage;
 use trainyard_nn::{Context, Model, Module, Parameter, run};
 use trainyard_optim::{Optimizer, Sgd};
-use trainyard_parallel::{
-    DataParallelWrapper, Ddp, FullyShard, GradSync, Join, ParallelError, Strategy,
-};
+use trainyard_parallel::{DataParallelWrapper, Ddp, GradSync, Join, ParallelError, Strategy};
 use trainyard_torch::{Cause, Group, TorchError};
 
 use crate::convolutions::{
-    Convolutions, SGD, batch, ddp_options, largest_distance, probe, shard_options, sharded,
+    Convolutions, SGD, batch, ddp_options, for_each_stage, largest_distance, probe,
 };
 
 /// Far less than the timeout of collectives.
@@ -95,17 +92,9 @@ fn ddp(rank: &Rank) -> Outcome {
 }
 
 fn zero(rank: &Rank) -> Outcome {
-    let world = sharded(rank)?;
-    let group = world.world_group()?;
-    for stage in [Stage::OptimizerStates, Stage::Gradients, Stage::Parameters] {
-        let model = Convolutions::build(Some(&group), device())?;
-        let mut full = model.parameters();
-        // The evaluation compares weights that are sharded.
-        full.retain(|p| stage != Stage::Parameters || p.is_running_stat());
-        let model = FullyShard::new(model, &world, shard_options(stage))?;
-        assert_equals_one_rank(rank, &model, &group, &full)?;
-    }
-    Ok(())
+    for_each_stage(rank, |model, group, full| {
+        assert_equals_one_rank(rank, model, group, full)
+    })
 }
 
 fn without_batches(rank: &Rank) -> Outcome {
@@ -141,7 +130,9 @@ fn early_end(rank: &Rank) -> Outcome {
         group.abort();
     } else {
         let began = Instant::now();
-        let error = pass(1).err().ok_or("nobody noticed")?;
+        let error = pass(1)
+            .err()
+            .ok_or("the step succeeded without the last rank")?;
         assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
         rank.note(error.to_string());
         let ParallelError::Torch(TorchError::Communication(error)) = error else {

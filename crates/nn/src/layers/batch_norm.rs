@@ -48,45 +48,35 @@ impl BatchNorm {
 
     /// The normalized `x`, computed in at least fp32.
     pub fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
-        let kind = wide(x.kind());
-        let wide_x = x.f_to_kind(kind)?;
-        let weight = self.weight.value()?.f_to_kind(kind)?;
-        let bias = self.bias.value()?.f_to_kind(kind)?;
-        let normed = match &self.group {
-            Some(group) if cx.training => {
-                let state = NormState {
-                    weight: &weight,
-                    bias: &bias,
-                    running_mean: self.running_mean.tensor(),
-                    running_var: self.running_var.tensor(),
-                    momentum: MOMENTUM,
-                    eps: EPS,
-                };
-                sync_batch_norm(&wide_x, &state, group, !cx.is_idle)?
-            }
-            _ => self.over_own_batch(&wide_x, &weight, &bias, cx)?,
+        let group = match &self.group {
+            Some(group) if cx.training => group,
+            _ => return self.over_own_batch(x, cx),
         };
-        Ok(normed.f_to_kind(x.kind())?)
+        let state = NormState {
+            weight: &self.weight.value()?,
+            bias: &self.bias.value()?,
+            running_mean: self.running_mean.tensor(),
+            running_var: self.running_var.tensor(),
+            momentum: MOMENTUM,
+            eps: EPS,
+        };
+        Ok(sync_batch_norm(x, &state, group, !cx.is_idle)?)
     }
 
-    fn over_own_batch(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        cx: &Context,
-    ) -> Result<Tensor> {
+    fn over_own_batch(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        let kind = wide(x.kind());
         let is_counted = !is_recomputing() && !cx.is_idle;
         let uses_stats = is_counted || !cx.training;
-        Ok(x.f_batch_norm(
-            Some(weight),
-            Some(bias),
+        let normed = x.f_to_kind(kind)?.f_batch_norm(
+            Some(&self.weight.value()?.f_to_kind(kind)?),
+            Some(&self.bias.value()?.f_to_kind(kind)?),
             uses_stats.then(|| self.running_mean.tensor()),
             uses_stats.then(|| self.running_var.tensor()),
             cx.training,
             MOMENTUM,
             EPS,
             true,
-        )?)
+        )?;
+        Ok(normed.f_to_kind(x.kind())?)
     }
 }

@@ -87,8 +87,7 @@ pub fn pipeline<M: Model + 'static>(
         .parameters()
         .iter()
         .try_for_each(Parameter::materialize)?;
-    let outputs = unit_outputs(&model, microbatch)?;
-    let costs = costs(&model, microbatch, options.cut, world)?;
+    let (outputs, costs) = probe(&model, microbatch, options.cut, world)?;
     let splits = partition_balanced(&costs, schedule.num_stages())?;
     let num_samples = microbatch.size().first().copied().unwrap_or(1) as u64;
     let boundaries = splits[..splits.len() - 1].iter();
@@ -231,34 +230,30 @@ fn num_targets(targets: &Tensor) -> Result<f64> {
     Ok(is_counted.f_sum(Kind::Int64)?.f_int64_value(&[])? as f64)
 }
 
-/// The outputs of all units.
-fn unit_outputs(model: &dyn Model, x: &Tensor) -> Result<Vec<Tensor>> {
-    let mut outputs: Vec<Tensor> = Vec::new();
-    for unit in model.units() {
-        outputs.push(forward(unit, outputs.last().unwrap_or(x))?);
-    }
-    Ok(outputs)
-}
-
 fn forward(unit: &dyn Unit, x: &Tensor) -> Result<Tensor> {
     Ok(tch::no_grad(|| unit.forward(x, &Context::evaluation(0)))?)
 }
 
-/// The cost of every unit, the same on all ranks.
-fn costs(model: &dyn Model, x: &Tensor, cut: Cut, world: &World) -> Result<Vec<f64>> {
-    let mut x = x.shallow_clone();
-    let mut costs = Vec::new();
+/// The output of every unit, and its cost, which is the same on all ranks.
+fn probe(
+    model: &dyn Model,
+    x: &Tensor,
+    cut: Cut,
+    world: &World,
+) -> Result<(Vec<Tensor>, Vec<f64>)> {
+    let (mut outputs, mut costs) = (Vec::new(), Vec::new());
     for unit in model.units() {
+        let x = outputs.last().unwrap_or(x);
         let (output, cost) = match cut {
-            Cut::Parameters => (forward(unit, &x)?, unit.num_parameters() as f64),
+            Cut::Parameters => (forward(unit, x)?, unit.num_parameters() as f64),
             Cut::Flops => {
-                let (output, operators) = operators::record(|| forward(unit, &x))?;
+                let (output, operators) = operators::record(|| forward(unit, x))?;
                 let flops: u64 = operators.iter().map(|operator| operator.flops).sum();
                 (output?, flops as f64)
             }
-            Cut::Measured => measured(unit, &x)?,
+            Cut::Measured => measured(unit, x)?,
         };
-        x = output;
+        outputs.push(output);
         costs.push(cost);
     }
     if cut == Cut::Measured {
@@ -267,7 +262,7 @@ fn costs(model: &dyn Model, x: &Tensor, cut: Cut, world: &World) -> Result<Vec<f
         all.broadcast(&shared, 0, Purpose::Control)?.wait()?;
         costs = Vec::try_from(&shared)?;
     }
-    Ok(costs)
+    Ok((outputs, costs))
 }
 
 /// The output of a unit and its time in seconds, the shortest of several.
