@@ -28,7 +28,7 @@ fn main() -> Result<()> {
             optimizer.step(learning_rate(step))?;
             model.zero_grad()?;
         }
-        report(world.rank() == 0, |images, cx| {
+        report(Some(&world), |images, cx| {
             Ok(Some(model.forward(images, cx)?.into_output()))
         })
     })

@@ -30,7 +30,7 @@ fn main() -> Result<()> {
             optimizer.step(learning_rate(step))?;
             model.zero_grad()?;
         }
-        report(true, |images, _| Ok(model.predict(images)?))?;
+        report(Some(&world), |images, _| Ok(model.predict(images)?))?;
         // Rank 0 may host the store: no rank exits before all are done.
         Ok(world.world_group()?.barrier()?.wait()?)
     })

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
             autograd::clear_grad(parameter.tensor())?;
         }
     }
-    report(true, |images, cx| {
+    report(None, |images, cx| {
         Ok(Some(run(&model, images, cx, &[])?.into_output()))
     })
 }

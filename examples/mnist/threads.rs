@@ -23,7 +23,7 @@ fn main() -> Result<()> {
         optimizer.step(learning_rate(step))?;
         model.zero_grad()?;
     }
-    report(true, |images, cx| {
+    report(None, |images, cx| {
         Ok(Some(run(model.model(), images, cx, &[])?.into_output()))
     })
 }

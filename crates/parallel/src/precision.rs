@@ -1,6 +1,8 @@
 //! Mixed precision of a strategy.
 
-use tch::Kind;
+use tch::{Kind, Tensor};
+
+use crate::error::Result;
 
 /// The types of computation, gradient reduction and output, as FSDP's `MixedPrecisionPolicy`. Absent types are those
 /// of the master weights, which the optimizer always updates.
@@ -15,12 +17,28 @@ pub struct Precision {
 }
 
 impl Precision {
+    /// Computes in float16 and reduces gradients in float32. The loss must be scaled, or small gradients become zero.
+    pub fn fp16() -> Precision {
+        Precision {
+            param: Some(Kind::Half),
+            ..Precision::bf16()
+        }
+    }
+
     /// Computes in bfloat16 and reduces gradients in float32, which loses no gradient to rounding.
     pub fn bf16() -> Precision {
         Precision {
             param: Some(Kind::BFloat16),
             reduce: Some(Kind::Float),
             output: None,
+        }
+    }
+
+    /// A model's input in the type in which layers compute; indices, such as tokens, stay as they are.
+    pub(crate) fn cast_input(&self, x: &Tensor) -> Result<Tensor> {
+        match self.param {
+            Some(kind) if x.is_floating_point() => Ok(x.f_to_kind(kind)?),
+            _ => Ok(x.shallow_clone()),
         }
     }
 }

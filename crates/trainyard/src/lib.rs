@@ -86,7 +86,7 @@ pub use torch::{Device, Group, Kind, ReduceOp, Tensor, Work, World};
 pub use trace::{Ledger, Purpose};
 /// The error type of this library; `?` converts the errors of all its crates to it.
 pub use train::TrainError as Error;
-pub use train::{NoKeys, Registry};
+pub use train::{GradScaler, NoKeys, Registry};
 /// The program of a training job: everything that `trainyard train`, `verify` and `dry-run` do, with the components of a
 /// registry. A `main` returns what it returns.
 pub use trainyard_engine::main as train_main;

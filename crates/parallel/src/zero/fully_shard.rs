@@ -40,6 +40,7 @@ pub struct FullyShard<M> {
     offloaded: Option<Offloaded>,
     partial_grads: PartialGrads,
     buffers: SharedBuffers,
+    precision: Precision,
     _hooks: Vec<HookHandle>,
 }
 
@@ -149,6 +150,7 @@ impl<M: Model> FullyShard<M> {
         let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
         let replicas = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
         let buffers =
+            precision: options.precision,
             SharedBuffers::of(&model, &options.broadcast_buffers, || world.group(replicas))?;
         Ok(FullyShard {
             buffers,
@@ -254,7 +256,8 @@ impl<M: Model> DataParallelWrapper for FullyShard<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
         self.buffers.broadcast_if_stale()?;
         self.for_each(FsdpState::begin_forward)?;
-        Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
+        let x = self.precision.cast_input(x)?;
+        Ok(trainyard_nn::run(&self.model, &x, cx, &self.unit_hooks)?)
     }
 
     fn start_backward(&self, run: Run, loss: &Tensor, sync: GradSync) -> Result<()> {
