@@ -179,6 +179,9 @@ impl Config {
         if self.value_guard.policy != GuardPolicy::Rollback || has_checkpoints {
             return Ok(());
         }
+        if self.training.epochs.is_some() {
+            return Ok(()); // checked when the dataset has given the number of steps
+        }
         Err(ConfigError::contradiction(
             "value_guard.policy = \"rollback\", but checkpoint.enable is false",
             "set checkpoint.enable = true, or value_guard.policy = \"skip\"",

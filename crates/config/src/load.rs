@@ -87,6 +87,9 @@ fn read(
     let mut document = Document::parse(text, file, names)?;
     document.check(schema)?;
     for (key, value) in overrides::parse(schema, names, arguments)? {
+        if key == "training.steps" {
+            document.remove("training", "epochs");
+        }
         document.set(&key, value)?;
     }
     let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
@@ -200,6 +203,12 @@ impl<'a> Document<'a> {
                 .describe(key, kind, value.as_str().unwrap_or_default()),
             found: value.to_string(),
         })
+    }
+
+    fn remove(&mut self, section: &str, key: &str) {
+        if let Some(Value::Table(section)) = self.table.get_mut(section) {
+            section.remove(key);
+        }
     }
 
     /// Applies an override. The schema knows its key, unless it is one of a registered component.

@@ -147,6 +147,17 @@ mod tests {
     }
 
     #[test]
+    fn steps_on_the_command_line_replace_the_epochs_of_a_file() {
+        let with = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+            Config::parse("[training]\nepochs = 3\n", &arguments).map(|config| config.training)
+        };
+        assert_eq!(with(&[]).unwrap().epochs, Some(3));
+        let training = with(&["--training.steps", "7"]).unwrap();
+        assert_eq!((training.epochs, training.steps), (None, 7));
+    }
+
+    #[test]
     fn invalid_arguments_are_rejected_with_a_reason() {
         assert_eq!(
             with(&["--training.step", "3"]).unwrap_err(),

@@ -58,6 +58,11 @@ pub enum TrainError {
          or set the degrees"
     )]
     NotPlanned,
+    /// `training.epochs` of a dataset without an end.
+    #[error(
+        "training.epochs needs a dataset with an end, and this one has none: use training.steps"
+    )]
+    EndlessEpochs,
     /// Two components have one name.
     #[error(
         "two components are named {name:?}, in this program or in Trainyard: register one of them by another name"

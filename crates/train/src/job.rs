@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trainyard_checkpoint::TrainState;
-use trainyard_config::Batching;
-use trainyard_data::{Batch, Loader, LoaderOptions, Order, Sampler, Source};
+use trainyard_config::{Batching, Config};
+use trainyard_data::{Batch, Loader, LoaderOptions, Order, Placeholder, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, device, kernel, memory};
@@ -28,13 +28,14 @@ use crate::same_job;
 use crate::sample_log::SampleLog;
 use crate::spike::SpikeDetector;
 use crate::train_spec::TrainSpec;
-use crate::trainer::{StepOutcome, Trainer};
+use crate::trainer::{StepOutcome, Trainer, data_axes};
 use crate::value_guard::Incident;
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
 pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     memory::observe();
     same_job::check(spec, world)?;
+    let spec = &epochs_as_steps(spec, world)?;
     memory_check::check(spec, world)?;
     kernel::use_deterministic_algorithms(spec.debug.deterministic)?;
     if world.rank() == 0 {
@@ -70,6 +71,23 @@ pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
 }
 
 /// A training job on one rank.
+/// The job with the number of steps that its epochs take; the last step may begin another epoch.
+fn epochs_as_steps(spec: &TrainSpec, world: &World) -> Result<TrainSpec> {
+    let Some(epochs) = spec.training.epochs else {
+        return Ok(spec.clone());
+    };
+    let num_samples = build::source(spec, Phase::Training)?.len();
+    let num_samples = num_samples.ok_or(TrainError::EndlessEpochs)?;
+    let batching = spec.batching(world.mesh().size_of(data_axes()))?;
+    let mut config = Config::clone(spec);
+    config.training.epochs = None;
+    config.training.steps = epochs
+        .saturating_mul(num_samples)
+        .div_ceil(batching.global as u64);
+    config.check()?;
+    Ok(spec.with_config(config))
+}
+
 struct Job<'a> {
     spec: &'a TrainSpec,
     world: &'a World,
@@ -623,6 +641,7 @@ fn write_trace(spec: &TrainSpec, world: &World) -> Result<()> {
     let path = folder.join(chrome_file_name(world.rank()));
     world
         .ledger()
+        num_threads: spec.training.num_loader_threads,
         .write_chrome(&path)
         .map_err(|e| TrainError::Trace(e.to_string()))?;
     if world.rank() == 0 {

@@ -84,6 +84,10 @@ pub struct TrainingSection {
     pub max_norm: f64,
     /// Optimizer steps.
     pub steps: u64,
+    /// Passes over a finite dataset, which give the number of steps in place of `steps`.
+    pub epochs: Option<u64>,
+    /// Threads that load the samples of a rank.
+    pub num_loader_threads: usize,
     /// Memory limit for the tensors of a rank, on a GPU for what its allocator reserves; 0 for no limit. A job that
     /// needs more is rejected before it starts, with suggestions that fit.
     pub memory_limit_bytes: u64,
@@ -107,6 +111,8 @@ impl Default for TrainingSection {
             eos_token_id: None,
             max_norm: 1.0,
             steps: 10_000,
+            epochs: None,
+            num_loader_threads: 1,
             memory_limit_bytes: 0,
             dtype: Dtype::Float32,
             mixed_precision_param: None,
@@ -125,6 +131,11 @@ impl TrainingSection {
         at_least_one("training.local_batch_size", self.local_batch_size as u64)?;
         at_least_one("training.seq_len", self.seq_len as u64)?;
         at_least_one("training.steps", self.steps)?;
+        at_least_one("training.epochs", self.epochs.unwrap_or(1))?;
+        at_least_one(
+            "training.num_loader_threads",
+            self.num_loader_threads as u64,
+        )?;
         self.check_batch_size()?;
         if let Some(global) = self.global_batch_size {
             at_least_one("training.global_batch_size", global as u64)?;
