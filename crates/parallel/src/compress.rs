@@ -37,9 +37,9 @@ impl Reduction for Work {
     }
 }
 
-/// All-reduces gradients as bfloat16: half of the bytes of float32, with 8 bits of precision.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Bf16Compression;
+/// All-reduces gradients in another type: `BFloat16` sends half of the bytes of float32, with 8 bits of precision.
+#[derive(Debug, Clone, Copy)]
+pub struct CastReduction(pub Kind);
 
 struct Compressed {
     work: Work,
@@ -47,9 +47,9 @@ struct Compressed {
     bucket: Tensor,
 }
 
-impl GradientHook for Bf16Compression {
+impl GradientHook for CastReduction {
     fn reduce(&self, group: &Group, bucket: &Tensor, op: ReduceOp) -> Result<Box<dyn Reduction>> {
-        let compressed = bucket.f_to_kind(Kind::BFloat16)?;
+        let compressed = bucket.f_to_kind(self.0)?;
         Ok(Box::new(Compressed {
             work: group.all_reduce(&compressed, op, Purpose::Gradient)?,
             compressed,
@@ -58,7 +58,7 @@ impl GradientHook for Bf16Compression {
     }
 
     fn width(&self, _: Kind) -> u64 {
-        Kind::BFloat16.elt_size_in_bytes() as u64
+        self.0.elt_size_in_bytes() as u64
     }
 }
 

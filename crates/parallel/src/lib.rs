@@ -26,7 +26,7 @@ mod strategy;
 mod zero;
 
 pub use buffers::BroadcastBuffers;
-pub use compress::{Bf16Compression, GradientHook, PlainReduction, Reduction};
+pub use compress::{CastReduction, GradientHook, PlainReduction, Reduction};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{
-    Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec,
-    Offload, ReshardAfterForward, is_mixture, read_mixture,
+    Choice, Config, ContextMethod, Dataset, Dtype, MixtureEntry, ModelSpec, Offload,
+    OffloadStates as OffloadKey, ReshardAfterForward, is_mixture, read_mixture,
 };
 use trainyard_data::{
     MaskedTokens, Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile,
@@ -19,9 +19,9 @@ use trainyard_nn::{
     UnitHooks, Vit, parallelize, weights,
 };
 use trainyard_parallel::{
-    Bf16Compression, BucketLimits, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
-    OffloadOptions, PlainReduction, Precision, RecomputeHooks, RecomputePlan, Reshard,
-    ShardOptions, Stage, WrapPolicy,
+    BucketLimits, CastReduction, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
+    OffloadOptions, OffloadStates, PlainReduction, Precision, RecomputeHooks, RecomputePlan,
+    Reshard, ShardOptions, Stage, WrapPolicy,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::{Ledger, Purpose};
@@ -355,9 +355,11 @@ pub fn shard_options(config: &Config) -> ShardOptions {
 /// averaged.
 pub fn ddp_options(config: &Config) -> DdpOptions {
     let mib = |megabytes: f64| (megabytes * f64::from(1 << 20)) as u64;
-    let hook: Box<dyn GradientHook> = match config.parallelism.gradient_compression {
-        GradientCompression::None => Box::new(PlainReduction),
-        GradientCompression::Bf16 => Box::new(Bf16Compression),
+    let reduce = config.reduce_dtype();
+    let hook: Box<dyn GradientHook> = if reduce == config.training.dtype {
+        Box::new(PlainReduction)
+    } else {
+        Box::new(CastReduction(kind(reduce)))
     };
     DdpOptions {
         op: ReduceOp::Sum,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tch::{Kind, Tensor};
-use trainyard_config::{Config, Dtype, GradientCompression};
+use trainyard_config::{Config, Dtype};
 
 use crate::error::{EngineError, Result};
 use crate::verify::rank::{RankReport, parameters_file, report_file};
@@ -35,7 +35,7 @@ impl Tolerance {
 
     /// The tolerance for a dtype, from its rounding errors.
     pub fn of(dtype: Dtype, config: &Config) -> Tolerance {
-        let compressed = config.parallelism.gradient_compression != GradientCompression::None;
+        let compressed = config.reduce_dtype().size() < dtype.size();
         match dtype {
             Dtype::Float64 => Tolerance::FP64,
             Dtype::Float32 if !compressed => Tolerance {
