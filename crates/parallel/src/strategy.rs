@@ -96,6 +96,16 @@ pub trait Strategy: Model + CostModel {
         Ok(())
     }
 
+    /// Whether this rank reads the inputs of a batch: in a pipeline, only the ranks of the first stage do.
+    fn reads_inputs(&self) -> bool {
+        true
+    }
+
+    /// Whether this rank reads the targets of a batch: in a pipeline, only the ranks of the last stage do.
+    fn reads_targets(&self) -> bool {
+        true
+    }
+
     /// Visits every parameter while it is in memory.
     fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
         self.parameters().iter().try_for_each(visitor)

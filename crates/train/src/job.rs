@@ -22,6 +22,7 @@ use crate::memory_capacity::memory_capacity;
 use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
+use crate::pipeline;
 use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::rerun::{self, Verdict};
 use crate::same_job;
@@ -34,8 +35,8 @@ use crate::value_guard::Incident;
 /// Runs a training job on this rank until its last step, or until it is preempted.
 pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     memory::observe();
-    same_job::check(spec, world)?;
     let spec = &epochs_as_steps(spec, world)?;
+    same_job::check(spec, world)?;
     memory_check::check(spec, world)?;
     kernel::use_deterministic_algorithms(spec.debug.deterministic)?;
     if world.rank() == 0 {
@@ -70,7 +71,6 @@ pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     job.finish()
 }
 
-/// A training job on one rank.
 /// The job with the number of steps that its epochs take; the last step may begin another epoch.
 fn epochs_as_steps(spec: &TrainSpec, world: &World) -> Result<TrainSpec> {
     let Some(epochs) = spec.training.epochs else {
@@ -88,6 +88,7 @@ fn epochs_as_steps(spec: &TrainSpec, world: &World) -> Result<TrainSpec> {
     Ok(spec.with_config(config))
 }
 
+/// A training job on one rank.
 struct Job<'a> {
     spec: &'a TrainSpec,
     world: &'a World,
@@ -144,7 +145,8 @@ impl<'a> Job<'a> {
         let storage = checkpoint::storage(spec, world)?;
         let memory = checkpoint::memory(spec, world)?;
         checkpoint::resume(spec, &mut trainer, world, memory.as_ref())?;
-        let training_source = build::source(spec, Phase::Training)?;
+        let open = |phase| source_of(spec, phase, trainer.reads_samples());
+        let training_source = open(Phase::Training)?;
         let loader = loader(
             spec,
             world,
@@ -154,9 +156,12 @@ impl<'a> Job<'a> {
             (trainer.samples_seen(), trainer.data_group().index()),
         )?;
         // Opened now, so that a wrong path is found before the first step.
-        let validation_source = || build::source(spec, Phase::Validation);
+        let validation_source = || open(Phase::Validation);
         let validation_source = spec.validation.enable.then(validation_source).transpose()?;
         if world.rank() == 0 {
+            if let Some(warning) = pipeline::bubble_warning(spec, world)? {
+                tracing::warn!("{warning}");
+            }
             let batching = trainer.batching();
             tracing::info!(
                 "mesh {}; model size: {} parameters; global batch size {} = {} data-parallel ranks x \
@@ -606,6 +611,15 @@ fn report_offload(files: &[Counters]) {
     }
 }
 
+/// The samples of a phase, or placeholders for a rank that needs only their shapes.
+fn source_of(spec: &TrainSpec, phase: Phase, reads_samples: bool) -> Result<Arc<dyn Source>> {
+    let source = build::source(spec, phase)?;
+    if reads_samples || source.is_empty() {
+        return Ok(source);
+    }
+    Ok(Arc::new(Placeholder::new(&source)?))
+}
+
 /// Loads the micro-batches of one share of every batch, starting at sample `first` of the stream. The batch size may
 /// differ from that of the run before.
 fn loader(
@@ -627,6 +641,7 @@ fn loader(
     let options = LoaderOptions {
         order,
         device: world.device(),
+        num_threads: spec.training.num_loader_threads,
         ..LoaderOptions::default()
     };
     Ok(Loader::new(source, sampler, share, options)?)
@@ -641,7 +656,6 @@ fn write_trace(spec: &TrainSpec, world: &World) -> Result<()> {
     let path = folder.join(chrome_file_name(world.rank()));
     world
         .ledger()
-        num_threads: spec.training.num_loader_threads,
         .write_chrome(&path)
         .map_err(|e| TrainError::Trace(e.to_string()))?;
     if world.rank() == 0 {

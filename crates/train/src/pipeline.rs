@@ -11,7 +11,7 @@ use trainyard_nn::{Context, Device, Model, Parameter, Router, Unit};
 use trainyard_parallel::{
     ActivationSpec, Pipeline, RecomputePlan, StageModel, Strategy, TiedEmbedding,
 };
-use trainyard_schedule::{GradReduction, Schedule, ShardingPolicy};
+use trainyard_schedule::{Costs, GradReduction, Schedule, ShardingPolicy, simulate};
 use trainyard_torch::{World, meta};
 use trainyard_trace::Ledger;
 
@@ -122,6 +122,33 @@ fn schedule(spec: &TrainSpec, world: &World) -> Result<Schedule> {
     };
     schedule.check().map_err(failed)?;
     Ok(schedule)
+}
+
+/// A warning if a pipeline has so few micro-batches that its ranks idle for much of a step.
+pub fn bubble_warning(spec: &TrainSpec, world: &World) -> Result<Option<String>> {
+    let num_ranks = world.mesh().size(Axis::Pp);
+    if num_ranks == 1 {
+        return Ok(None);
+    }
+    let schedule = schedule(spec, world)?;
+    let num_microbatches = schedule.num_microbatches;
+    if num_microbatches >= 2 * num_ranks {
+        return Ok(None);
+    }
+    // Backward for inputs and for weights take as long as forward, each.
+    let timeline = simulate(&schedule, &Costs::uniform(1.0, 1.0, 1.0));
+    let timeline = timeline.map_err(|error| TrainError::Schedule(error.to_string()))?;
+    let idle = 100.0 * timeline.bubble() / timeline.end();
+    if idle < 1.0 {
+        return Ok(None);
+    }
+    let batching = spec.batching(world.mesh().size_of(data_axes()))?;
+    let enough = 2 * num_ranks * batching.local * batching.ranks;
+    Ok(Some(format!(
+        "{num_microbatches} micro-batches on {num_ranks} pipeline ranks leave a rank idle for {idle:.0} % of the step: use \
+         at least {}, with training.global_batch_size = {enough} or a smaller training.local_batch_size",
+        2 * num_ranks
+    )))
 }
 
 /// The units of every stage: split at the points of the config, or balanced by cost.

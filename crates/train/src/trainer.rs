@@ -67,6 +67,8 @@ pub struct Trainer {
     data_group: Group,
     /// The ranks that process different targets.
     target_group: Group,
+    /// Ranks along the pipeline.
+    num_stages: usize,
     /// The ranks whose losses sum up to the loss of the global batch: the target group and all pipeline
     /// stages, of which only the last has a loss.
     loss_group: Group,
@@ -94,7 +96,7 @@ pub struct Trainer {
 struct PendingCount {
     counts: Tensor,
     work: Work,
-    /// The number of ranks that count the same targets.
+    /// The number of ranks that count the same targets: in a pipeline, only those of the last stage count.
     num_sharers: i64,
 }
 
@@ -204,6 +206,7 @@ impl Trainer {
             parameters,
             data_group,
             target_group: world.group(loss_axes())?,
+            num_stages: world.mesh().size(Axis::Pp),
             loss_group: world.group(loss_axes().union(Axis::Pp.into()))?,
             cp: build::context_parallel(spec, world)?,
             end_of_document: spec.training.eos_token_id,
@@ -490,21 +493,21 @@ impl Trainer {
     /// Starts to count the targets of the global batch, which may differ between ranks.
     fn start_target_count(&self, batches: &[LocalMicrobatch]) -> Result<PendingCount> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
-        // A dry run does not communicate: it assumes that all ranks have the same count.
-        let own = if self.is_dry_run {
-            own * self.world_group.size() as i64
-        } else {
-            own
+        let num_counting = (self.world_group.size() / self.num_stages) as i64;
+        let own = match self.model.reads_targets() {
+            // A dry run does not communicate: it assumes that all ranks have the same count.
+            _ if self.is_dry_run => own * num_counting,
+            true => own,
+            false => 0,
         };
         let counts = Tensor::from_slice(&[own, i64::from(self.guard.has_suspects())]);
         let work = self
             .world_group
             .all_reduce(&counts, ReduceOp::Sum, Purpose::Control)?;
-        let num_sharers = self.world_group.size() / self.target_group.size();
         Ok(PendingCount {
             counts,
             work,
-            num_sharers: num_sharers as i64,
+            num_sharers: num_counting / self.target_group.size() as i64,
         })
     }
 
@@ -610,9 +613,16 @@ impl Trainer {
         &*self.optimizer
     }
 
-    /// The optimizer, to load saved state into.
-    pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
-        &mut *self.optimizer
+    /// Whether this rank computes with the values of samples. Inner stages of a pipeline need their shapes only, unless
+    /// attention is limited to documents.
+    pub fn reads_samples(&self) -> bool {
+        let model = &self.model;
+        model.reads_inputs() || model.reads_targets() || self.end_of_document.is_some()
+    }
+
+    /// The model and the optimizer, to load saved state into.
+    pub fn model_and_optimizer(&mut self) -> (&dyn Strategy, &mut dyn Optimizer) {
+        (&*self.model, &mut *self.optimizer)
     }
 }
 

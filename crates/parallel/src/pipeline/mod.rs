@@ -191,6 +191,15 @@ impl Strategy for Pipeline {
         let replica = self
             .tied_embedding
             .as_ref()
+    fn reads_inputs(&self) -> bool {
+        self.stages.iter().any(|(number, _)| *number == 0)
+    }
+
+    fn reads_targets(&self) -> bool {
+        let last = self.last_stage();
+        self.stages.iter().any(|(number, _)| *number == last)
+    }
+
             .and_then(TiedEmbedding::replica);
         replica.into_iter().cloned().collect()
     }
