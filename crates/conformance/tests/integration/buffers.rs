@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::process::Command;
 use std::rc::Rc;
 
 use tch::nn::{self, ModuleT};
 use tch::{Device, Kind, Tensor};
-use trainyard_conformance::training::values;
+use trainyard_conformance::programs::{self, json, python, repository};
+use trainyard_conformance::training::{on_rank_0, values};
 use trainyard_conformance::{Case, Outcome, Rank, Suite, device};
 use trainyard_cost::{CommCounts, CostModel, Stage};
 use trainyard_nn::{
@@ -275,7 +277,68 @@ fn threads(rank: &Rank) -> Outcome {
     Ok(())
 }
 
+/// What PyTorch has after the same steps, under each of its strategies: parameters, buffers and an evaluation.
+type PeerStates = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
+
+/// Runs PyTorch's DDP and `fully_shard` on as many ranks, from the weights of `model`.
+fn train_in_pytorch(model: &impl Model, num_ranks: usize) -> Result<PeerStates, Box<dyn Error>> {
+    let mut weights = BTreeMap::new();
+    for (name, tensor) in values(&model.parameters()) {
+        weights.insert(name, Vec::<f64>::try_from(tensor.flatten(0, -1))?);
+    }
+    let file = tempfile::NamedTempFile::new()?;
+    serde_json::to_writer(&file, &weights)?;
+    let mut peer = Command::new(python()?);
+    peer.args(["-m", "torch.distributed.run", "--standalone"])
+        .arg(format!("--nproc-per-node={num_ranks}"))
+        .arg(repository("bench/peers/batch_norm.py"))
+        .arg(file.path())
+        .env("OMP_NUM_THREADS", "1");
+    Ok(json(&programs::run(&mut peer)?)?)
+}
+
+/// The largest relative distance of tensors to those of PyTorch.
+fn distance_to_peer(found: &BTreeMap<String, Tensor>, peer: &BTreeMap<String, Vec<f64>>) -> f64 {
+    let expected = found.iter().map(|(name, tensor)| {
+        let expected = Tensor::from_slice(&peer[name]).view_as(tensor);
+        (name.clone(), expected)
+    });
+    largest_distance(found, &expected.collect())
+}
+
+/// PyTorch's DDP and `fully_shard` with the same weights and batches. Rank 0 compares its statistics: those of
+/// `fully_shard` differ between ranks, and so does what its ranks evaluate.
+fn as_in_pytorch(rank: &Rank) -> Outcome {
+    if let Err(reason) = python() {
+        rank.note(format!("SKIPPED: {reason}"));
+        return Ok(());
+    }
+    let build = || Convolutions::build(None, device());
+    let peer = on_rank_0(rank, || train_in_pytorch(&build()?, rank.size()))?;
+    let group = rank.world()?.world_group()?;
+    let world = sharded(rank)?;
+    let replicated = Ddp::new(build()?, &group, ddp_options())?;
+    let sharded = FullyShard::new(build()?, &world, shard_options(Stage::Parameters))?;
+    let models: [(&str, &dyn DataParallelWrapper); 2] = [("ddp", &replicated), ("fsdp2", &sharded)];
+    for (strategy, model) in models {
+        train(model, rank.size(), rank.index())?;
+        let mut found = values(&model.parameters());
+        found.retain(|name, _| strategy == "ddp" || name.contains("running"));
+        found.insert("evaluation".to_owned(), evaluated(model)?);
+        if let Some(peer) = &peer {
+            let off = distance_to_peer(&found, &peer[strategy]);
+            rank.note(format!("{strategy} {off:.1e}"));
+            assert!(off < 1e-9, "{strategy}: {off:e}");
+        }
+    }
+    Ok(())
+}
+
 const BUFFERS: &[Case] = &[
+    Case {
+        name: "ddp_and_fully_shard_train_as_in_pytorch",
+        run: as_in_pytorch,
+    },
     Case {
         name: "running_statistics_are_the_same_on_all_ranks",
         run: ranks_agree,
