@@ -3,7 +3,7 @@
 use crate::section::within;
 use crate::{
     AttentionMask, Choice, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
-    GuardPolicy, ModelSpec, Offload,
+    GuardPolicy, ModelSpec,
 };
 
 impl Config {
@@ -65,18 +65,6 @@ impl Config {
     /// Validates settings that sharded states exclude.
     fn check_sharding(&self) -> Result<(), ConfigError> {
         let parallelism = &self.parallelism;
-        if parallelism.offload != Offload::None && self.checkpoint.enable {
-            return Err(ConfigError::not_built(
-                "checkpoint.enable = true with parallelism.offload",
-                "parallelism.offload = \"none\" for checkpoints",
-            ));
-        }
-        if parallelism.offload != Offload::None && self.checkpoint.memory_interval > 0 {
-            return Err(ConfigError::not_built(
-                "checkpoint.memory_interval with parallelism.offload",
-                "parallelism.offload = \"none\" for in-memory checkpoints",
-            ));
-        }
         let degree = parallelism.data_parallel_shard_degree;
         if degree == 1 || parallelism.zero_stage == 0 {
             return Ok(());
@@ -179,9 +167,6 @@ impl Config {
         if self.value_guard.policy != GuardPolicy::Rollback || has_checkpoints {
             return Ok(());
         }
-        if self.training.epochs.is_some() {
-            return Ok(()); // checked when the dataset has given the number of steps
-        }
         Err(ConfigError::contradiction(
             "value_guard.policy = \"rollback\", but checkpoint.enable is false",
             "set checkpoint.enable = true, or value_guard.policy = \"skip\"",
@@ -194,6 +179,9 @@ impl Config {
     }
 
     fn check_schedule(&self) -> Result<(), ConfigError> {
+        if self.training.epochs.is_some() {
+            return Ok(()); // checked when the dataset has given the number of steps
+        }
         let (warmup, steps) = (self.lr_scheduler.warmup_steps, self.training.steps);
         if warmup > steps {
             return Err(ConfigError::contradiction(

@@ -2,7 +2,7 @@
 
 use trainyard_arch::MoeConfig;
 
-use crate::{Config, ConfigError, ModelSpec, Offload};
+use crate::{Config, ConfigError, ModelSpec};
 
 impl Config {
     /// Rejects degrees and settings that do not fit the experts of the model. Expects validated degrees.
@@ -21,12 +21,6 @@ impl Config {
         };
         self.check_expert_ranks(mixture)?;
         self.check_capacity(mixture)?;
-        if self.parallelism.offload != Offload::None {
-            return Err(ConfigError::not_built(
-                "parallelism.offload with [model.moe]",
-                "parallelism.offload = \"none\"",
-            ));
-        }
         Ok(())
     }
 
@@ -139,11 +133,6 @@ mod tests {
                 "model.moe.capacity_factor = 1.5\nparallelism.context_parallel_degree = 2",
                 "capacity_factor = 1.5",
                 "no token is dropped",
-            ),
-            (
-                "parallelism.offload = \"cpu\"",
-                "offload with [model.moe]",
-                "none",
             ),
             (
                 "model.moe.router_z_loss_coef = -1",

@@ -49,9 +49,10 @@ pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
     BitFlip, CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType,
     Dtype, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection, MetricsSection,
-    ModelName, ModelSection, MoeSection, Offload, OptimizerImplementation, OptimizerName,
-    OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection, ReshardAfterForward,
-    ResumeChange, SelectiveOption, TrainingSection, ValidationSection, ValueGuardSection,
+    ModelName, ModelSection, MoeSection, Offload, OffloadStates, OptimizerImplementation,
+    OptimizerName, OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection,
+    ReshardAfterForward, ResumeChange, SelectiveOption, TrainingSection, ValidationSection,
+    ValueGuardSection,
 };
 pub use spec::ModelSpec;
 

@@ -76,8 +76,12 @@ pub trait Optimizer {
     /// All state tensors, each named as `exp_avg.<parameter>`. The tensors are shared, not copied.
     fn state(&self) -> Vec<(String, Tensor)>;
 
-    /// Loads saved state. Returns an error and changes nothing if names, shapes or dtypes do not match.
+    /// Loads saved state; parameters that it does not name keep theirs. Returns an error and changes nothing if names,
+    /// shapes or dtypes do not match.
     fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<()>;
+
+    /// Forgets the state of all parameters.
+    fn clear_state(&mut self);
 }
 
 #[cfg(test)]

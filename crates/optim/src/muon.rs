@@ -150,6 +150,11 @@ impl Optimizer for Muon {
         self.matrices.replace(momenta);
         Ok(())
     }
+
+    fn clear_state(&mut self) {
+        self.matrices.clear();
+        self.rest.clear_state();
+    }
 }
 
 impl MuonConfig {

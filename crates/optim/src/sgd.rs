@@ -92,6 +92,13 @@ impl Optimizer for Sgd {
             Momentum::Buffer(state) => state.load(saved),
         }
     }
+
+    fn clear_state(&mut self) {
+        match &mut self.state {
+            Momentum::None(state) => state.clear(),
+            Momentum::Buffer(state) => state.clear(),
+        }
+    }
 }
 
 fn update<const N: usize>(

@@ -32,6 +32,10 @@ macro_rules! delegate_state {
         fn load_state(&mut self, state: Vec<(String, ::tch::Tensor)>) -> $crate::Result<()> {
             self.$field.load(state)
         }
+
+        fn clear_state(&mut self) {
+            self.$field.clear();
+        }
     };
 }
 
@@ -143,10 +147,17 @@ impl<const N: usize> State<N> {
         Ok(Restored(loaded))
     }
 
-    /// Replaces all state.
+    /// Replaces the state of the parameters that were restored.
     pub(crate) fn replace(&mut self, restored: Restored) {
         for (entry, tensors) in self.entries.iter_mut().zip(restored.0) {
-            entry.tensors = tensors;
+            entry.tensors = tensors.or(entry.tensors.take());
+        }
+    }
+
+    /// Forgets all state.
+    pub(crate) fn clear(&mut self) {
+        for entry in &mut self.entries {
+            entry.tensors = None;
         }
     }
 

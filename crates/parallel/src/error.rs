@@ -114,12 +114,14 @@ pub enum ParallelError {
     /// The optimizer failed.
     #[error("the optimizer failed: {0}")]
     Optimizer(#[from] OptimError),
-    /// Offload without stage 3.
-    #[error("offload needs sharded parameters; set zero_stage = 3")]
+    /// Offload of parameters without stage 3.
+    #[error(
+        "offload of parameters needs sharded parameters; set zero_stage = 3, or offload_states = \"optimizer\""
+    )]
     OffloadNeedsStage3,
-    /// Offload of a model with experts.
-    #[error("offload does not support models with experts yet; set offload = \"none\"")]
-    OffloadOfExperts,
+    /// A visitor of states ended the visit.
+    #[error("the visit of offloaded states was interrupted by its caller")]
+    Interrupted,
     /// The stages or the group do not match the schedule.
     #[error(
         "the schedule has {num_ranks} ranks and {num_stages} stages on this rank, but the group has {group_size} \

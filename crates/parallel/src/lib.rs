@@ -39,7 +39,10 @@ pub use pipeline::{
 pub use precision::Precision;
 pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
 pub use strategy::{
-    DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StepInputs, Strategy,
+    DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StateLoader, StateVisitor,
+    StepInputs, Strategy,
 };
 pub use trainyard_cost::{Reshard, Stage};
-pub use zero::{FullyShard, OffloadOptions, ShardOptions, WrapPolicy, fully_shard, shard_axes};
+pub use zero::{
+    FullyShard, OffloadOptions, OffloadStates, ShardOptions, WrapPolicy, fully_shard, shard_axes,
+};

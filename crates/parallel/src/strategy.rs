@@ -39,6 +39,12 @@ impl OptimizerStep<'_> {
     }
 }
 
+/// Visits parameters that are in memory.
+pub type StateVisitor<'a> = dyn FnMut(&[Parameter]) -> Result<()> + 'a;
+
+/// Changes parameters that are in memory, and gives them optimizer states.
+pub type StateLoader<'a> = dyn FnMut(&[Parameter], &mut dyn Optimizer) -> Result<()> + 'a;
+
 /// One micro-batch of a step.
 pub struct Microbatch<'a> {
     /// Inputs of the model.
@@ -90,12 +96,6 @@ pub trait Strategy: Model + CostModel {
         Vec::new()
     }
 
-    /// Waits for communication that a step left in flight, and makes replicas the same, buffers included. All ranks must call
-    /// this.
-    fn wait_pending(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// Whether this rank reads the inputs of a batch: in a pipeline, only the ranks of the first stage do.
     fn reads_inputs(&self) -> bool {
         true
@@ -106,9 +106,29 @@ pub trait Strategy: Model + CostModel {
         true
     }
 
-    /// Visits every parameter while it is in memory.
-    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.parameters().iter().try_for_each(visitor)
+    /// Waits for communication that a step left in flight, and makes replicas the same, buffers included. All ranks must call
+    /// this.
+    fn wait_pending(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Visits this rank's parameters while they are in memory: all at once or, if they are offloaded, part by part. Their
+    /// optimizer states are in memory too if an optimizer is given.
+    fn visit_states(
+        &self,
+        _optimizer: Option<&dyn Optimizer>,
+        visitor: &mut StateVisitor<'_>,
+    ) -> Result<()> {
+        visitor(&self.parameters())
+    }
+
+    /// As [`visit_states`](Self::visit_states), for a visitor that changes the parameters and gives them optimizer states.
+    fn load_states(
+        &self,
+        optimizer: &mut dyn Optimizer,
+        visitor: &mut StateLoader<'_>,
+    ) -> Result<()> {
+        visitor(&self.parameters(), optimizer)
     }
 
     /// Counters of the offload files, if states are offloaded.

@@ -317,9 +317,14 @@ fn offload_options(config: &Config, world: &World) -> Option<OffloadOptions> {
             .unwrap_or_default(),
     };
     Some(OffloadOptions {
+        states: match config.parallelism.offload_states {
+            OffloadKey::All => OffloadStates::All,
+            OffloadKey::Optimizer => OffloadStates::Optimizer,
+        },
         folder,
         rank: world.rank(),
         device: world.device(),
+        is_dry_run: world.is_fake(),
         num_buffers: 3,
     })
 }
@@ -341,6 +346,7 @@ pub fn shard_options(config: &Config) -> ShardOptions {
             ReshardAfterForward::Never => Reshard::Never,
         },
         prefetch: parallelism.fsdp_prefetch,
+        shard_experts: parallelism.shard_experts,
         wrap_policy: match parallelism.reduce_bucket_size {
             Some(bytes) => WrapPolicy::MaxBytes(bytes),
             None => WrapPolicy::EveryUnit,

@@ -195,9 +195,12 @@ fn allocated_states(report: &MemoryReport, trainer: &Trainer) -> StateBytes {
     }
 }
 
-/// The states of the model, and the optimizer's of each parameter.
+/// The states of the model that are in memory, and the optimizer's of each parameter.
 fn states_by_formula(trainer: &Trainer) -> StateBytes {
     let states = trainer.model().states();
+    if trainer.is_offloaded() {
+        return states;
+    }
     StateBytes {
         optimizer: states.optimizer + trainer.optimizer().moment_bytes(trainer.parameters()),
         ..states

@@ -12,9 +12,11 @@ use crate::{Result, TrainError};
 /// Gathers every parameter of the model, unsharded, of all pipeline stages. This is a collective call.
 pub fn full_parameters(trainer: &Trainer, world: &World) -> Result<Vec<Parameter>> {
     let mut all = Vec::new();
-    trainer.model().with_parameters(&mut |p| {
-        let full = Shards::of(p, world)?.gather(p.tensor())?;
-        all.push(Parameter::from_tensor(p.name(), full.copy())?);
+    trainer.model().visit_states(None, &mut |parameters| {
+        for parameter in parameters {
+            let full = Shards::of(parameter, world)?.gather(parameter.tensor())?;
+            all.push(Parameter::from_tensor(parameter.name(), full.copy())?);
+        }
         Ok(())
     })?;
     gather_stages(all, world)

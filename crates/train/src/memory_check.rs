@@ -2,7 +2,7 @@
 //!
 //! The check runs before training starts, so that no time is spent on a job that would run out of memory.
 
-use trainyard_config::{ActivationCheckpointMode, Config, Offload};
+use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_torch::World;
 
 use crate::dry_run::dry_run;
@@ -13,8 +13,7 @@ use crate::trainer::data_axes;
 /// Returns an error if the peak memory of a rank would exceed `training.memory_limit_bytes`.
 pub fn check(spec: &TrainSpec, world: &World) -> Result<()> {
     let limit = spec.training.memory_limit_bytes;
-    // Dry runs do not model offloading to files.
-    if limit == 0 || spec.parallelism.offload != Offload::None {
+    if limit == 0 {
         return Ok(());
     }
     let peak = dry_run(spec, world.size(), 0)?.peak_bytes;

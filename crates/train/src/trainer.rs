@@ -292,6 +292,11 @@ impl Trainer {
         self.is_guarded
     }
 
+    /// Whether optimizer states are offloaded.
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.is_offloaded
+    }
+
     /// Turns the value guard on or off for the steps that follow.
     pub(crate) fn set_guarded(&mut self, is_guarded: bool) {
         self.is_guarded = is_guarded;

@@ -29,7 +29,7 @@ pub use model::{AttentionMask, ModelName, ModelSection};
 pub use moe::MoeSection;
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
-    ContextMethod, GradientCompression, Offload, ParallelismSection, PipelineReduce,
+    ContextMethod, GradientCompression, Offload, OffloadStates, ParallelismSection, PipelineReduce,
     ReshardAfterForward,
 };
 pub use profiling::ProfilingSection;

@@ -63,6 +63,18 @@ pub enum PipelineReduce {
     Each,
 }
 
+/// Which states are offloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OffloadStates {
+    /// Parameters, master weights and moments; stage 3 only.
+    #[default]
+    #[serde(rename = "all")]
+    All,
+    /// Master weights and moments.
+    #[serde(rename = "optimizer")]
+    Optimizer,
+}
+
 /// The method of context parallelism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ContextMethod {
@@ -98,6 +110,10 @@ pub struct ParallelismSection {
     pub reduce_bucket_size: Option<u64>,
     /// Where unused parameters and optimizer states are stored.
     pub offload: Offload,
+    /// Whether `zero_stage` shards the states of experts too, over the ranks that hold the same experts.
+    pub shard_experts: bool,
+    /// Which states are offloaded.
+    pub offload_states: OffloadStates,
     /// The directory of offload files, on a fast disk, for `nvme`.
     pub offload_folder: Option<PathBuf>,
     /// The tensor-parallel degree.
@@ -151,7 +167,9 @@ impl Default for ParallelismSection {
             fsdp_reshard_after_forward: ReshardAfterForward::Default,
             fsdp_prefetch: 1,
             reduce_bucket_size: None,
+            shard_experts: true,
             offload: Offload::None,
+            offload_states: OffloadStates::All,
             offload_folder: None,
             tensor_parallel_degree: 1,
             enable_sequence_parallel: true,
@@ -234,6 +252,23 @@ impl ParallelismSection {
         Ok(())
     }
 
+    fn check_offloaded_stage(&self) -> Result<(), ConfigError> {
+        let fix = match (self.offload_states, self.zero_stage) {
+            (OffloadStates::All, 3) | (OffloadStates::Optimizer, 1..=3) => return Ok(()),
+            (OffloadStates::All, 1 | 2) => {
+                "use parallelism.zero_stage = 3, or parallelism.offload_states = \"optimizer\""
+            }
+            _ => "use parallelism.zero_stage = 3",
+        };
+        Err(ConfigError::contradiction(
+            format!(
+                "parallelism.offload needs states that are sharded, but parallelism.zero_stage = {}",
+                self.zero_stage
+            ),
+            fix,
+        ))
+    }
+
     fn check_offload(&self) -> Result<(), ConfigError> {
         match (self.offload, &self.offload_folder) {
             (Offload::Nvme, None) => Err(ConfigError::contradiction(
@@ -247,17 +282,8 @@ impl ParallelismSection {
                 ),
                 "use parallelism.offload = \"nvme\", or remove the folder",
             )),
-            (Offload::Nvme | Offload::Cpu, _) if self.zero_stage != 3 => {
-                Err(ConfigError::contradiction(
-                    format!(
-                        "parallelism.offload needs parameters that are gathered when needed, but \
-                         parallelism.zero_stage = {}",
-                        self.zero_stage
-                    ),
-                    "use parallelism.zero_stage = 3",
-                ))
-            }
-            _ => Ok(()),
+            (Offload::Nvme | Offload::Cpu, _) => self.check_offloaded_stage(),
+            (Offload::None, None) => Ok(()),
         }
     }
 }

@@ -55,7 +55,7 @@ const ROWS: [Row; 10] = [
 ];
 
 /// Other types, optimizers, schedules and combinations, for full CI runs.
-const FULL_ROWS: [Row; 18] = [
+const FULL_ROWS: [Row; 19] = [
     (
         "bfloat16",
         1,
@@ -79,6 +79,13 @@ const FULL_ROWS: [Row; 18] = [
     ("lamb", 1, TINY, "--optimizer.name LAMB"),
     ("sgd", 1, TINY, "--optimizer.name SGD"),
     ("offload", 2, TINY, "SHARDED --parallelism.offload cpu"),
+    (
+        "offload_of_optimizer_states",
+        2,
+        TINY,
+        "SHARDED --parallelism.zero_stage 1 --parallelism.offload cpu --parallelism.offload_states optimizer \
+         --training.mixed_precision_param bfloat16",
+    ),
     (
         "validation",
         1,

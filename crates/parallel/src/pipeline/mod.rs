@@ -19,11 +19,15 @@ use std::collections::BTreeSet;
 use tch::Tensor;
 use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume};
 use trainyard_nn::{Model, Module, Parameter, Unit};
+use trainyard_optim::Optimizer;
 use trainyard_schedule::{Instruction, Schedule, ShardingPolicy};
 use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
-use crate::strategy::{DataParallelWrapper, OptimizerStep, StepInputs, Strategy};
+use crate::offload::Counters;
+use crate::strategy::{
+    DataParallelWrapper, OptimizerStep, StateLoader, StateVisitor, StepInputs, Strategy,
+};
 use execution::Execution;
 use planned_instruction::PlannedInstruction;
 
@@ -187,10 +191,6 @@ impl Strategy for Pipeline {
         }
     }
 
-    fn tied_replicas(&self) -> Vec<Parameter> {
-        let replica = self
-            .tied_embedding
-            .as_ref()
     fn reads_inputs(&self) -> bool {
         self.stages.iter().any(|(number, _)| *number == 0)
     }
@@ -200,6 +200,10 @@ impl Strategy for Pipeline {
         self.stages.iter().any(|(number, _)| *number == last)
     }
 
+    fn tied_replicas(&self) -> Vec<Parameter> {
+        let replica = self
+            .tied_embedding
+            .as_ref()
             .and_then(TiedEmbedding::replica);
         replica.into_iter().cloned().collect()
     }
@@ -208,9 +212,29 @@ impl Strategy for Pipeline {
         self.stages.iter().try_for_each(|(_, s)| s.wait_pending())
     }
 
-    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+    fn visit_states(
+        &self,
+        optimizer: Option<&dyn Optimizer>,
+        visitor: &mut StateVisitor<'_>,
+    ) -> Result<()> {
         let mut stages = self.stages.iter();
-        stages.try_for_each(|(_, stage)| stage.with_parameters(visitor))
+        stages.try_for_each(|(_, stage)| stage.visit_states(optimizer, visitor))
+    }
+
+    fn load_states(
+        &self,
+        optimizer: &mut dyn Optimizer,
+        visitor: &mut StateLoader<'_>,
+    ) -> Result<()> {
+        let mut stages = self.stages.iter();
+        stages.try_for_each(|(_, stage)| stage.load_states(optimizer, visitor))
+    }
+
+    fn offload_counters(&self) -> Vec<Counters> {
+        let stages = self.stages.iter();
+        stages
+            .flat_map(|(_, stage)| stage.offload_counters())
+            .collect()
     }
 }
 

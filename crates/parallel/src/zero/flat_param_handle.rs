@@ -8,6 +8,7 @@ use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
+use super::GroupSharding;
 use super::offload_file::Loaded;
 use super::pool::Pool;
 use crate::flat::{FlatGrads, FlatParam, view_as, without_storage, zeros_flat};
@@ -45,6 +46,8 @@ pub(super) struct FlatParamHandle {
     param_shard: Tensor,
     /// The version of the master shard from which `param_shard` was last computed.
     version: i64,
+    /// Of offloaded master weights: whether `param_shard` has been computed anew since the last call of `refresh`.
+    is_updated: Option<bool>,
     /// The flat gradient as it is reduced; another tensor than that of `grads` if it has another type.
     gradients: Tensor,
     /// Unsharded gradients whose reduction is deferred to the end of several passes, in stages 2 and 3.
@@ -65,9 +68,10 @@ impl FlatParamHandle {
     pub(super) fn new(
         parameters: &[Parameter],
         group: &Group,
-        stage: Stage,
+        sharding: &GroupSharding,
         kinds: Kinds,
     ) -> Result<(FlatParamHandle, Vec<Parameter>)> {
+        let stage = sharding.stage;
         let lengths = parameters.iter().map(|p| p.tensor().numel()).collect();
         let layout = FlatParam::new(lengths, group.size());
         let like = parameters[0].tensor().f_detach()?;
@@ -92,6 +96,7 @@ impl FlatParamHandle {
             full,
             param_shard,
             version: -1,
+            is_updated: None,
             gradients,
             deferred: None,
             deferred_members: BTreeSet::new(),
@@ -103,7 +108,7 @@ impl FlatParamHandle {
         };
         let mut shards = Vec::with_capacity(parameters.len());
         for (member, parameter) in parameters.iter().enumerate() {
-            shards.push(unit.shard(member, parameter, stage)?);
+            shards.push(unit.shard(member, parameter, sharding)?);
         }
         if stage != Stage::Parameters {
             // Every rank started with the full parameters, so there is nothing to gather yet.
@@ -114,7 +119,12 @@ impl FlatParamHandle {
     }
 
     /// Writes this rank's shard of a parameter, and makes its leaf a view of the flat parameter.
-    fn shard(&mut self, member: usize, parameter: &Parameter, stage: Stage) -> Result<Parameter> {
+    fn shard(
+        &mut self,
+        member: usize,
+        parameter: &Parameter,
+        sharding: &GroupSharding,
+    ) -> Result<Parameter> {
         let leaf = parameter.tensor();
         let (elements, offset) = self.layout.shard_of(member, self.index);
         let shard = self
@@ -122,16 +132,24 @@ impl FlatParamHandle {
             .f_narrow(0, offset as i64, elements.len() as i64)?;
         parameter.copy_elements(elements, &shard).map_err(of_nn)?;
         let full = view_as(&self.full, self.layout.interval(member), leaf)?;
-        if stage != Stage::Parameters {
+        if sharding.stage != Stage::Parameters {
             let all = 0..leaf.numel();
             let flat = full.f_view(-1i64)?;
             parameter.copy_elements(all, &flat).map_err(of_nn)?;
         }
         parameter.rebind(&full).map_err(of_nn)?;
         let packed = Placement::Packed(self.layout.packed(member));
-        let layout = super::shard_axes_of(&parameter.layout())
+        let layout = sharding
+            .axes
             .iter()
             .fold(parameter.layout(), |layout, axis| layout.with(axis, packed));
+        // The only shard of a parameter is the parameter itself.
+        let is_whole = sharding.axes.is_empty();
+        let shard = if is_whole {
+            shard.f_view_as(leaf)?
+        } else {
+            shard
+        };
         let shard = shard.f_detach()?.f_set_requires_grad(true)?;
         parameter.shard(shard, layout).map_err(of_nn)
     }
@@ -183,6 +201,9 @@ impl FlatParamHandle {
     /// Recomputes the parameter shard if the optimizer has changed the master shard since the last call. Returns
     /// whether it has.
     pub(super) fn refresh(&mut self) -> Result<bool> {
+        if let Some(is_updated) = &mut self.is_updated {
+            return Ok(std::mem::take(is_updated));
+        }
         let version = storage::version(&self.master)?;
         if version == self.version {
             return Ok(false);
@@ -193,6 +214,18 @@ impl FlatParamHandle {
         // Read again, since the copy may have bumped the version too.
         self.version = storage::version(&self.master)?;
         Ok(true)
+    }
+
+    /// From now on, who updates the master weights computes the parameter shard too, and calls [`Self::set_updated`].
+    pub(super) fn set_master_offloaded(&mut self) {
+        self.is_updated = Some(false);
+    }
+
+    /// The parameter shard has been computed anew from offloaded master weights.
+    pub(super) fn set_updated(&mut self) {
+        if let Some(is_updated) = &mut self.is_updated {
+            *is_updated = true;
+        }
     }
 
     /// Allocates memory of its own for a flat parameter that stays gathered.

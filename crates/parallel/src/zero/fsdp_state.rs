@@ -9,7 +9,7 @@ use trainyard_trace::Purpose;
 
 use super::Stage;
 use super::flat_param_handle::FlatParamHandle;
-use super::offload_file::{Loaded, OffloadFile, OffloadOptions};
+use super::offload_file::{Loaded, OffloadFile, OffloadOptions, OffloadStates};
 use super::offloaded_states::OffloadedStates;
 use super::pool::Pool;
 use super::prefetch::PrefetchPolicy;
@@ -23,6 +23,23 @@ pub(super) struct CommConfig {
     pub op: ReduceOp,
     pub shard_group: Group,
     pub replicate_group: Group,
+}
+
+/// A parameter shard that is being updated.
+pub(super) enum ShardInUse {
+    /// From the offload file.
+    Loaded(Loaded),
+    /// In memory all the time.
+    Resident(Tensor),
+}
+
+impl ShardInUse {
+    pub(super) fn tensor(&self) -> &Tensor {
+        match self {
+            ShardInUse::Loaded(loaded) => &loaded[0],
+            ShardInUse::Resident(tensor) => tensor,
+        }
+    }
 }
 
 /// The reduce-scatter of a group in flight.
@@ -358,7 +375,7 @@ impl FsdpState {
         handle.unshard(&self.comm.shard_group, staged)
     }
 
-    /// Offloads the parameter shards to a file. Returns the offloaded master weights.
+    /// Offloads the master weights and, if asked, the parameter shards. Returns the offloaded optimizer states.
     pub(super) fn offload(&mut self, options: &OffloadOptions) -> crate::Result<OffloadedStates> {
         // The shards are computed from the master weights, so they must be up to date first.
         for handle in self.handles_mut() {
@@ -382,7 +399,12 @@ impl FsdpState {
             num_buffers: options.num_buffers + self.comm.prefetch.num_units,
             ..options.clone()
         };
-        self.offload_file = Some(OffloadFile::filled(&options, "parameters", &shards)?);
+        if options.states == OffloadStates::All {
+            self.offload_file = Some(OffloadFile::filled(&options, "parameters", &shards)?);
+        } else if masters.iter().any(Option::is_some) {
+            self.handles_mut()
+                .for_each(FlatParamHandle::set_master_offloaded);
+        }
         OffloadedStates::new(options, &masters)
     }
 
@@ -394,23 +416,31 @@ impl FsdpState {
         }
     }
 
-    /// Takes a group's parameter shard from the offload file for an update.
-    pub(super) fn take_shard(&mut self, index: usize) -> crate::Result<Loaded> {
-        match &mut self.offload_file {
-            Some(file) => file.take(index),
-            None => Err(crate::ParallelError::OffloadNeedsStage3),
+    /// A group's parameter shard, for an update.
+    pub(super) fn take_shard(&mut self, index: usize) -> crate::Result<ShardInUse> {
+        if let Some(file) = &mut self.offload_file {
+            return Ok(ShardInUse::Loaded(file.take(index)?));
+        }
+        let handle = self.groups[index].handle.as_ref();
+        let shard = handle.ok_or(crate::ParallelError::NothingToShard)?;
+        Ok(ShardInUse::Resident(shard.param_shard().shallow_clone()))
+    }
+
+    /// Ends the update of a group's parameter shard: writes it back in the background, or gathers it anew.
+    pub(super) fn put_shard(&mut self, index: usize, shard: ShardInUse) -> crate::Result<()> {
+        match (shard, &mut self.offload_file) {
+            (ShardInUse::Loaded(loaded), Some(file)) => file.write_behind(loaded),
+            _ => {
+                if let Some(handle) = &mut self.groups[index].handle {
+                    handle.set_updated();
+                }
+                Ok(self.unshard_updated(index)?)
+            }
         }
     }
 
-    /// Writes a group's parameter shard back in the background.
-    pub(super) fn put_shard(&mut self, staged: Loaded) -> crate::Result<()> {
-        self.offload_file
-            .as_mut()
-            .map_or(Ok(()), |file| file.write_behind(staged))
-    }
-
     pub(super) fn offload_counters(&self) -> Option<Counters> {
-        self.offload_file.as_ref().map(OffloadFile::counters)
+        self.offload_file.as_ref().and_then(OffloadFile::counters)
     }
 
     fn wait_for_unshard(&mut self, index: usize) -> Result<()> {

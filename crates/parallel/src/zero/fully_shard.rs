@@ -8,16 +8,18 @@ use tch::{Kind, Tensor};
 use trainyard_cost::{CommCounts, CostModel, ShardedModel, Stage, StateBytes, Volume, Widths};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
+use trainyard_optim::Optimizer;
 use trainyard_torch::autograd::HookHandle;
 use trainyard_torch::{Group, World};
 
 use super::flat_param_handle::{FlatParamHandle, Kinds};
 use super::fsdp_state::{CommConfig, FsdpState, UnitGroup};
 use super::hooks::{FsdpHooks, register_grad_hooks};
+use super::offload_file::OffloadStates;
 use super::offloaded_states::Offloaded;
 use super::prefetch::PrefetchPolicy;
 use super::wrap_policy::{UnitSize, WrapPolicy};
-use super::{ShardOptions, shard_axes_of};
+use super::{GroupSharding, ShardOptions};
 use crate::buffers::SharedBuffers;
 use crate::error::{ParallelError, Result};
 use crate::flat::{params_of_units, zeros_flat};
@@ -26,8 +28,8 @@ use crate::offload::Counters;
 use crate::partial_grads::PartialGrads;
 use crate::precision::Precision;
 use crate::strategy::{
-    DataParallelWrapper, GradSync, OptimizerStep, StepInputs, Strategy, evaluate_microbatches,
-    run_microbatches,
+    DataParallelWrapper, GradSync, OptimizerStep, StateLoader, StateVisitor, StepInputs, Strategy,
+    evaluate_microbatches, run_microbatches,
 };
 
 /// A model whose states are sharded over the ranks of `dp_shard` and `cp` and replicated over `dp_replicate`; the
@@ -36,8 +38,6 @@ pub struct FullyShard<M> {
     model: M,
     param_groups: Vec<ParamGroup>,
     unit_hooks: Vec<Rc<dyn UnitHooks>>,
-    /// The offloaded states, if any; there is only one parameter group then.
-    offloaded: Option<Offloaded>,
     partial_grads: PartialGrads,
     buffers: SharedBuffers,
     precision: Precision,
@@ -51,6 +51,7 @@ struct ParamGroup {
     shards: Vec<Vec<Shard>>,
     state: Arc<Mutex<FsdpState>>,
     formulas: ShardedModel,
+    offloaded: Option<Offloaded>,
 }
 
 /// This rank's shard of a parameter.
@@ -98,6 +99,10 @@ impl<M: Model> FullyShard<M> {
         let Some(first) = assigned.iter().flatten().next() else {
             return Err(ParallelError::NothingToShard);
         };
+        let offloads_all = options.offload.as_ref().map(|o| o.states) == Some(OffloadStates::All);
+        if offloads_all && options.stage != Stage::Parameters {
+            return Err(ParallelError::OffloadNeedsStage3);
+        }
         // Determined before sharding, which changes the type of the layers' parameters.
         let kinds = kinds_of(first, &options.precision);
         let mut param_groups = Vec::new();
@@ -126,14 +131,6 @@ impl<M: Model> FullyShard<M> {
                 mesh: world.mesh().to_string(),
             });
         }
-        let offloaded = match (&options.offload, &param_groups[..]) {
-            (Some(_), _) if options.stage != Stage::Parameters => {
-                return Err(ParallelError::OffloadNeedsStage3);
-            }
-            (Some(offload), [only]) => Some(Offloaded::new(lock(&only.state).offload(offload)?)),
-            (Some(_), _) => return Err(ParallelError::OffloadOfExperts),
-            (None, _) => None,
-        };
         let mut hooks = Vec::new();
         let mut unit_hooks: Vec<Rc<dyn UnitHooks>> = Vec::new();
         for group in &param_groups {
@@ -150,15 +147,14 @@ impl<M: Model> FullyShard<M> {
         let all: Vec<Parameter> = all.map(|shard: &Shard| shard.parameter.clone()).collect();
         let replicas = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
         let buffers =
-            precision: options.precision,
             SharedBuffers::of(&model, &options.broadcast_buffers, || world.group(replicas))?;
         Ok(FullyShard {
             buffers,
+            precision: options.precision,
             partial_grads: PartialGrads::of(&all),
             model,
             param_groups,
             unit_hooks,
-            offloaded,
             _hooks: hooks,
         })
     }
@@ -193,6 +189,22 @@ impl<M: Model> FullyShard<M> {
         Ok(())
     }
 
+    /// The parameter groups whose states are offloaded: all or none.
+    fn offloaded_groups(&self) -> impl Iterator<Item = (&ParamGroup, &Offloaded)> {
+        let groups = self.param_groups.iter();
+        groups.filter_map(|group| Some((group, group.offloaded.as_ref()?)))
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.offloaded_groups().next().is_some()
+    }
+
+    /// The parameters that are not sharded, such as buffers.
+    fn unsharded(&self) -> Vec<Parameter> {
+        let parameters = self.model.parameters().into_iter();
+        parameters.filter(|p| self.shard_of(p).is_none()).collect()
+    }
+
     fn shard_of(&self, parameter: &Parameter) -> Option<&Shard> {
         self.all_shards().find(|shard| shard.full.is(parameter))
     }
@@ -222,7 +234,7 @@ impl<M: Model> Strategy for FullyShard<M> {
         // Gradients are set again unit by unit.
         clear(self.all_shards());
         for group in &self.param_groups {
-            match &self.offloaded {
+            match &group.offloaded {
                 Some(offloaded) => offloaded.optimizer_step(&group.shards, &group.state, step)?,
                 None => group.step_in_memory(step)?,
             }
@@ -235,20 +247,38 @@ impl<M: Model> Strategy for FullyShard<M> {
         self.for_each(FsdpState::wait_pending)
     }
 
-    fn with_parameters(&self, visitor: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        match (&self.offloaded, self.param_groups.first()) {
-            (Some(offloaded), Some(group)) => {
-                offloaded.with_parameters(&group.shards, &group.state, visitor)
-            }
-            _ => self.parameters().iter().try_for_each(visitor),
+    fn visit_states(
+        &self,
+        optimizer: Option<&dyn Optimizer>,
+        visitor: &mut StateVisitor<'_>,
+    ) -> Result<()> {
+        if !self.is_offloaded() {
+            return visitor(&self.parameters());
         }
+        for (group, offloaded) in self.offloaded_groups() {
+            offloaded.visit_states(&group.shards, &group.state, optimizer, visitor)?;
+        }
+        visitor(&self.unsharded())
+    }
+
+    fn load_states(
+        &self,
+        optimizer: &mut dyn Optimizer,
+        visitor: &mut StateLoader<'_>,
+    ) -> Result<()> {
+        if !self.is_offloaded() {
+            return visitor(&self.parameters(), optimizer);
+        }
+        for (group, offloaded) in self.offloaded_groups() {
+            offloaded.load_states(&group.shards, &group.state, optimizer, visitor)?;
+        }
+        visitor(&self.unsharded(), optimizer)
     }
 
     fn offload_counters(&self) -> Vec<Counters> {
-        match (&self.offloaded, self.param_groups.first()) {
-            (Some(offloaded), Some(group)) => offloaded.counters(&group.state),
-            _ => Vec::new(),
-        }
+        let groups = self.offloaded_groups();
+        let counters = groups.map(|(group, offloaded)| offloaded.counters(&group.state));
+        counters.flatten().collect()
     }
 }
 
@@ -304,7 +334,7 @@ impl<M: Model> DataParallelWrapper for FullyShard<M> {
 
     fn steps_per_unit(&self) -> bool {
         let stage = self.param_groups.first().map(|group| group.formulas.stage);
-        self.offloaded.is_some() || stage != Some(Stage::Parameters)
+        self.is_offloaded() || stage != Some(Stage::Parameters)
     }
 }
 
@@ -330,8 +360,23 @@ impl<M: Model> CostModel for FullyShard<M> {
     }
 
     fn states(&self) -> StateBytes {
-        let param_groups = self.param_groups.iter();
-        param_groups.map(|group| group.formulas.states()).sum()
+        let in_memory = |group: &ParamGroup| {
+            let states = group.formulas.states();
+            let offloaded = group.offloaded.as_ref().map(Offloaded::states);
+            StateBytes {
+                parameters: match offloaded {
+                    Some(OffloadStates::All) => 0,
+                    _ => states.parameters,
+                },
+                optimizer: if offloaded.is_some() {
+                    0
+                } else {
+                    states.optimizer
+                },
+                ..states
+            }
+        };
+        self.param_groups.iter().map(in_memory).sum()
     }
 }
 
@@ -371,7 +416,8 @@ impl ParamGroup {
         let Some(first) = assigned.iter().flatten().next() else {
             return Err(ParallelError::NothingToShard);
         };
-        let shard_group = world.group(shard_axes_of(&first.layout()))?;
+        let sharding = GroupSharding::of(&first.layout(), options);
+        let shard_group = world.group(sharding.axes)?;
         let width = kinds.reduce.elt_size_in_bytes();
         let bytes_of = |members: &Vec<Parameter>| -> u64 {
             let elements: usize = members.iter().map(|p| p.tensor().numel()).sum();
@@ -385,7 +431,7 @@ impl ParamGroup {
         let (mut groups, mut shards_of_groups) = (Vec::new(), Vec::new());
         for units in options.wrap_policy.groups(&sizes) {
             let members = assigned[units.clone()].concat();
-            let (mut handle, shards) = shard_members(&members, &shard_group, options.stage, kinds)?;
+            let (mut handle, shards) = shard_members(&members, &shard_group, &sharding, kinds)?;
             if let Some(handle) = &mut handle {
                 handle.is_shared = members.iter().any(|p| tied.iter().any(|t| t.is(p)));
             }
@@ -394,22 +440,27 @@ impl ParamGroup {
         }
         let sample = |kind| zeros_flat(&first.tensor().detach(), 0, kind);
         let comm = CommConfig {
-            stage: options.stage,
+            stage: sharding.stage,
             prefetch: PrefetchPolicy {
                 reshard: options.reshard_after_forward,
                 num_units: options.prefetch,
                 overlap: options.overlap,
             },
             op: options.op,
-            replicate_group: world.group(Axis::DpReplicate)?,
+            replicate_group: world.group(sharding.replica_axes)?,
             shard_group,
         };
         let formulas = formulas(&comm, &groups, kinds);
-        let state = FsdpState::new(comm, groups, &sample(kinds.param)?, &sample(kinds.reduce)?);
+        let mut state = FsdpState::new(comm, groups, &sample(kinds.param)?, &sample(kinds.reduce)?);
+        let offloaded = match &options.offload {
+            Some(offload) => Some(Offloaded::new(state.offload(&offload.in_own_folder())?)),
+            None => None,
+        };
         Ok(ParamGroup {
             shards: shards_of_groups,
             state: Arc::new(Mutex::new(state)),
             formulas,
+            offloaded,
         })
     }
 
@@ -429,19 +480,19 @@ impl ParamGroup {
 fn shard_members(
     members: &[Parameter],
     group: &Group,
-    stage: Stage,
+    sharding: &GroupSharding,
     kinds: Kinds,
 ) -> Result<(Option<FlatParamHandle>, Vec<Shard>)> {
     if members.is_empty() {
         return Ok((None, Vec::new()));
     }
-    let (unit, parameters) = FlatParamHandle::new(members, group, stage, kinds)?;
+    let (unit, parameters) = FlatParamHandle::new(members, group, sharding, kinds)?;
     let mut shards = Vec::with_capacity(members.len());
     for (index, (full, parameter)) in members.iter().zip(parameters).enumerate() {
         shards.push(Shard {
             full: full.clone(),
+            gradient: unit.gradient_of(index)?.f_view_as(parameter.tensor())?,
             parameter,
-            gradient: unit.gradient_of(index)?,
             in_chunk: unit.interval_in_chunk(index),
         });
     }

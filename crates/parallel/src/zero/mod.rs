@@ -42,7 +42,7 @@ use crate::buffers::BroadcastBuffers;
 use crate::precision::Precision;
 
 pub use fully_shard::{FullyShard, fully_shard};
-pub use offload_file::OffloadOptions;
+pub use offload_file::{OffloadOptions, OffloadStates};
 use trainyard_cost::{Reshard, Stage};
 pub use wrap_policy::WrapPolicy;
 
@@ -59,14 +59,16 @@ pub struct ShardOptions {
     pub reshard_after_forward: Reshard,
     /// Number of units to gather ahead; stage 3 only.
     pub prefetch: usize,
+    /// Whether the states of experts are sharded too, over the ranks that hold the same experts. If not, these ranks hold
+    /// replicas, and all-reduce their gradients.
+    pub shard_experts: bool,
     /// Which units share a flat parameter.
     pub wrap_policy: WrapPolicy,
     /// Which buffers are broadcast before a forward pass.
     pub broadcast_buffers: BroadcastBuffers,
     /// Whether communication overlaps computation. Results are bitwise the same.
     pub overlap: bool,
-    /// Where parameters and optimizer states are offloaded to while they are not in use; none keeps them in memory.
-    /// Stage 3 only.
+    /// Which states are offloaded while they are not in use, and where to; none keeps them in memory.
     pub offload: Option<OffloadOptions>,
     /// Additional hooks around each unit, such as activation checkpointing. They run while the unit is gathered.
     pub unit_hooks: Vec<Rc<dyn UnitHooks>>,
@@ -80,6 +82,7 @@ impl Default for ShardOptions {
             op: ReduceOp::Mean,
             reshard_after_forward: Reshard::default(),
             prefetch: 1,
+            shard_experts: true,
             wrap_policy: WrapPolicy::default(),
             broadcast_buffers: BroadcastBuffers::default(),
             overlap: true,
@@ -95,11 +98,37 @@ pub fn shard_axes() -> AxisSet {
     AxisSet::of([Axis::DpShard, Axis::Cp])
 }
 
-/// The axes over which a parameter's states are sharded: those of experts over the ranks that hold the same experts.
-fn shard_axes_of(layout: &Layout) -> AxisSet {
-    if layout.is_expert() {
-        Axis::Efsdp.into()
-    } else {
-        shard_axes()
+/// How the states of dense parameters, or those of experts, are sharded.
+struct GroupSharding {
+    stage: Stage,
+    /// The axes over which states are sharded.
+    axes: AxisSet,
+    /// The axes along which other ranks hold the same shards.
+    replica_axes: AxisSet,
+}
+
+impl GroupSharding {
+    fn of(layout: &Layout, options: &ShardOptions) -> GroupSharding {
+        let replicas = Axis::DpReplicate;
+        if !layout.is_expert() {
+            return GroupSharding {
+                stage: options.stage,
+                axes: shard_axes(),
+                replica_axes: replicas.into(),
+            };
+        }
+        if options.shard_experts {
+            return GroupSharding {
+                stage: options.stage,
+                axes: Axis::Efsdp.into(),
+                replica_axes: replicas.into(),
+            };
+        }
+        GroupSharding {
+            // With a single shard nothing is sharded, and parameters stay where they are.
+            stage: Stage::OptimizerStates,
+            axes: AxisSet::default(),
+            replica_axes: AxisSet::of([replicas, Axis::Efsdp]),
+        }
     }
 }

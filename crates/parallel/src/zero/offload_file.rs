@@ -6,30 +6,61 @@
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tch::{Device, Tensor};
 use trainyard_torch::device::{self, Event, Stream};
-use trainyard_torch::storage;
+use trainyard_torch::{memory, meta, storage};
+use trainyard_trace::MemoryKind;
 
 use crate::error::Result;
 use crate::offload::{Counters, Record, Spill, Staged};
 
-/// Where states are offloaded to.
+/// Which states are offloaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OffloadStates {
+    /// Parameters, master weights and moments. Parameters must be sharded (stage 3).
+    #[default]
+    All,
+    /// Master weights and moments.
+    Optimizer,
+}
+
+/// Which states are offloaded, and where to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OffloadOptions {
+    /// Which states are offloaded.
+    pub states: OffloadStates,
     /// A directory on a fast disk, or in memory.
     pub folder: PathBuf,
     /// This rank, which names its files.
     pub rank: usize,
     /// The device of the states while they are in use.
     pub device: Device,
+    /// Whether tensors are meta tensors: nothing is written then.
+    pub is_dry_run: bool,
     /// Staging buffers per file: three allow one to be read and one to be written while one is in use.
     pub num_buffers: usize,
 }
 
+impl OffloadOptions {
+    /// The same with a folder that no other parameters of this process use: a rank may hold several stages of a pipeline,
+    /// and experts beside the rest.
+    pub(super) fn in_own_folder(&self) -> OffloadOptions {
+        static NUM_FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let number = NUM_FOLDERS.fetch_add(1, Ordering::Relaxed);
+        OffloadOptions {
+            folder: self.folder.join(number.to_string()),
+            ..self.clone()
+        }
+    }
+}
+
 /// A file with one kind of state of all units, one record per unit.
 pub(super) struct OffloadFile {
-    spill: Spill,
+    /// `None` in a dry run, which writes no files.
+    spill: Option<Spill>,
+    records: Vec<Record>,
     device: Device,
     /// Copies between host and device.
     stream: Stream,
@@ -46,8 +77,11 @@ impl OffloadFile {
     ) -> Result<OffloadFile> {
         let folder: &Path = &options.folder.join(name);
         let (device, num_buffers) = (options.device, options.num_buffers);
+        let create =
+            || Spill::create_for(device, folder, options.rank, records.clone(), num_buffers);
         Ok(OffloadFile {
-            spill: Spill::create_for(device, folder, options.rank, records, num_buffers)?,
+            spill: (!options.is_dry_run).then(create).transpose()?,
+            records,
             device,
             stream: Stream::from_pool(device)?,
             arriving: None,
@@ -76,23 +110,30 @@ impl OffloadFile {
     /// Writes `tensors` to a record and releases their storage.
     pub(super) fn put(&mut self, record: usize, tensors: &[Tensor]) -> Result<()> {
         self.write_arriving()?;
-        let staged = self.spill.take(record)?;
-        for (buffer, tensor) in staged.iter().zip(tensors) {
-            tch::no_grad(|| buffer.shallow_clone().f_copy_(&tensor.f_view(-1i64)?))?;
-            storage::release(tensor)?;
+        if let Some(spill) = &mut self.spill {
+            let staged = spill.take(record)?;
+            for (buffer, tensor) in staged.iter().zip(tensors) {
+                tch::no_grad(|| buffer.shallow_clone().f_copy_(&tensor.f_view(-1i64)?))?;
+            }
+            spill.write_behind(staged)?;
         }
-        Ok(self.spill.write_behind(staged)?)
+        Ok(tensors.iter().try_for_each(storage::release)?)
     }
 
     pub(super) fn read_ahead(&mut self, record: usize) -> Result<()> {
-        self.spill.read_ahead(record)?;
+        if let Some(spill) = &mut self.spill {
+            spill.read_ahead(record)?;
+        }
         Ok(())
     }
 
     /// Waits for a record and starts to copy it to the device.
     pub(super) fn take(&mut self, record: usize) -> Result<Loaded> {
         self.write_arriving()?;
-        let staged = self.spill.take(record)?;
+        let Some(spill) = &mut self.spill else {
+            return self.take_dry(record);
+        };
+        let staged = spill.take(record)?;
         let compute = Stream::current(self.device)?;
         let tensors = staged.iter().map(|host| self.device_tensor(host));
         let tensors: Vec<Tensor> = tensors.collect::<Result<_>>()?;
@@ -106,13 +147,27 @@ impl OffloadFile {
         })
     }
 
+    /// A record of a dry run.
+    fn take_dry(&self, record: usize) -> Result<Loaded> {
+        let specs = self.records[record].tensors.iter();
+        let tensors = specs.map(|spec| {
+            let shape = [spec.num_elements as i64];
+            memory::scope(MemoryKind::Optimizer, || meta::empty(&shape, spec.kind))
+        });
+        Ok(Loaded {
+            staged: None,
+            tensors: tensors.collect::<Result<_, _>>()?,
+            copied: self.stream.record()?,
+        })
+    }
+
     /// Copies a record back from the device, and writes it in the background.
     pub(super) fn write_behind(&mut self, mut loaded: Loaded) -> Result<()> {
-        let Some(staged) = loaded.staged.take() else {
+        let (Some(staged), Some(spill)) = (loaded.staged.take(), &mut self.spill) else {
             return Ok(());
         };
         if !self.device.is_cuda() {
-            return Ok(self.spill.write_behind(staged)?);
+            return Ok(spill.write_behind(staged)?);
         }
         self.write_arriving()?;
         self.copy(&Stream::current(self.device)?, &staged, &loaded.tensors)?;
@@ -122,12 +177,12 @@ impl OffloadFile {
 
     /// Waits for the record that is being copied from the device, and writes it.
     fn write_arriving(&mut self) -> Result<()> {
-        match self.arriving.take() {
-            Some((staged, arrived)) => {
+        match (self.arriving.take(), &mut self.spill) {
+            (Some((staged, arrived)), Some(spill)) => {
                 arrived.wait_host()?;
-                Ok(self.spill.write_behind(staged)?)
+                Ok(spill.write_behind(staged)?)
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -155,8 +210,8 @@ impl OffloadFile {
         Ok(())
     }
 
-    pub(super) fn counters(&self) -> Counters {
-        self.spill.counters()
+    pub(super) fn counters(&self) -> Option<Counters> {
+        self.spill.as_ref().map(Spill::counters)
     }
 }
 
@@ -170,7 +225,7 @@ impl Drop for OffloadFile {
 
 /// A record on the device: its flat tensors, which can be read and updated in place.
 pub(super) struct Loaded {
-    /// `None` after it was queued for writing.
+    /// `None` after it was queued for writing, and in a dry run.
     staged: Option<Staged>,
     tensors: Vec<Tensor>,
     copied: Event,

@@ -6,14 +6,15 @@ use std::sync::Mutex;
 
 use tch::{Kind, Tensor};
 use trainyard_nn::Parameter;
+use trainyard_optim::Optimizer;
 
-use super::fsdp_state::FsdpState;
+use super::fsdp_state::{FsdpState, ShardInUse};
 use super::fully_shard::{Shard, step_alone};
-use super::offload_file::{Loaded, OffloadFile, OffloadOptions, SwappedIn};
+use super::offload_file::{Loaded, OffloadFile, OffloadOptions, OffloadStates, SwappedIn};
 use crate::error::Result;
 use crate::lock::lock;
 use crate::offload::{Counters, Record};
-use crate::strategy::OptimizerStep;
+use crate::strategy::{OptimizerStep, StateLoader, StateVisitor};
 
 /// A sharded model's offloaded states.
 pub(super) struct Offloaded(RefCell<OffloadedStates>);
@@ -21,6 +22,11 @@ pub(super) struct Offloaded(RefCell<OffloadedStates>);
 impl Offloaded {
     pub(super) fn new(states: OffloadedStates) -> Offloaded {
         Offloaded(RefCell::new(states))
+    }
+
+    /// Which states are offloaded.
+    pub(super) fn states(&self) -> OffloadStates {
+        self.0.borrow().options.states
     }
 
     /// Steps the optimizer unit by unit. While one unit is updated, the next is read and the previous one written.
@@ -31,62 +37,84 @@ impl Offloaded {
         step: &mut OptimizerStep<'_>,
     ) -> Result<()> {
         let mut known = moments_by_parameter(step.optimizer);
-        let is_first = known.is_empty();
-        for (index, members) in units.iter().enumerate() {
-            if members.is_empty() {
-                continue;
-            }
+        let is_first = !self.0.borrow().has_moments();
+        for (index, members) in with_members(units) {
             if index + 1 < units.len() {
                 self.0.borrow_mut().read_ahead(index + 1)?;
                 lock(state).read_ahead(index + 1)?;
             }
             let moments = moments_of(members, &mut known);
-            self.step_unit(index, members, &moments, state, step)?;
+            let shard = lock(state).take_shard(index)?;
+            let staged = self.0.borrow_mut().take(index, members, &shard, &moments)?;
+            step_alone(members, step)?;
+            self.put_back(index, staged, shard, state)?;
             if is_first {
-                let moments = moments_of(members, &mut moments_by_parameter(step.optimizer));
-                self.0
-                    .borrow_mut()
-                    .offload_moments(index, units, &moments)?;
+                self.offload_moments(index, units, step.optimizer)?;
             }
         }
         Ok(())
     }
 
-    fn step_unit(
+    /// Writes a unit back after its master weights, or its parameters, have changed.
+    fn put_back(
         &self,
         index: usize,
-        members: &[Shard],
-        moments: &[Tensor],
+        staged: StagedUnit,
+        shard: ShardInUse,
         state: &Mutex<FsdpState>,
-        step: &mut OptimizerStep<'_>,
     ) -> Result<()> {
-        let shard = lock(state).take_shard(index)?;
-        let mut states = self.0.borrow_mut();
-        let staged = states.take(index, members, &shard[0], moments)?;
-        step_alone(members, step)?;
         if let Some(master) = staged.masters() {
-            tch::no_grad(|| shard[0].shallow_clone().f_copy_(master))?;
+            tch::no_grad(|| shard.tensor().shallow_clone().f_copy_(master))?;
         }
-        states.put_back(staged)?;
-        lock(state).put_shard(shard)
+        self.0.borrow_mut().put_back(staged)?;
+        lock(state).put_shard(index, shard)
     }
 
-    /// Visits every parameter while it is staged in memory.
-    pub(super) fn with_parameters(
+    /// Offloads the moments that the optimizer has allocated for a unit.
+    fn offload_moments(
+        &self,
+        index: usize,
+        units: &[Vec<Shard>],
+        optimizer: &dyn Optimizer,
+    ) -> Result<()> {
+        let moments = moments_of(&units[index], &mut moments_by_parameter(optimizer));
+        let mut states = self.0.borrow_mut();
+        states.offload_moments(index, units, &moments)
+    }
+
+    /// Visits the parameters of each unit while they are in memory, with their moments if an optimizer is given.
+    pub(super) fn visit_states(
         &self,
         units: &[Vec<Shard>],
         state: &Mutex<FsdpState>,
-        visitor: &mut dyn FnMut(&Parameter) -> Result<()>,
+        optimizer: Option<&dyn Optimizer>,
+        visitor: &mut StateVisitor<'_>,
     ) -> Result<()> {
-        for (index, members) in units.iter().enumerate() {
-            if members.is_empty() {
-                continue;
-            }
+        let mut known = optimizer.map(moments_by_parameter).unwrap_or_default();
+        for (index, members) in with_members(units) {
+            let moments = moments_of(members, &mut known);
             let shard = lock(state).take_shard(index)?;
-            let mut states = self.0.borrow_mut();
-            let staged = states.take(index, members, &shard[0], &[])?;
-            members.iter().try_for_each(|m| visitor(&m.parameter))?;
+            let staged = self.0.borrow_mut().take(index, members, &shard, &moments)?;
+            visitor(&parameters_of(members))?;
             drop(staged);
+        }
+        Ok(())
+    }
+
+    /// As [`Self::visit_states`], for a visitor that changes the parameters and gives them new moments.
+    pub(super) fn load_states(
+        &self,
+        units: &[Vec<Shard>],
+        state: &Mutex<FsdpState>,
+        optimizer: &mut dyn Optimizer,
+        visitor: &mut StateLoader<'_>,
+    ) -> Result<()> {
+        for (index, members) in with_members(units) {
+            let shard = lock(state).take_shard(index)?;
+            let staged = self.0.borrow_mut().take(index, members, &shard, &[])?;
+            visitor(&parameters_of(members), optimizer)?;
+            self.put_back(index, staged, shard, state)?;
+            self.offload_moments(index, units, optimizer)?;
         }
         Ok(())
     }
@@ -117,7 +145,7 @@ pub(super) struct StagedUnit {
 
 impl StagedUnit {
     /// The unit's master weights, if they are not the parameter shard itself.
-    pub(super) fn masters(&self) -> Option<&Tensor> {
+    fn masters(&self) -> Option<&Tensor> {
         self.masters.as_ref().map(|staged| &staged[0])
     }
 }
@@ -137,8 +165,13 @@ impl OffloadedStates {
         })
     }
 
+    /// Whether the moments have a file.
+    fn has_moments(&self) -> bool {
+        self.moments.is_some()
+    }
+
     /// Starts to read a unit's states.
-    pub(super) fn read_ahead(&mut self, unit: usize) -> Result<()> {
+    fn read_ahead(&mut self, unit: usize) -> Result<()> {
         for file in [&mut self.masters, &mut self.moments].into_iter().flatten() {
             file.read_ahead(unit)?;
         }
@@ -147,24 +180,26 @@ impl OffloadedStates {
 
     /// Stages a unit's master weights, and its `moments` if any are given. `shard` is what its parameters are bound
     /// to if there are no separate master weights.
-    pub(super) fn take(
+    fn take(
         &mut self,
         unit: usize,
         members: &[Shard],
-        shard: &Tensor,
+        shard: &ShardInUse,
         moments: &[Tensor],
     ) -> Result<StagedUnit> {
         let masters = self.masters.as_mut().map(|s| s.take(unit)).transpose()?;
-        let data = masters.as_ref().map_or(shard, |staged| &staged[0]);
         let mut swapped_in = Vec::new();
-        for Shard {
-            parameter,
-            in_chunk,
-            ..
-        } in members
-        {
-            let data = data.f_narrow(0, in_chunk.start as i64, in_chunk.len() as i64)?;
-            swapped_in.push(SwappedIn::new(parameter.tensor(), &data)?);
+        let data = match (&masters, shard) {
+            (Some(staged), _) => Some(&staged[0]),
+            (None, ShardInUse::Loaded(loaded)) => Some(&loaded[0]),
+            (None, ShardInUse::Resident(_)) => None,
+        };
+        if let Some(data) = data {
+            for member in members {
+                let (start, length) = (member.in_chunk.start, member.in_chunk.len());
+                let data = data.f_narrow(0, start as i64, length as i64)?;
+                swapped_in.push(SwappedIn::new(member.parameter.tensor(), &data)?);
+            }
         }
         // A caller that does not use moments does not wait for them to be read.
         let wanted = self.moments.as_mut().filter(|_| !moments.is_empty());
@@ -180,7 +215,7 @@ impl OffloadedStates {
     }
 
     /// Writes a unit's states back in the background.
-    pub(super) fn put_back(&mut self, unit: StagedUnit) -> Result<()> {
+    fn put_back(&mut self, unit: StagedUnit) -> Result<()> {
         drop(unit.swapped_in);
         let files = [
             (&mut self.masters, unit.masters),
@@ -195,12 +230,15 @@ impl OffloadedStates {
     }
 
     /// Offloads a unit's moments, which the optimizer has allocated in the unit's first step.
-    pub(super) fn offload_moments(
+    fn offload_moments(
         &mut self,
         unit: usize,
         units: &[Vec<Shard>],
         moments: &[Tensor],
     ) -> Result<()> {
+        if moments.is_empty() {
+            return Ok(());
+        }
         if self.moments.is_none() {
             let num_each = moments.len() / units[unit].len().max(1);
             let kind = moments.first().map_or(Kind::Float, Tensor::kind);
@@ -221,15 +259,13 @@ impl OffloadedStates {
         files
             .into_iter()
             .flatten()
-            .map(OffloadFile::counters)
+            .filter_map(OffloadFile::counters)
             .collect()
     }
 }
 
 /// The optimizer's moments by parameter name, without scalar states such as step counters.
-fn moments_by_parameter(
-    optimizer: &dyn trainyard_optim::Optimizer,
-) -> HashMap<String, Vec<Tensor>> {
+fn moments_by_parameter(optimizer: &dyn Optimizer) -> HashMap<String, Vec<Tensor>> {
     let mut moments: HashMap<String, Vec<Tensor>> = HashMap::new();
     for (name, state) in optimizer.state() {
         if let Some((_, parameter)) = name.split_once('.')
@@ -245,4 +281,15 @@ fn moments_by_parameter(
 fn moments_of(members: &[Shard], known: &mut HashMap<String, Vec<Tensor>>) -> Vec<Tensor> {
     let of = |member: &Shard| known.remove(member.parameter.name());
     members.iter().filter_map(of).flatten().collect()
+}
+
+/// The units that have parameters, with their indices.
+fn with_members(units: &[Vec<Shard>]) -> impl Iterator<Item = (usize, &[Shard])> {
+    let units = units.iter().map(Vec::as_slice).enumerate();
+    units.filter(|(_, members)| !members.is_empty())
+}
+
+fn parameters_of(members: &[Shard]) -> Vec<Parameter> {
+    let parameters = members.iter().map(|member| member.parameter.clone());
+    parameters.collect()
 }

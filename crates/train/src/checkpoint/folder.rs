@@ -89,7 +89,7 @@ pub fn load(
         range.storage = step;
         let opened = Checkpoint::open(Arc::clone(&store), &step_dir(step));
         let loaded = opened.map_err(TrainError::from).and_then(|checkpoint| {
-            load_model(&checkpoint, &model.parameters(), optimizer, world)?;
+            load_model(&checkpoint, model, optimizer, world)?;
             Ok(checkpoint)
         });
         if agree_on_load(loaded, world)?.is_some() {

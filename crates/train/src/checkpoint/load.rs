@@ -10,9 +10,11 @@ use trainyard_mesh::{Slice, slice_of};
 use trainyard_nn::dtype::kind_of;
 use trainyard_nn::{Device, Parameter};
 use trainyard_optim::Optimizer;
+use trainyard_parallel::Strategy;
 use trainyard_torch::{ReduceOp, TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
+use super::visit::Visit;
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
 
@@ -63,23 +65,39 @@ pub fn load_opened(
     trainer: &mut Trainer,
     world: &World,
 ) -> Result<Checkpoint> {
-    let parameters = trainer.parameters().to_vec();
-    load_model(&checkpoint, &parameters, trainer.optimizer_mut(), world)?;
+    let (model, optimizer) = trainer.model_and_optimizer();
+    load_model(&checkpoint, model, optimizer, world)?;
     Ok(checkpoint)
 }
 
 /// Loads this rank's shards of parameters and of their optimizer state.
 pub(super) fn load_model(
     checkpoint: &Checkpoint,
-    parameters: &[Parameter],
+    model: &dyn Strategy,
     optimizer: &mut dyn Optimizer,
     world: &World,
 ) -> Result<()> {
+    let parameters = model.parameters();
     if world.mesh().size(trainyard_mesh::Axis::Pp) == 1 {
         // A pipeline stage knows only its own parameters, so it cannot check for unexpected ones.
         let names: Vec<String> = parameters.iter().map(|p| model_name(p.name())).collect();
         checkpoint.expect_names(MODEL, names.iter().map(String::as_str))?;
     }
+    optimizer.clear_state();
+    let mut visit = Visit::default();
+    let visited = model.load_states(optimizer, &mut |part, optimizer| {
+        visit.go_on(load_part(checkpoint, part, optimizer, world))
+    });
+    visit.end(visited)
+}
+
+/// Loads parameters that are in memory, and their optimizer state.
+fn load_part(
+    checkpoint: &Checkpoint,
+    parameters: &[Parameter],
+    optimizer: &mut dyn Optimizer,
+    world: &World,
+) -> Result<()> {
     load_parameters(checkpoint, parameters, world)?;
     let states = optimizer_states(checkpoint, parameters, optimizer, world)?;
     Ok(optimizer.load_state(states)?)

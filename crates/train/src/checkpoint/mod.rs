@@ -14,6 +14,7 @@ mod resume_job;
 mod save;
 mod save_plan;
 mod staging;
+mod visit;
 
 pub(crate) use destinations::{memory, storage};
 pub use folder::{load, save};

@@ -160,7 +160,7 @@ impl Saver {
             Some(buffer) => buffer,
             None => Buffer::new(world.device())?,
         };
-        let staged = Staged::new(buffer, &own, world.device())?;
+        let staged = Staged::new(buffer, &own, world.device(), (model, optimizer))?;
         let staging_bytes = staged.num_bytes();
         let task = |(destination, number): (&Destination, u64)| Task {
             destination: destination.clone(),

@@ -16,6 +16,9 @@ use crate::error::{Result, TrainError};
 /// This rank's shard of one tensor of the training state.
 pub(super) struct StateTensor {
     pub item: WriteItem,
+    /// The parameter whose value or optimizer state this is.
+    pub parameter: String,
+    /// Without memory while it is offloaded.
     pub tensor: Tensor,
     /// Mesh axes along which other ranks hold the same shard.
     replicated_along: AxisSet,
@@ -35,7 +38,7 @@ pub(super) fn local_state(
         if tied_replicas.iter().any(|replica| replica.is(parameter)) {
             continue;
         }
-        let tensor = parameter.tensor().f_detach()?;
+        let tensor = parameter.tensor().shallow_clone();
         all.push(StateTensor::of(
             model_name(parameter.name()),
             parameter,
@@ -113,6 +116,7 @@ impl StateTensor {
                 shape,
                 slice,
             },
+            parameter: parameter.name().to_owned(),
             tensor,
             replicated_along,
         })

@@ -3,16 +3,21 @@
 //! Shards on a GPU are copied into pinned memory on a stream of their own. The host does not wait for these copies: the
 //! device runs them before it goes on with training, and the thread that writes the files waits for them.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 use trainyard_checkpoint::{ElementSource, WriteItem};
+use trainyard_nn::Parameter;
+use trainyard_optim::Optimizer;
+use trainyard_parallel::Strategy;
 use trainyard_torch::device::{self, Event, Stream};
 use trainyard_torch::{TorchError, bytes};
 
 use super::save_plan::StateTensor;
+use super::visit::Visit;
 use crate::error::{Result, TrainError};
 
 /// Memory that one save after the other uses.
@@ -81,11 +86,12 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Starts to copy the shards to `buffer`.
+    /// Starts to copy the shards to `buffer`; if they are offloaded, part by part.
     pub(super) fn new(
         mut buffer: Buffer,
         shards: &[StateTensor],
         device: Device,
+        (model, optimizer): (&dyn Strategy, &dyn Optimizer),
     ) -> Result<Staged> {
         let mut end = 0;
         let range = |shard: &StateTensor| {
@@ -95,19 +101,15 @@ impl Staged {
         };
         let ranges: Vec<Range<usize>> = shards.iter().map(range).collect();
         buffer.resize(end, device)?;
-        // The copies see what has been queued so far.
         let (compute, stream) = (Stream::current(device)?, Stream::from_pool(device)?);
-        stream.wait(&compute.record()?)?;
-        stream.scope(|| -> Result<()> {
-            for (shard, range) in shards.iter().zip(&ranges) {
-                let tensor = shard.tensor.f_contiguous()?;
-                stream.keep(&tensor)?;
-                let filled = buffer.fill(range.clone(), &tensor);
-                let path = Path::new(&shard.item.name);
-                filled.map_err(|error| TrainError::io(path)(io::Error::other(error)))?;
-            }
-            Ok(())
-        })??;
+        let mut visit = Visit::default();
+        let visited = model.visit_states(Some(optimizer), &mut |part| {
+            let names: HashSet<&str> = part.iter().map(Parameter::name).collect();
+            let staged = shards.iter().zip(&ranges);
+            let staged = staged.filter(|(shard, _)| names.contains(&*shard.parameter));
+            visit.go_on(copy_part(staged, &mut buffer, &compute, &stream))
+        });
+        visit.end(visited)?;
         let copied = stream.record()?;
         // What training computes next may change the shards.
         compute.wait(&copied)?;
@@ -127,6 +129,25 @@ impl Staged {
     pub(super) fn wait(&self) -> Result<(), TorchError> {
         self.copied.wait_host()
     }
+}
+
+/// Copies shards that are in memory, after what `compute` has queued so far.
+fn copy_part<'a>(
+    mut shards: impl Iterator<Item = (&'a StateTensor, &'a Range<usize>)>,
+    buffer: &mut Buffer,
+    compute: &Stream,
+    stream: &Stream,
+) -> Result<()> {
+    stream.wait(&compute.record()?)?;
+    stream.scope(|| {
+        shards.try_for_each(|(shard, range)| {
+            let tensor = shard.tensor.f_detach()?.f_contiguous()?;
+            stream.keep(&tensor)?;
+            let filled = buffer.fill(range.clone(), &tensor);
+            let path = Path::new(&shard.item.name);
+            filled.map_err(|error| TrainError::io(path)(io::Error::other(error)))
+        })
+    })?
 }
 
 impl ElementSource for Staged {

@@ -1,6 +1,8 @@
 //! A job with expert parallelism, compared with one rank.
 
-use trainyard_config::{ActivationCheckpointMode, Config, ContextMethod, Dtype};
+use trainyard_config::{
+    ActivationCheckpointMode, Config, ContextMethod, Dtype, Offload, OffloadStates,
+};
 use trainyard_conformance::training::{
     Tolerance, agreed_fingerprint, divided, on_rank_0, reference, train_on,
 };
@@ -39,6 +41,33 @@ fn layouts(rank: &Rank, config: &Config, stage: usize) -> Vec<Config> {
         all.push(laid_out(config, 2, 2, size / 2, stage));
     }
     all
+}
+
+/// The dense parameters are sharded in every stage, and experts are whole.
+pub fn whole_experts(rank: &Rank) -> Outcome {
+    let mut config = job(Dtype::Float64);
+    config.parallelism.shard_experts = false;
+    for stage in [1, 2, 3] {
+        equal_one_rank(rank, &config, &layouts(rank, &config, stage))?;
+    }
+    Ok(())
+}
+
+/// Offloaded states give the same bits.
+pub fn offloaded(rank: &Rank) -> Outcome {
+    let config = laid_out(&job(Dtype::Float32), 2, rank.size() as i64, 1, 3);
+    let config = divided(&config, rank.size(), 1);
+    let expected = train_on(rank, &config)?.fingerprint();
+    for states in [OffloadStates::All, OffloadStates::Optimizer] {
+        let mut config = config.clone();
+        config.parallelism.offload = Offload::Cpu;
+        config.parallelism.offload_states = states;
+        assert!(
+            train_on(rank, &config)?.fingerprint() == expected,
+            "{states:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Only experts are sharded.

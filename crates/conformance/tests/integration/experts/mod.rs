@@ -51,6 +51,14 @@ const REPLICATED: &[Case] = &[
 
 const SHARDED: &[Case] = &[
     Case {
+        name: "whole_experts_in_a_sharded_model_equal_one_rank",
+        run: equality::whole_experts,
+    },
+    Case {
+        name: "offloaded_experts_are_bit_identical",
+        run: equality::offloaded,
+    },
+    Case {
         name: "sharded_states_equal_one_rank",
         run: equality::sharded,
     },

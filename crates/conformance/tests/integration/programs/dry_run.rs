@@ -148,3 +148,26 @@ pub fn dry_run_predicts() -> Result<(), Failed> {
     assert_close("peak", &[predicted], &[measured], 0.02);
     Ok(())
 }
+
+/// What is offloaded is not in memory, except for the unit in use.
+pub fn offloaded_states() -> Result<(), Failed> {
+    let peak = |keys: &str| -> Result<u64, Failed> {
+        let line = format!(
+            "dry-run configs/llama-tiny.toml --world 2 --json --parallelism.data_parallel_shard_degree -1 \
+             --training.local_batch_size 1 --training.seq_len 16 {keys}"
+        );
+        let found: Value = json(&run(&mut trainyard(&line)?)?)?;
+        Ok(found["peak_bytes"].as_u64().ok_or("no peak_bytes")?)
+    };
+    let all = "--parallelism.offload cpu";
+    let optimizer = format!("{all} --parallelism.offload_states optimizer");
+    let (in_memory, optimizer, all) = (peak("")?, peak(&optimizer)?, peak(all)?);
+    assert!(all < optimizer, "{all} and {optimizer}");
+    // AdamW's moments are two of the four states.
+    let moments = 2 * 4 * 1_049_728 / 2;
+    assert!(
+        optimizer + moments / 2 < in_memory,
+        "{optimizer} and {in_memory}"
+    );
+    Ok(())
+}

@@ -20,7 +20,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 33] = [
+    let tests: [(&str, Test); 36] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
@@ -68,6 +68,15 @@ pub fn trials() -> Vec<Trial> {
         (
             "a_sharded_checkpoint_loads_on_any_mesh",
             train::resume_sharded,
+        ),
+        (
+            "an_offloaded_job_resumes_and_is_resumed",
+            train::resume_offloaded,
+        ),
+        ("epochs_give_the_number_of_steps", train::epochs),
+        (
+            "a_dry_run_counts_offloaded_states",
+            dry_run::offloaded_states,
         ),
         ("a_failed_final_save_is_an_error", train::lost_end),
         ("a_damaged_checkpoint_is_skipped", damaged::falls_back),

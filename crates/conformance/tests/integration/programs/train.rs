@@ -137,6 +137,37 @@ pub fn resume() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The same bits with and without offload, before and after a checkpoint that each of them writes for the other.
+pub fn resume_offloaded() -> Result<(), Failed> {
+    let (uninterrupted, resumed) = (TempDir::new()?, TempDir::new()?);
+    let sharded = format!(
+        "{SAVING} --parallelism.data_parallel_shard_degree -1 --training.mixed_precision_param bfloat16"
+    );
+    let offloaded = format!("{sharded} --parallelism.offload cpu");
+    let optimizer =
+        format!("{offloaded} --parallelism.zero_stage 2 --parallelism.offload_states optimizer");
+    let expected = train(
+        uninterrupted.path(),
+        2,
+        &format!("{sharded} --training.steps 12"),
+    )?;
+    let mut found = Vec::new();
+    for (keys, steps) in [
+        (&offloaded, 3),
+        (&sharded, 6),
+        (&optimizer, 9),
+        (&offloaded, 12),
+    ] {
+        found = train(
+            resumed.path(),
+            2,
+            &format!("{keys} --training.steps {steps}"),
+        )?;
+    }
+    assert_eq!(found, expected);
+    Ok(())
+}
+
 pub fn resume_elsewhere() -> Result<(), Failed> {
     let (uninterrupted, resumed) = (TempDir::new()?, TempDir::new()?);
     let expected = train(
@@ -199,5 +230,40 @@ pub fn lost_end() -> Result<(), Failed> {
     assert!(checkpoints.join("step-2").is_dir(), "{words}");
     let metrics = fs::read_to_string(folder.path().join("metrics.jsonl"))?;
     assert_eq!(metrics.lines().count(), 3, "it trained to its end");
+    Ok(())
+}
+
+/// Twice over 32 digits in batches of 8: eight steps, and an endless dataset is rejected.
+pub fn epochs() -> Result<(), Failed> {
+    let (digits, folder) = (TempDir::new()?, TempDir::new()?);
+    write_digits(digits.path(), 32)?;
+    let keys = format!(
+        "--training.dataset mnist --training.dataset_path {} --training.epochs 2 --training.local_batch_size 4 \
+         --training.num_loader_threads 2 --lr_scheduler.warmup_steps 1",
+        digits.path().display()
+    );
+    let metrics = train_config("cnn", folder.path(), 2, &keys)?;
+    assert_eq!(metrics.len(), 8);
+    let endless = TempDir::new()?;
+    let failed = train_config("cnn", endless.path(), 1, "--training.epochs 2");
+    let message = failed
+        .err()
+        .and_then(|failed| failed.message().map(str::to_owned));
+    let message = message.ok_or("epochs of endless data were accepted")?;
+    assert!(message.contains("training.epochs"), "{message}");
+    Ok(())
+}
+
+/// Writes IDX files with this many digits, all black.
+fn write_digits(folder: &Path, num: u32) -> Result<(), Failed> {
+    let header = |numbers: &[u32]| -> Vec<u8> {
+        let bytes = numbers.iter().flat_map(|number| number.to_be_bytes());
+        bytes.collect()
+    };
+    let (mut images, mut labels) = (header(&[0x803, num, 28, 28]), header(&[0x801, num]));
+    images.resize(images.len() + num as usize * 28 * 28, 0);
+    labels.extend((0..num).map(|index| (index % 10) as u8));
+    fs::write(folder.join("train-images-idx3-ubyte"), images)?;
+    fs::write(folder.join("train-labels-idx1-ubyte"), labels)?;
     Ok(())
 }

@@ -51,6 +51,10 @@ const AGAINST_ONE_RANK: &[Case] = &[
         run: offload::same_bits,
     },
     Case {
+        name: "offload_of_optimizer_states_is_bit_identical",
+        run: offload::optimizer_states,
+    },
+    Case {
         name: "float16_skips_the_same_steps_on_every_rank",
         run: precision::float16,
     },
