@@ -62,7 +62,9 @@ pub use context_parallel::{ContextParallel, ContextParallelMethod};
 pub use decoder::Decoder;
 pub use documents::Documents;
 pub use error::{NnError, Result};
-pub use experts::{ExpertLoad, ExpertParallel, MixtureOfExperts, Router, SyntheticSkew};
+pub use experts::{
+    ExpertLoad, ExpertParallel, Experts, MixtureOfExperts, Router, SyntheticSkew, for_each_expert,
+};
 pub use init::Init;
 pub use loss::cross_entropy_sum;
 pub use model::Model;

@@ -9,6 +9,8 @@
 //! - [`permutation`]: sorts rows by expert, and counts the rows of each expert.
 //! - [`dispatcher`]: sends rows to the ranks that have their experts, and back.
 //! - [`hierarchical`]: the same in two steps, if the expert-parallel ranks are on several nodes.
+//! - [`expert_layer`]: what experts compute, for experts of one's own.
+//! - [`gated`]: experts that are gated MLPs.
 //! - [`grouped`]: grouped GEMM, the products of each expert with its rows.
 //! - [`balance`]: load-balancing losses.
 //!
@@ -19,6 +21,8 @@
 mod balance;
 mod count;
 mod dispatcher;
+mod expert_layer;
+mod gated;
 mod grouped;
 mod hierarchical;
 mod load;
@@ -31,13 +35,15 @@ use trainyard_arch::{Activation, MoeConfig};
 use trainyard_torch::Group;
 
 use crate::layers::GatedMlp;
-use crate::{Builder, Context, Init, Module, NnError, Parameter, Result, TensorParallel};
+use crate::{Builder, Context, Init, Module, NnError, Result, TensorParallel};
 
+pub use expert_layer::{Experts, for_each_expert};
 pub use load::ExpertLoad;
 pub use parallel::{ExpertParallel, SyntheticSkew};
 pub use router::Router;
 
 use dispatcher::TokenDispatcher;
+use gated::GatedExperts;
 use permutation::TokenPermutation;
 use router::Destinations;
 
@@ -45,7 +51,7 @@ use router::Destinations;
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     gate: Router,
-    experts: Experts,
+    experts: Box<dyn Experts>,
     shared_experts: Option<GatedMlp>,
     #[module(skip)]
     ep: ExpertParallel,
@@ -54,13 +60,26 @@ pub struct MixtureOfExperts {
 }
 
 impl MixtureOfExperts {
-    /// Builds the layer with hidden size `width` for block `layer` of a model.
+    /// Builds the layer with hidden size `width` for block `layer` of a model. Its experts are gated MLPs.
     pub fn build(
         builder: &Builder,
         layer: usize,
         width: usize,
         config: &MoeConfig,
         init: Init,
+    ) -> Result<MixtureOfExperts> {
+        let experts = GatedExperts::build(&builder.push("experts"), width, config, init)?;
+        MixtureOfExperts::with_experts(builder, layer, width, config, init, Box::new(experts))
+    }
+
+    /// The same with experts of one's own, built for the same ranks.
+    pub fn with_experts(
+        builder: &Builder,
+        layer: usize,
+        width: usize,
+        config: &MoeConfig,
+        init: Init,
+        experts: Box<dyn Experts>,
     ) -> Result<MixtureOfExperts> {
         config.check()?;
         let tp = builder.tensor_parallel();
@@ -79,7 +98,7 @@ impl MixtureOfExperts {
         });
         Ok(MixtureOfExperts {
             gate: Router::build(&builder.push("gate"), layer, width, config, init)?,
-            experts: Experts::build(&builder.push("experts"), width, config, init)?,
+            experts,
             shared_experts: shared.transpose()?,
             ep: builder.expert_parallel(),
             tp,
@@ -146,32 +165,5 @@ impl MixtureOfExperts {
         let pending = dispatcher.start_combine(&computed)?;
         meanwhile();
         permutation.unpermute_weighted(&pending.finish()?, weights)
-    }
-}
-
-/// The weights of this rank's experts.
-#[derive(Module, Debug)]
-struct Experts {
-    /// [experts, 2 · intermediate, width]: the gate projection, then the up projection.
-    gate_up_proj: Parameter,
-    /// [experts, width, intermediate].
-    down_proj: Parameter,
-}
-
-impl Experts {
-    fn build(builder: &Builder, width: usize, config: &MoeConfig, init: Init) -> Result<Experts> {
-        let (number, inner) = (config.num_experts, config.moe_intermediate_size);
-        Ok(Experts {
-            gate_up_proj: builder.experts("gate_up_proj", &[number, 2 * inner, width], init)?,
-            down_proj: builder.experts("down_proj", &[number, width, inner], init)?,
-        })
-    }
-
-    /// `down(silu(gate(x)) · up(x))` of every expert for its rows, which are sorted by expert.
-    fn forward(&self, x: &Tensor, num_rows: &[i64]) -> Result<Tensor> {
-        let both = grouped::products(x, &self.gate_up_proj.value()?, num_rows)?;
-        let halves = both.f_chunk(2, 1)?;
-        let inner = halves[0].f_silu()?.f_mul(&halves[1])?;
-        grouped::products(&inner, &self.down_proj.value()?, num_rows)
     }
 }

@@ -1,5 +1,6 @@
 //! Expert parallelism on real ranks, compared with one rank.
 
+mod any_module;
 mod balance;
 mod bytes;
 mod chance;
@@ -50,6 +51,10 @@ const REPLICATED: &[Case] = &[
 ];
 
 const SHARDED: &[Case] = &[
+    Case {
+        name: "experts_of_any_module_equal_one_rank",
+        run: any_module::equal_one_rank,
+    },
     Case {
         name: "whole_experts_in_a_sharded_model_equal_one_rank",
         run: equality::whole_experts,
