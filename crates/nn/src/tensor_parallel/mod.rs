@@ -45,7 +45,7 @@ pub enum SequenceParallel {
     /// Each rank has a shard of the positions. The input gathered for a pair's first matrix is saved for backward.
     SaveGathered,
     /// Each rank has a shard of the positions. Backward gathers the input again, so that all saved activations are
-    /// sharded, at the cost of half as many bytes more.
+    /// sharded, at the cost of a quarter more bytes per step.
     Regather,
 }
 
