@@ -121,6 +121,10 @@ impl OffloadFile {
     }
 
     pub(super) fn read_ahead(&mut self, record: usize) -> Result<()> {
+        let arriving = self.arriving.as_ref();
+        if arriving.is_some_and(|(staged, _)| staged.record() == record) {
+            self.write_arriving()?;
+        }
         if let Some(spill) = &mut self.spill {
             spill.read_ahead(record)?;
         }
