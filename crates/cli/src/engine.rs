@@ -32,14 +32,25 @@ pub fn hand_over_with(more: &[String]) -> Failure {
 
 /// The same with further variables of the environment.
 pub fn hand_over_in(environment: Vec<(&str, OsString)>, more: &[String]) -> Failure {
+    let more = more.iter().map(OsString::from);
+    become_engine(environment, std::env::args_os().skip(1).chain(more))
+}
+
+/// Replaces this process by the engine with other arguments; returns only on failure.
+pub fn hand_over_as(arguments: impl IntoIterator<Item = OsString>) -> Failure {
+    become_engine(Vec::new(), arguments)
+}
+
+fn become_engine(
+    environment: Vec<(&str, OsString)>,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Failure {
     let engine = match program() {
         Ok(engine) => engine,
         Err(failure) => return failure,
     };
-    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let error = Command::new(&engine)
-        .args(args)
-        .args(more)
+        .args(arguments)
         .envs(environment)
         .exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(

@@ -43,6 +43,7 @@ mod model_file;
 mod suggest;
 mod torchtitan;
 mod trainyard;
+mod translation;
 
 #[cfg(test)]
 mod tests;
@@ -53,8 +54,13 @@ use trainyard_arch::DecoderConfig;
 use canonical::{canonical, canonical_shape, check, check_degrees, is_same_model};
 pub use deviation::{Deviation, Resolution, Setting};
 pub use error::FrameworkError;
-pub use model_file::{ModelFileError, load_decoder};
+pub use model_file::{ModelFileError, load_decoder, load_decoder_with};
 use trainyard_plan::{Software, Strategy};
+pub use translation::{Outcome, TranslateOptions, TranslatedKey, Translation};
+
+/// What an estimate of a job with `fp16` leaves out.
+const FP16_UNMODELED: &str =
+    "fp16: steps that overflow, which are skipped with a smaller loss scale";
 
 /// A config format of a training framework, at a pinned version.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +97,8 @@ pub struct ParsedJob {
     pub software: Software,
     /// The world size, if the config determines it.
     pub world: Option<usize>,
+    /// Settings that are not part of an estimate, and what that means.
+    pub unmodeled: Vec<String>,
 }
 
 /// Values that a config may leave to the launcher or to the training script.
@@ -121,6 +129,11 @@ impl Framework {
             Framework::Megatron => "Megatron-LM core 0.16.1",
             Framework::DeepSpeed => "DeepSpeed 0.19.8",
         }
+    }
+
+    /// Whether a config of this framework can describe the model. Otherwise the training script does.
+    pub const fn describes_models(self) -> bool {
+        !matches!(self, Framework::DeepSpeed)
     }
 
     /// Writes the strategy for `world` ranks in this framework's config format.
@@ -169,7 +182,21 @@ impl Framework {
             strategy: canonical(&read.strategy),
             software: read.software,
             world: read.world,
+            unmodeled: read.unmodeled,
         })
+    }
+
+    /// Translates a config key by key to Trainyard's. Fails only if the config is invalid: keys without a
+    /// counterpart are part of the result. A Trainyard config needs no translation, and has none.
+    pub fn translate(
+        self,
+        text: &str,
+        options: &TranslateOptions,
+    ) -> Result<Translation, FrameworkError> {
+        match self {
+            Framework::DeepSpeed => deepspeed::translate(text, options),
+            _ => Ok(Translation::default()),
+        }
     }
 
     fn unsupported(

@@ -44,6 +44,14 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// Loads a model from a file or directory.
 pub fn load_decoder(path: &Path) -> Result<DecoderConfig, ModelFileError> {
+    load_decoder_with(path, &[])
+}
+
+/// The same with overrides of keys of `[model]`, such as `--model.moe.num_experts=8`.
+pub fn load_decoder_with(
+    path: &Path,
+    overrides: &[String],
+) -> Result<DecoderConfig, ModelFileError> {
     let path = if path.is_dir() {
         path.join("config.json")
     } else {
@@ -51,7 +59,10 @@ pub fn load_decoder(path: &Path) -> Result<DecoderConfig, ModelFileError> {
     };
     let text = read(&path)?;
     let decoder = if path.extension().is_some_and(|end| end == "toml") {
-        of_config(&path, &text)?
+        of_config(&path, &text, overrides)?
+    } else if let (false, Some(folder)) = (overrides.is_empty(), path.parent()) {
+        let assets = format!("--model.hf_assets_path={}", folder.display());
+        of_config(&path, "", &[&[assets][..], overrides].concat())?
     } else {
         DecoderConfig::from_hugging_face(&text).map_err(|source| ModelFileError::Decoder {
             path: path.clone(),
@@ -80,8 +91,12 @@ fn read(path: &Path) -> Result<String, ModelFileError> {
     fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))
 }
 
-fn of_config(path: &Path, text: &str) -> Result<DecoderConfig, ModelFileError> {
-    let spec = Config::parse(text, &[])?.model.resolve()?;
+fn of_config(
+    path: &Path,
+    text: &str,
+    overrides: &[String],
+) -> Result<DecoderConfig, ModelFileError> {
+    let spec = Config::parse(text, overrides)?.model.resolve()?;
     spec.decoder()
         .cloned()
         .ok_or_else(|| ModelFileError::NotADecoder {

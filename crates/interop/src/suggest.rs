@@ -13,15 +13,25 @@ pub(super) fn unknown<'a>(
     key: &str,
     known: impl Iterator<Item = &'a str>,
 ) -> FrameworkError {
-    // The comparison costs the product of both lengths, and the key comes from an untrusted file.
-    let short: String = key.chars().take(80).collect();
+    FrameworkError::UnknownKey {
+        framework,
+        key: shortened(key),
+        hint: suggestion(key, known)
+            .map_or_else(String::new, |known| format!(": did you mean {known}?")),
+    }
+}
+
+/// The known key that is most similar to an unknown one, if any is similar.
+pub(super) fn suggestion<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let short = shortened(key);
     let nearest = known
         .map(|candidate| (candidate, normalized_damerau_levenshtein(&short, candidate)))
         .filter(|(_, similarity)| *similarity >= MIN_SIMILARITY)
         .max_by(|a, b| a.1.total_cmp(&b.1));
-    FrameworkError::UnknownKey {
-        framework,
-        key: short,
-        hint: nearest.map_or_else(String::new, |(known, _)| format!(": did you mean {known}?")),
-    }
+    nearest.map(|(known, _)| known)
+}
+
+/// The comparison costs the product of both lengths, and the key comes from an untrusted file.
+fn shortened(key: &str) -> String {
+    key.chars().take(80).collect()
 }

@@ -109,11 +109,14 @@ fn planned(config: &Config, world: usize) -> Result<String, Failure> {
 
 /// The number of ranks in the environment of the launcher; one without a launcher.
 pub(super) fn world_size() -> usize {
+    launched_world_size().unwrap_or(1)
+}
+
+/// The number of ranks in the environment of the launcher.
+pub(super) fn launched_world_size() -> Option<usize> {
     let named = |name| std::env::var(name).ok()?.parse().ok();
     // For an elastic job the plan is for all nodes; the engine rescales it.
-    named(MAX_WORLD_SIZE)
-        .or_else(|| named("WORLD_SIZE"))
-        .unwrap_or(1)
+    named(MAX_WORLD_SIZE).or_else(|| named("WORLD_SIZE"))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod ckpt;
 mod data;
 mod dry_run;
 mod elastic;
+mod foreign;
 mod mesh;
 mod new;
 mod plan;
@@ -60,7 +61,7 @@ impl Command {
             Command::Run(run) => run.execute(),
             Command::ReplicaServer(server) => server.execute(),
             Command::Rendezvous(rendezvous) => rendezvous.execute(),
-            Command::Train(train) => Err(train.execute(overrides)),
+            Command::Train(train) => train.execute(overrides),
             Command::New(new) => new.execute(),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Mesh(mesh) => mesh.execute(overrides),

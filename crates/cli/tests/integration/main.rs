@@ -4,5 +4,6 @@
 
 mod architecture;
 mod engine;
+mod foreign;
 mod plan;
 mod run;

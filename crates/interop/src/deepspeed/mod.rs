@@ -4,7 +4,17 @@
 //! recomputation, the sequence length and the model. So that a file can be read back, the writer records those under
 //! the key `"trainyard"`, which DeepSpeed ignores, and reports each that the script must set as a deviation.
 
+mod axes;
+mod batch;
+mod file;
+mod keys;
+mod moe;
+mod optimizer;
+mod precision;
 mod read;
+mod scheduler;
+mod translate;
+mod zero;
 
 use serde_json::{Map, Value, json};
 use trainyard_arch::DecoderConfig;
@@ -15,6 +25,7 @@ use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting};
 pub(super) use read::read;
 use trainyard_plan::{Offload, PipelineLayout, Precision, Recompute, Strategy};
+pub(super) use translate::translate;
 
 const FRAMEWORK: Framework = Framework::DeepSpeed;
 

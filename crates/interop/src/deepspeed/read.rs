@@ -1,53 +1,42 @@
-//! Reads the JSON config of DeepSpeed.
+//! Reads the strategy of a JSON config.
 
-use serde_json::Value;
-
-use super::super::{FrameworkError, LaunchInfo, ParsedJob};
-use super::{BF16, BF16_WIDE, FRAMEWORK, NOTES, PIPELINE, fp32};
+use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob};
+use super::axes::Axes;
+use super::batch::Sizes;
+use super::file::File;
+use super::zero::{Device, OffloadDevices};
+use super::{BF16, BF16_WIDE, FRAMEWORK, NOTES, PIPELINE, fp32, keys, precision, zero};
 use trainyard_plan::{Degrees, Offload, Precision, Recompute, Software, Strategy};
 
 pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
-    let root: Value = serde_json::from_str(text).map_err(|error| FRAMEWORK.syntax(error))?;
-    if !root.is_object() {
-        return Err(FRAMEWORK.syntax("the top level must be an object"));
-    }
-    let file = File { root: &root };
-    if file.flag("/fp16/enabled")? {
-        return Err(FRAMEWORK.unsupported(
-            "fp16",
-            "fp16 needs loss scaling, which the planner does not model",
-            "use bf16",
-        ));
-    }
-    let zero_stage = file.count("/zero_optimization/stage")?.unwrap_or(0);
-    let note = |key: &str| file.count(&format!("/{NOTES}/{key}"));
-    let (pp, cp) = (
-        note("pipeline_parallel_degree")?.unwrap_or(1),
-        note("context_parallel_degree")?.unwrap_or(1),
-    );
-    let ep = note("expert_parallel_degree")?.unwrap_or(1);
-    let tp = file
-        .count("/tensor_parallel/autotp_size")?
-        .unwrap_or(1)
-        .max(1);
-    let batch = read_batch(&file, launch, &[pp, cp, tp])?;
-    let seq_len = note("seq_len")?.or(launch.seq_len);
+    read_file(&File::parse(text)?, launch)
+}
+
+fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
+    precision::check(file)?;
+    let zero_stage = zero::stage(file)?.unwrap_or(0);
+    let axes = Axes::read(file)?;
+    let sizes = Sizes::read(file)?;
+    let ranks = match sizes.ranks()? {
+        Some(ranks) => ranks,
+        None => FRAMEWORK.left_of(launch.world, &axes.taken())?,
+    };
+    let batch = sizes.on(ranks)?;
+    let seq_len = file.count(&format!("{NOTES}.seq_len"))?.or(launch.seq_len);
     let Some(seq_len) = seq_len else {
         let remedy = "pass it separately, because the training script sets it";
         return Err(FRAMEWORK.unspecified("the sequence length", remedy));
     };
-    let (dp_replicate, dp_shard) = match zero_stage {
-        0 => (batch.ranks, 1),
-        _ => (1, batch.ranks),
-    };
+    let is_sharded = zero_stage > 0 || axes.ep > 1;
+    let mut unmodeled = Vec::new();
     let strategy = Strategy {
         degrees: Degrees {
-            pp,
-            dp_replicate: if ep > 1 { 1 } else { dp_replicate },
-            dp_shard: if ep > 1 { batch.ranks } else { dp_shard },
-            cp,
-            tp,
-            ep,
+            pp: axes.pp,
+            dp_replicate: if is_sharded { 1 } else { ranks },
+            dp_shard: if is_sharded { ranks } else { 1 },
+            cp: axes.cp,
+            tp: axes.tp,
+            ep: axes.ep,
         },
         zero_stage,
         sequence_parallel: false,
@@ -55,35 +44,29 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         global_batch: batch.global,
         micro_batch: batch.micro,
         seq_len,
-        recompute: match root
-            .pointer(&format!("/{NOTES}/recompute"))
-            .and_then(Value::as_str)
-        {
-            Some("full") => Recompute::Full,
-            _ => Recompute::None,
-        },
-        offload: read_offload(&file)?,
-        precision: read_precision(&file, zero_stage)?,
+        recompute: read_recompute(file),
+        offload: read_offload(file, &mut unmodeled)?,
+        precision: read_precision(file, zero_stage, &mut unmodeled)?,
     };
     check(&strategy)?;
     Ok(ParsedJob {
-        software: read_software(&file, &strategy)?,
+        software: read_software(file, &strategy)?,
         shape: None,
         strategy,
         world: None,
+        unmodeled,
     })
 }
 
 /// DeepSpeed's behavior with these keys. Flash attention is assumed, because the script chooses the kernel.
-fn read_software(file: &File<'_>, strategy: &Strategy) -> Result<Software, FrameworkError> {
-    let overlap = "/zero_optimization/overlap_comm";
-    let reduce_dtype = file.root.pointer("/communication_data_type");
+fn read_software(file: &File, strategy: &Strategy) -> Result<Software, FrameworkError> {
+    let overlap = "zero_optimization.overlap_comm";
     Ok(Software {
-        overlaps_data: match file.root.pointer(overlap) {
-            None | Some(Value::Null) => strategy.zero_stage == 3,
+        overlaps_data: match file.get(overlap) {
+            None => strategy.zero_stage == 3,
             Some(_) => file.flag(overlap)?,
         },
-        gradient_on_wire: match reduce_dtype.and_then(Value::as_str) {
+        gradient_on_wire: match file.text("communication_data_type") {
             Some("fp32") => 4,
             Some(_) => 2,
             None => strategy.precision.compute,
@@ -104,163 +87,51 @@ fn check(s: &Strategy) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// The parsed file, with typed access by JSON pointer.
-struct File<'a> {
-    root: &'a Value,
-}
-
-impl File<'_> {
-    fn count(&self, pointer: &str) -> Result<Option<usize>, FrameworkError> {
-        let Some(value) = self.root.pointer(pointer) else {
-            return Ok(None);
-        };
-        if value == "auto" {
-            return Err(FRAMEWORK.unspecified(
-                "the value of \"auto\"",
-                format!(
-                    "write a number at {pointer}: Hugging Face's Trainer fills it in at startup"
-                ),
-            ));
-        }
-        let number = value
-            .as_u64()
-            .and_then(|number| usize::try_from(number).ok());
-        number
-            .map(Some)
-            .ok_or_else(|| unsupported_value(pointer, value, "a whole number"))
-    }
-
-    fn flag(&self, pointer: &str) -> Result<bool, FrameworkError> {
-        match self.root.pointer(pointer) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(value) if value == "auto" => Err(FRAMEWORK.unspecified(
-                "the value of \"auto\"",
-                format!("write true or false at {pointer}: Hugging Face's Trainer fills it in at startup"),
-            )),
-            Some(value) => Err(unsupported_value(pointer, value, "true or false")),
-        }
+fn read_recompute(file: &File) -> Recompute {
+    let is_full = file.text(&format!("{NOTES}.recompute")) == Some("full");
+    if is_full || keys::asks_for_recomputation(file).is_some() {
+        Recompute::Full
+    } else {
+        Recompute::None
     }
 }
 
-fn unsupported_value(pointer: &str, value: &Value, expected: &'static str) -> FrameworkError {
-    FrameworkError::Value {
-        key: pointer.to_owned(),
-        value: value.to_string().chars().take(80).collect(),
-        expected,
-    }
-}
-
-/// The batch sizes, and the number of data-parallel ranks.
-struct Batch {
-    global: usize,
-    micro: usize,
-    ranks: usize,
-}
-
-/// Any two of DeepSpeed's three sizes give the third if the number of ranks is known; all three give the ranks.
-fn read_batch(
-    file: &File<'_>,
-    launch: &LaunchInfo,
-    taken: &[usize],
-) -> Result<Batch, FrameworkError> {
-    let global = file.count("/train_batch_size")?;
-    let micro = file.count("/train_micro_batch_size_per_gpu")?;
-    let steps = file.count("/gradient_accumulation_steps")?;
-    let uneven = |what: String, why: String| {
-        FRAMEWORK.unsupported(
-            what,
-            why,
-            "use train_batch_size = micro x accumulation x ranks",
-        )
+/// The planner offloads weights and states to the same device. For anything else it estimates without offloading.
+fn read_offload(file: &File, unmodeled: &mut Vec<String>) -> Result<Offload, FrameworkError> {
+    let OffloadDevices { states, weights } = OffloadDevices::read(file)?;
+    let what = match (states, weights) {
+        (Device::None, Device::None) => return Ok(Offload::None),
+        (Device::Cpu, Device::Cpu) => return Ok(Offload::Cpu),
+        (Device::Nvme, Device::Nvme) => return Ok(Offload::Nvme),
+        (_, Device::None) => "offload_optimizer without offload_param",
+        (Device::None, _) => "offload_param without offload_optimizer",
+        _ => "offload_optimizer and offload_param on different devices",
     };
-    if let (Some(global), Some(micro), Some(steps)) = (global, micro, steps) {
-        let at_once = micro
-            .checked_mul(steps)
-            .filter(|&n| n > 0 && global.is_multiple_of(n));
-        let ranks = at_once.map(|n| global / n).filter(|&ranks| ranks > 0);
-        let Some(ranks) = ranks else {
-            return Err(uneven(
-                format!("train_batch_size {global}"),
-                format!("it is not a multiple of {micro} x {steps}"),
-            ));
-        };
-        return Ok(Batch {
-            global,
-            micro,
-            ranks,
-        });
-    }
-    let ranks = FRAMEWORK.left_of(launch.world, taken)?;
-    let (global, micro) = match (global, micro, steps) {
-        (Some(global), Some(micro), _) => (global, micro),
-        (Some(global), None, steps) => {
-            let num_microbatches = ranks.checked_mul(steps.unwrap_or(1));
-            let num_microbatches = num_microbatches.filter(|&n| n > 0 && global.is_multiple_of(n));
-            let Some(num_microbatches) = num_microbatches else {
-                let why = format!(
-                    "it is not a multiple of the data-parallel ranks, {ranks}, x the accumulation steps"
-                );
-                return Err(uneven(format!("train_batch_size {global}"), why));
-            };
-            (global, global / num_microbatches)
-        }
-        (None, Some(micro), steps) => {
-            let all = micro
-                .checked_mul(ranks)
-                .and_then(|n| n.checked_mul(steps.unwrap_or(1)));
-            let Some(all) = all else {
-                return Err(uneven(
-                    format!("micro-batches of {micro}"),
-                    "the global batch would be too large".to_owned(),
-                ));
-            };
-            (all, micro)
-        }
-        (None, None, _) => {
-            let remedy = "give train_batch_size or train_micro_batch_size_per_gpu";
-            return Err(FRAMEWORK.unspecified("the batch size", remedy));
-        }
-    };
-    Ok(Batch {
-        global,
-        micro,
-        ranks,
-    })
+    unmodeled.push(format!(
+        "{what}: the planner offloads weights and states together, so this is without offloading: \
+         the job needs less device memory and more time than estimated"
+    ));
+    Ok(Offload::None)
 }
 
-fn read_offload(file: &File<'_>) -> Result<Offload, FrameworkError> {
-    let device = |section: &str| {
-        let pointer = format!("/zero_optimization/{section}/device");
-        let value = file.root.pointer(&pointer).and_then(Value::as_str);
-        value.unwrap_or("none")
-    };
-    match (device("offload_optimizer"), device("offload_param")) {
-        ("none", "none") => Ok(Offload::None),
-        ("cpu", "cpu") => Ok(Offload::Cpu),
-        ("nvme", "nvme") => Ok(Offload::Nvme),
-        (states, weights) => Err(FRAMEWORK.unsupported(
-            format!("optimizer states on {states:?}, weights on {weights:?}"),
-            "the planner offloads both to the same device",
-            "use the same device for offload_optimizer and offload_param, in stage 3",
-        )),
-    }
-}
-
-fn read_precision(file: &File<'_>, zero_stage: usize) -> Result<Precision, FrameworkError> {
+fn read_precision(
+    file: &File,
+    zero_stage: usize,
+    unmodeled: &mut Vec<String>,
+) -> Result<Precision, FrameworkError> {
     for option in ["bf16_master_weights_and_grads", "bf16_optimizer_states"] {
-        if file.flag(&format!("/bf16/{option}"))? {
+        if file.flag(&format!("bf16.{option}"))? {
             let why = "the planner models an optimizer with 4-byte states";
             return Err(FRAMEWORK.unsupported(format!("bf16.{option}"), why, "remove it"));
         }
     }
-    let wide = file
-        .root
-        .pointer("/data_types/grad_accum_dtype")
-        .and_then(Value::as_str);
-    match (file.flag("/bf16/enabled")?, wide) {
+    if precision::is_fp16(file)? {
+        unmodeled.push(FP16_UNMODELED.to_owned());
+    }
+    let wide = file.text("data_types.grad_accum_dtype");
+    match (precision::is_narrow(file)?, wide) {
         (false, None | Some("fp32")) => Ok(fp32(zero_stage)),
-        (true, None | Some("bf16")) => Ok(BF16),
+        (true, None | Some("bf16" | "fp16")) => Ok(BF16),
         (true, Some("fp32")) => Ok(BF16_WIDE),
         (_, Some(other)) => Err(FRAMEWORK.unsupported(
             format!("grad_accum_dtype {other:?}"),

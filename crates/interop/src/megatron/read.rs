@@ -3,7 +3,7 @@
 use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
-use super::super::{FrameworkError, LaunchInfo, ParsedJob, check, check_degrees};
+use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob, check, check_degrees};
 use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
 use trainyard_plan::{
@@ -11,12 +11,7 @@ use trainyard_plan::{
 };
 
 /// Flags that the planner does not model: the flag, why, and what to use instead.
-const UNSUPPORTED: [(&str, &str, &str); 16] = [
-    (
-        "--fp16",
-        "fp16 needs loss scaling, which the planner does not model",
-        "use --bf16",
-    ),
+const UNSUPPORTED: [(&str, &str, &str); 15] = [
     (
         "--fp8-format",
         "the planner does not model 8-bit types",
@@ -116,7 +111,11 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         seq_len: flags.needed("--seq-length")?,
         recompute: read_recompute(&flags)?,
         offload: Offload::None,
-        precision: match (flags.has("--bf16"), flags.has("--grad-reduce-in-bf16")) {
+        // Types of two bytes are estimated alike; steps that overflow in fp16 are not.
+        precision: match (
+            flags.has("--bf16") || flags.has("--fp16"),
+            flags.has("--grad-reduce-in-bf16"),
+        ) {
             (true, false) => BF16,
             (true, true) => BF16_GRADIENTS,
             (false, _) => FP32,
@@ -132,7 +131,13 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         shape,
         strategy,
         world: flags.world,
+        unmodeled: unmodeled(&flags),
     })
+}
+
+fn unmodeled(flags: &Flags) -> Vec<String> {
+    let fp16 = flags.has("--fp16").then(|| FP16_UNMODELED.to_owned());
+    fp16.into_iter().collect()
 }
 
 /// Megatron's behavior with these flags: overlap must be enabled, and dropout, 0.1 by default, must be disabled.

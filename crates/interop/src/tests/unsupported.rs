@@ -17,7 +17,6 @@ fn unsupported_settings_are_rejected_with_the_nearest_alternative() {
             "divisible by the 4 ranks",
             "8 micro-batches",
         ),
-        ("--fp16", "loss scaling", "--bf16"),
         ("--optimizer-cpu-offload", "states only", "remove"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
@@ -84,7 +83,16 @@ fn unsupported_settings_are_rejected_with_the_nearest_alternative() {
         );
     }
     for (json, why, nearest) in [
-        (r#"{"train_batch_size": "auto"}"#, "auto", "number"),
+        (
+            r#"{"train_batch_size": "auto"}"#,
+            "the number of ranks",
+            "pass the world size",
+        ),
+        (
+            r#"{"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}"#,
+            "one type",
+            "disable one",
+        ),
         (
             r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 1}"#,
             "not a multiple of 3",
@@ -94,11 +102,6 @@ fn unsupported_settings_are_rejected_with_the_nearest_alternative() {
             r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}"#,
             "the sequence length",
             "separately",
-        ),
-        (
-            r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "trainyard": {"seq_len": 8}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#,
-            "both",
-            "same device",
         ),
     ] {
         let message = unsupported(Framework::DeepSpeed, json);
@@ -115,4 +118,15 @@ fn the_world_size_must_match_the_degrees() {
         .write(&llama(), &plain(), 9)
         .unwrap_err();
     assert!(error.to_string().contains("multiply to 8"), "{error}");
+}
+
+#[test]
+fn what_an_estimate_leaves_out_is_named() {
+    let json = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+        "fp16": {"enabled": true}, "trainyard": {"seq_len": 8},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#;
+    let read = Framework::DeepSpeed.read(json).unwrap();
+    assert_eq!(read.strategy.offload, Offload::None);
+    assert!(read.unmodeled[0].contains("without offload_param"));
+    assert!(read.unmodeled[1].contains("fp16"));
 }

@@ -87,6 +87,7 @@ pub(super) fn read(
         shape: flavor.map(|flavor| flavor.shape(seq_len)),
         strategy,
         world,
+        unmodeled: Vec::new(),
     })
 }
 

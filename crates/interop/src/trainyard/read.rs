@@ -1,11 +1,11 @@
 //! Reads Trainyard's TOML.
 
 use trainyard_config::{
-    ActivationCheckpointMode, Config, ModelSpec, OptimizerName, SelectiveOption,
+    ActivationCheckpointMode, Config, Dtype, ModelSpec, OptimizerName, SelectiveOption,
 };
 use trainyard_mesh::Axis;
 
-use super::super::{FrameworkError, LaunchInfo, ParsedJob};
+use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob};
 use super::{FRAMEWORK, TYPES};
 use trainyard_plan::{
     Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Software, Strategy,
@@ -58,7 +58,15 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         shape: Some(*shape),
         strategy,
         world,
+        unmodeled: is_fp16(&config)
+            .then(|| FP16_UNMODELED.to_owned())
+            .into_iter()
+            .collect(),
     })
+}
+
+fn is_fp16(config: &Config) -> bool {
+    config.training.compute_dtype() == Dtype::Float16
 }
 
 fn read_software(config: &Config) -> Software {
@@ -141,15 +149,20 @@ fn read_precision(config: &Config) -> Result<PrecisionByStage, FrameworkError> {
             "use \"AdamW\"",
         ));
     }
-    let (held, computed) = (config.training.dtype, config.training.compute_dtype());
+    let held = config.training.dtype;
+    // Types of two bytes are estimated alike.
+    let computed = match config.training.compute_dtype() {
+        Dtype::Float16 => Dtype::Bfloat16,
+        dtype => dtype,
+    };
     let known = TYPES
         .iter()
         .find(|(_, dtype, compute)| (*dtype, *compute) == (held, computed));
     known.map(|(precision, ..)| *precision).ok_or_else(|| {
         FRAMEWORK.unsupported(
             format!("mixed_precision_param = \"{}\"", computed.name()),
-            "float16 needs loss scaling, which the planner does not model",
-            "use \"bfloat16\"",
+            "the planner does not model these types",
+            "use \"bfloat16\" with training.dtype = \"float32\"",
         )
     })
 }

@@ -1,5 +1,6 @@
-//! The frameworks' own code parses what is written for them.
+//! The frameworks' own code parses what is written for them; their configs become Trainyard's key by key.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod frameworks;
+mod translate_deepspeed;

@@ -4,18 +4,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_interop::LaunchInfo;
-use trainyard_interop::{Framework, load_decoder};
+use trainyard_interop::{Framework, LaunchInfo, TranslateOptions, Translation, load_decoder_with};
 use trainyard_plan::{Calibration, Plan, PlanRequest, PrecisionByStage};
 use trainyard_plan_report::{Report, describe, describe_term};
 
+use super::framework;
 use super::request::{cluster, request};
-use super::{framework, read};
+use crate::command::foreign::{self, ForeignConfig};
 use crate::failure::Failure;
 
 /// Check whether a framework's config fits, estimate its step time, and suggest a faster plan
 ///
-/// Reads Megatron-LM arguments, torchtitan TOML or command lines, DeepSpeed JSON and Trainyard TOML.
+/// Reads Megatron-LM scripts, torchtitan TOML or command lines, DeepSpeed JSON, Accelerate YAML and Trainyard TOML.
+/// Of another framework's config it also reports what every key becomes in Trainyard, as `train --from` does.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard plan check configs/llama3-70b.toml --cluster 64xH100\n  \
@@ -44,27 +45,30 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 impl Check {
     /// Reads the config, estimates it, and compares it with the planner's choice. Exits with 1 if it does not fit.
     pub fn execute(self) -> Result<ExitCode, Failure> {
-        let text = read(&self.file)?;
         let cluster = cluster(&self.cluster)?;
-        let framework = self.framework.or_else(|| Framework::detect(&text));
-        let framework = framework.ok_or_else(|| {
-            Failure::new(format!(
-                "{}: cannot detect the framework of this config",
-                self.file.display()
-            ))
-            .hint("name it with --framework")
-        })?;
+        let file = foreign::load(&self.file, self.framework)?;
+        let framework = file.framework;
+        let translation = self.translation(&file, cluster.world_size())?;
         let launch = LaunchInfo {
             world: Some(cluster.world_size()),
             seq_len: self.seq_len,
         };
-        let found = framework.read_with(&text, &launch).map_err(Failure::new)?;
+        let found = framework
+            .read_with(&file.text, &launch)
+            .map_err(|error| Failure::new(format!("{}: {error}", self.file.display())))?;
         let shape = match &self.model {
-            Some(path) => Some(load_decoder(path).map_err(Failure::new)?),
+            Some(path) => {
+                let keys = model_overrides(&translation);
+                Some(load_decoder_with(path, &keys).map_err(Failure::new)?)
+            }
             None => found.shape,
         };
         let shape = shape.ok_or_else(|| {
-            Failure::new("the file does not contain the model").hint("name one with --model")
+            Failure::new(format!(
+                "{} does not contain the model",
+                self.file.display()
+            ))
+            .hint("name one with --model")
         })?;
         let strategy = found.strategy;
         let (needed, there) = (strategy.degrees.world_size(), cluster.world_size());
@@ -82,15 +86,39 @@ impl Check {
         request.calibration = Calibration::of_cluster(&request.cluster, found.software);
         let plan = request.estimate(&strategy).map_err(Failure::new)?;
         println!("{framework}: {}", describe(&plan));
-        println!("estimated for {}\n", found.software);
+        println!("estimated for {}", found.software);
+        for setting in &found.unmodeled {
+            println!("not in the estimate: {setting}");
+        }
+        println!();
         let fits = print(&request, &plan);
         suggest(request, plan);
+        if !translation.keys.is_empty() {
+            print!("\n{}", file.report(&translation, &[]));
+        }
         Ok(if fits {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
         })
     }
+}
+
+impl Check {
+    fn translation(&self, file: &ForeignConfig, world: usize) -> Result<Translation, Failure> {
+        file.translation(&TranslateOptions {
+            world: Some(world),
+            has_model: self.model.is_some(),
+        })
+    }
+}
+
+/// The keys of the model that the file sets, such as its experts.
+fn model_overrides(translation: &Translation) -> Vec<String> {
+    let overrides = translation.overrides().into_iter();
+    overrides
+        .filter(|setting| setting.starts_with("--model."))
+        .collect()
 }
 
 /// Prints the estimated memory and step time; returns whether the config fits.
