@@ -2,6 +2,7 @@
 
 use super::Framework;
 use super::arguments::CommandLine;
+use super::torchtitan::{DATASETS, is_flavor};
 
 /// TOML sections that torchtitan has and Trainyard does not.
 const TORCHTITAN_SECTIONS: [&str; 6] = [
@@ -24,6 +25,17 @@ const TORCHTITAN_KEYS: [(&str, &str); 9] = [
     ("parallelism", "context_parallel_load_balancer"),
     ("parallelism", "expert_tensor_parallel_degree"),
     ("model", "converters"),
+];
+
+/// The models of torchtitan 0.2.2.
+const TORCHTITAN_MODELS: [&str; 7] = [
+    "deepseek_v3",
+    "flux",
+    "gpt_oss",
+    "llama3",
+    "llama3_ft",
+    "llama4",
+    "qwen3",
 ];
 
 /// A DeepSpeed config has at least one of these keys.
@@ -60,10 +72,11 @@ fn detect_toml(table: &toml::Table) -> Framework {
     let has_keys = TORCHTITAN_KEYS
         .iter()
         .any(|&(section, key)| get(section, key).is_some());
-    let name = get("model", "name").and_then(toml::Value::as_str);
-    let has_name =
-        name.is_some_and(|name| !matches!(name, "llama" | "gpt2" | "encoder" | "cnn" | "vit"));
-    if has_sections || has_keys || has_name {
+    let text = |section, key| get(section, key).and_then(toml::Value::as_str);
+    let has_values = text("model", "name").is_some_and(|name| TORCHTITAN_MODELS.contains(&name))
+        || text("model", "flavor").is_some_and(is_flavor)
+        || text("training", "dataset").is_some_and(|name| DATASETS.contains(&name));
+    if has_sections || has_keys || has_values {
         Framework::Torchtitan
     } else {
         Framework::Trainyard

@@ -136,6 +136,14 @@ impl Framework {
         !matches!(self, Framework::DeepSpeed)
     }
 
+    /// Whether [`Framework::translate`] reads this format.
+    pub const fn is_translated(self) -> bool {
+        !matches!(
+            self,
+            Framework::Trainyard | Framework::TorchtitanCommandLine
+        )
+    }
+
     /// Writes the strategy for `world` ranks in this framework's config format.
     pub fn write(
         self,
@@ -195,7 +203,13 @@ impl Framework {
     ) -> Result<Translation, FrameworkError> {
         match self {
             Framework::DeepSpeed => deepspeed::translate(text, options),
-            _ => Ok(Translation::default()),
+            Framework::Torchtitan => torchtitan::translate_toml(text, options),
+            Framework::TorchtitanCommandLine => Err(self.unsupported(
+                "its command line",
+                "the defaults of its configs are Python code",
+                "use a TOML of torchtitan 0.2.2, or write a Trainyard config with `plan --emit trainyard`",
+            )),
+            Framework::Trainyard | Framework::Megatron => Ok(Translation::default()),
         }
     }
 

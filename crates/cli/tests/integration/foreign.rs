@@ -129,3 +129,23 @@ fn deepspeed_tutorials_are_checked() {
         assert!(printed.contains(" -> "), "{name}: {printed}");
     }
 }
+
+#[test]
+fn a_torchtitan_config_trains() {
+    let setting = Setting::new();
+    let line = "train CONFIGS/torchtitan/llama3_8b.toml";
+    let output = setting.run(8, line);
+    let report = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{report}");
+    assert!(report.contains("set training.dataset_path"), "{report}");
+    let output = setting.run(8, &format!("{line} --training.dataset_path tokens"));
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
+    assert!(printed.starts_with("ran: train /dev/null --"), "{printed}");
+    assert!(printed.contains("--model.hidden_size=4096"), "{printed}");
+    let output = setting.run(
+        1,
+        "plan check CONFIGS/torchtitan/llama3_8b.toml --cluster 8xH100",
+    );
+    assert!(text(&output.stdout).contains("training.dataset = c4 -> training.dataset = tokens"));
+}

@@ -148,6 +148,11 @@ pub(super) const FLAVORS: [Flavor; 12] = [
     },
 ];
 
+/// Whether torchtitan registers a flavor of this name.
+pub(in super::super) fn is_flavor(name: &str) -> bool {
+    FLAVORS.iter().any(|flavor| flavor.name == name)
+}
+
 impl Flavor {
     /// The model's shape. torchtitan sets the maximum sequence length to that of the data.
     pub fn shape(&self, seq_len: usize) -> DecoderConfig {

@@ -84,6 +84,21 @@ impl Keys {
         Ok(())
     }
 
+    /// Sets a key that is absent. Returns whether it was.
+    pub fn set_default(&mut self, key: &str, value: &str) -> bool {
+        let is_absent = !self.values.contains_key(key);
+        if is_absent {
+            self.values.insert(key.to_owned(), value.to_owned());
+        }
+        is_absent
+    }
+
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let values = self.values.iter();
+        values.map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str)

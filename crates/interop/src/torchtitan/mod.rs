@@ -5,13 +5,19 @@
 mod adapt;
 mod flavors;
 mod keys;
+mod model;
 mod read;
 mod text;
+mod translate;
 
-use super::{EmittedConfig, Framework, FrameworkError, LaunchInfo, ParsedJob};
+use super::{
+    EmittedConfig, Framework, FrameworkError, LaunchInfo, ParsedJob, TranslateOptions, Translation,
+};
+pub(super) use flavors::is_flavor;
 use keys::Keys;
 use trainyard_arch::DecoderConfig;
 use trainyard_plan::{Precision, Strategy};
+pub(super) use translate::DATASETS;
 
 /// The precisions with their `training.dtype`, the type of weights, gradients and states, and their
 /// `training.mixed_precision_param`, the type of compute.
@@ -70,4 +76,11 @@ pub(super) fn read_command_line(
 ) -> Result<ParsedJob, FrameworkError> {
     let (keys, world) = Keys::from_command_line(text)?;
     read::read(&keys, world, launch)
+}
+
+pub(super) fn translate_toml(
+    text: &str,
+    options: &TranslateOptions,
+) -> Result<Translation, FrameworkError> {
+    translate::translate(text, options)
 }

@@ -92,7 +92,7 @@ pub(super) fn read(
 }
 
 /// The model's flavor, or `None` if it is not in our table.
-fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
+pub(super) fn read_flavor(keys: &Keys) -> Result<Option<&'static Flavor>, FrameworkError> {
     if keys.framework == Framework::Torchtitan {
         let module = keys.get("model.name").unwrap_or("llama3");
         let name = keys.get("model.flavor").unwrap_or("debugmodel");

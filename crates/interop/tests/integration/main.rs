@@ -4,3 +4,4 @@
 
 mod frameworks;
 mod translate_deepspeed;
+mod translate_torchtitan;

@@ -106,6 +106,9 @@ impl Check {
 
 impl Check {
     fn translation(&self, file: &ForeignConfig, world: usize) -> Result<Translation, Failure> {
+        if !file.framework.is_translated() {
+            return Ok(Translation::default());
+        }
         file.translation(&TranslateOptions {
             world: Some(world),
             has_model: self.model.is_some(),
