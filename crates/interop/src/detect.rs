@@ -1,6 +1,7 @@
 //! Detects the framework that a config is for.
 
 use super::Framework;
+use super::accelerate::is_accelerate;
 use super::arguments::CommandLine;
 use super::torchtitan::{DATASETS, is_flavor};
 
@@ -59,6 +60,7 @@ impl Framework {
         }
         match text.parse::<toml::Table>() {
             Ok(table) if !table.is_empty() => Some(detect_toml(&table)),
+            _ if is_accelerate(text) => Some(Framework::Accelerate),
             _ => detect_command_line(text),
         }
     }

@@ -31,6 +31,7 @@
 //! # Ok::<(), trainyard_interop::FrameworkError>(())
 //! ```
 
+mod accelerate;
 mod adapt;
 mod arguments;
 mod canonical;
@@ -75,6 +76,8 @@ pub enum Framework {
     Megatron,
     /// The JSON config of DeepSpeed 0.19.8.
     DeepSpeed,
+    /// The YAML config of Hugging Face's Accelerate. It is read, not written.
+    Accelerate,
 }
 
 /// A strategy written in a framework's config format.
@@ -111,7 +114,7 @@ pub struct LaunchInfo {
 }
 
 impl Framework {
-    /// Every supported format.
+    /// Every format that strategies are written in.
     pub const ALL: [Framework; 5] = [
         Framework::Trainyard,
         Framework::Torchtitan,
@@ -128,12 +131,13 @@ impl Framework {
             Framework::TorchtitanCommandLine => "torchtitan 0.3.0",
             Framework::Megatron => "Megatron-LM core 0.16.1",
             Framework::DeepSpeed => "DeepSpeed 0.19.8",
+            Framework::Accelerate => "Accelerate",
         }
     }
 
     /// Whether a config of this framework can describe the model. Otherwise the training script does.
     pub const fn describes_models(self) -> bool {
-        !matches!(self, Framework::DeepSpeed)
+        !matches!(self, Framework::DeepSpeed | Framework::Accelerate)
     }
 
     /// Whether [`Framework::translate`] reads this format.
@@ -166,6 +170,11 @@ impl Framework {
             Framework::TorchtitanCommandLine => torchtitan::write_command_line(shape, strategy),
             Framework::Megatron => megatron::write(shape, strategy),
             Framework::DeepSpeed => deepspeed::write(shape, strategy),
+            Framework::Accelerate => Err(self.unsupported(
+                "a YAML config",
+                "Accelerate leaves most settings to the script",
+                "write a DeepSpeed config, which `accelerate launch` takes as deepspeed_config_file",
+            )),
         }
     }
 
@@ -183,6 +192,7 @@ impl Framework {
             Framework::TorchtitanCommandLine => torchtitan::read_command_line(text, launch),
             Framework::Megatron => megatron::read(text, launch),
             Framework::DeepSpeed => deepspeed::read(text, launch),
+            Framework::Accelerate => accelerate::read(text, launch),
         }?;
         check(self, read.shape.as_ref(), &read.strategy)?;
         Ok(ParsedJob {
@@ -203,6 +213,7 @@ impl Framework {
     ) -> Result<Translation, FrameworkError> {
         match self {
             Framework::DeepSpeed => deepspeed::translate(text, options),
+            Framework::Accelerate => accelerate::translate(text, options),
             Framework::Torchtitan => torchtitan::translate_toml(text, options),
             Framework::TorchtitanCommandLine => Err(self.unsupported(
                 "its command line",

@@ -149,3 +149,18 @@ fn a_torchtitan_config_trains() {
     );
     assert!(text(&output.stdout).contains("training.dataset = c4 -> training.dataset = tokens"));
 }
+
+#[test]
+fn accelerate_configs_train_and_are_checked() {
+    let setting = Setting::new();
+    for name in ["fsdp", "deepspeed"] {
+        let file = format!("CONFIGS/accelerate/{name}.yaml");
+        let output = setting.run(8, &format!("train model.toml --from {file}"));
+        assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("--parallelism.zero_stage=3"));
+        let line = format!("plan check {file} --cluster 8xA100 --model model.toml --seq-len 128");
+        let output = setting.run(1, &line);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).starts_with("Accelerate: dp_shard8"));
+    }
+}

@@ -13,7 +13,7 @@ const MOST: f64 = 9_007_199_254_740_992.0;
 
 /// The parsed file.
 #[derive(Debug)]
-pub(super) struct File {
+pub(in super::super) struct File {
     root: Value,
 }
 
@@ -100,7 +100,7 @@ fn collect<'a>(path: &str, value: &'a Value, leaves: &mut Vec<(String, &'a Value
 }
 
 /// A whole number, which tutorials also write as `5e8`.
-pub(super) fn whole(value: &Value) -> Option<usize> {
+pub(in super::super) fn whole(value: &Value) -> Option<usize> {
     if let Some(number) = value.as_u64() {
         return usize::try_from(number).ok();
     }
@@ -109,7 +109,11 @@ pub(super) fn whole(value: &Value) -> Option<usize> {
     is_whole.then_some(number as usize)
 }
 
-pub(super) fn invalid(key: &str, value: &Value, expected: &'static str) -> FrameworkError {
+pub(in super::super) fn invalid(
+    key: &str,
+    value: &Value,
+    expected: &'static str,
+) -> FrameworkError {
     FrameworkError::Value {
         key: key.to_owned(),
         value: value.to_string().chars().take(80).collect(),

@@ -23,9 +23,10 @@ use trainyard_schedule::ScheduleKind;
 use super::adapt::Adapted;
 use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting};
-pub(super) use read::read;
+pub(super) use file::{File, invalid, whole};
+pub(super) use read::{read, read_value};
 use trainyard_plan::{Offload, PipelineLayout, Precision, Recompute, Strategy};
-pub(super) use translate::translate;
+pub(super) use translate::{translate, translate_value};
 
 const FRAMEWORK: Framework = Framework::DeepSpeed;
 

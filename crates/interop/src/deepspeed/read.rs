@@ -12,6 +12,14 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
     read_file(&File::parse(text)?, launch)
 }
 
+/// The same for values that another format had.
+pub(in super::super) fn read_value(
+    root: serde_json::Value,
+    launch: &LaunchInfo,
+) -> Result<ParsedJob, FrameworkError> {
+    read_file(&File::new(root)?, launch)
+}
+
 fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     precision::check(file)?;
     let zero_stage = zero::stage(file)?.unwrap_or(0);

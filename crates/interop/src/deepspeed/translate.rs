@@ -16,6 +16,14 @@ pub(in super::super) fn translate(
     translate_file(&File::parse(text)?, options)
 }
 
+/// The same for values that another format had.
+pub(in super::super) fn translate_value(
+    root: Value,
+    options: &TranslateOptions,
+) -> Result<Translation, FrameworkError> {
+    translate_file(&File::new(root)?, options)
+}
+
 fn translate_file(file: &File, options: &TranslateOptions) -> Result<Translation, FrameworkError> {
     precision::check(file)?;
     let context = Context {

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod frameworks;
+mod translate_accelerate;
 mod translate_deepspeed;
 mod translate_torchtitan;

@@ -35,7 +35,8 @@ pub(super) struct Check {
     /// Sequence length, if the file does not contain it
     #[arg(long, value_name = "S")]
     seq_len: Option<usize>,
-    /// The framework, if it cannot be detected: trainyard, torchtitan, torchtitan-flags, megatron, deepspeed
+    /// The framework, if it cannot be detected: trainyard, torchtitan, torchtitan-flags, megatron, deepspeed,
+    /// accelerate
     #[arg(long, value_name = "FRAMEWORK", value_parser = framework)]
     framework: Option<Framework>,
 }

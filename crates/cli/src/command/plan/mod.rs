@@ -86,12 +86,13 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }
 
-const FRAMEWORKS: [(&str, Framework); 5] = [
+const FRAMEWORKS: [(&str, Framework); 6] = [
     ("trainyard", Framework::Trainyard),
     ("torchtitan", Framework::Torchtitan),
     ("torchtitan-flags", Framework::TorchtitanCommandLine),
     ("megatron", Framework::Megatron),
     ("deepspeed", Framework::DeepSpeed),
+    ("accelerate", Framework::Accelerate),
 ];
 
 fn framework(name: &str) -> Result<Framework, String> {
