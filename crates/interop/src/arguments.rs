@@ -1,5 +1,9 @@
-//! Parses launch command lines: shell words, torchrun's flags, and the program's own flags.
+//! Parses launch command lines: torchrun's flags, and the program's own flags.
 
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
+use super::shell::{Word, training_command};
 use super::{Framework, FrameworkError};
 
 /// A parsed command line.
@@ -8,53 +12,110 @@ pub(super) struct CommandLine {
     /// The number of ranks that torchrun starts, if its flags determine it.
     pub world: Option<usize>,
     /// The arguments after the program's name.
-    pub arguments: Vec<String>,
+    pub arguments: Vec<Word>,
 }
 
 impl CommandLine {
-    /// Parses a shell command. Without `torchrun`, all words after the program's name are the program's arguments;
-    /// without a program's name, all words are.
+    /// Parses a command line, or a script with one. Without `torchrun`, all words after the program's name are the
+    /// program's arguments; without a program's name, all words are.
     pub fn parse(framework: Framework, text: &str) -> Result<CommandLine, FrameworkError> {
-        let mut words = shell_words(framework, text)?.into_iter().peekable();
-        while words.next_if(|word| is_assignment(word)).is_some() {}
+        let words = training_command(framework, text)?;
+        // Launchers of schedulers stand before Python.
+        let start = words.iter().position(|word| {
+            ["torchrun", "python", "python3"]
+                .iter()
+                .any(|name| is_program(&word.text, name))
+        });
+        let rest = words.into_iter().skip(start.unwrap_or(0));
+        let mut words = rest.collect::<Vec<_>>().into_iter().peekable();
         let mut world = None;
-        if words.next_if(|word| is_program(word, "torchrun")).is_some() {
+        if starts_torchrun(&mut words) {
             world = parse_torchrun(framework, &mut words)?;
-        } else {
-            words.next_if(|word| is_program(word, "python") || is_program(word, "python3"));
         }
-        if words.next_if(|word| word == "-m").is_some() {
+        if words.next_if(|word| word.text == "-m").is_some() {
             words.next();
         } else {
-            words.next_if(|word| !word.starts_with('-') && !word.contains(':'));
+            words.next_if(|word| {
+                let is_readable = word.problem.is_none();
+                is_readable && !word.text.starts_with('-') && !word.text.contains(':')
+            });
         }
         Ok(CommandLine {
             world,
             arguments: words.collect(),
         })
     }
+
+    /// The arguments as text. Fails if one is not readable.
+    pub fn readable(self, framework: Framework) -> Result<Vec<String>, FrameworkError> {
+        let arguments = self.arguments.into_iter();
+        arguments.map(|word| readable(framework, word)).collect()
+    }
 }
 
-/// Consumes torchrun's own flags, up to the program, and returns the number of ranks that they start.
+/// The text of a word. Fails if it is not readable.
+pub(super) fn readable(framework: Framework, word: Word) -> Result<String, FrameworkError> {
+    match word.problem {
+        None => Ok(word.text),
+        Some(problem) => {
+            let text: String = word.text.chars().take(80).collect();
+            Err(framework.syntax(format!("{text}: {problem}")))
+        }
+    }
+}
+
+/// Consumes `torchrun`, `python -m torch.distributed.run`, or `python`. Returns whether it is torchrun.
+fn starts_torchrun(words: &mut Peekable<IntoIter<Word>>) -> bool {
+    if words
+        .next_if(|word| is_program(&word.text, "torchrun"))
+        .is_some()
+    {
+        return true;
+    }
+    words.next_if(|word| is_program(&word.text, "python") || is_program(&word.text, "python3"));
+    let mut ahead = words.clone();
+    let is_module = ahead.next().is_some_and(|word| word.text == "-m");
+    let is_torchrun = ahead
+        .next()
+        .is_some_and(|word| matches!(word.text.as_str(), TORCH_RUN | TORCH_LAUNCH));
+    if is_module && is_torchrun {
+        words.next();
+        words.next();
+    }
+    is_module && is_torchrun
+}
+
+const TORCH_RUN: &str = "torch.distributed.run";
+const TORCH_LAUNCH: &str = "torch.distributed.launch";
+
+/// Consumes torchrun's own flags, up to the program, and returns the number of ranks that they start, if it is readable.
 fn parse_torchrun(
     framework: Framework,
-    words: &mut std::iter::Peekable<std::vec::IntoIter<String>>,
+    words: &mut Peekable<IntoIter<Word>>,
 ) -> Result<Option<usize>, FrameworkError> {
     let (mut per_node, mut nodes) = (None, Some(1));
-    while let Some(word) = words.next_if(|word| word.starts_with("--")) {
-        let (flag, inline) = match word.split_once('=') {
-            Some((flag, value)) => (flag.replace('_', "-"), Some(value.to_owned())),
-            None => (word.replace('_', "-"), None),
+    while let Some(word) = words.next_if(|word| word.text.starts_with("--")) {
+        let (flag, inline) = match word.text.split_once('=') {
+            Some((flag, value)) => {
+                let value = Word {
+                    text: value.to_owned(),
+                    problem: word.problem.clone(),
+                };
+                (flag.replace('_', "-"), Some(value))
+            }
+            None => (word.text.replace('_', "-"), None),
         };
         if flag == "--standalone" || flag == "--no-python" {
             continue;
         }
         let value = inline.or_else(|| words.next()).unwrap_or_default();
+        let is_readable = value.problem.is_none();
         match flag.as_str() {
-            "--nproc-per-node" => per_node = Some(count(&flag, &value)?),
+            "--nproc-per-node" if is_readable => per_node = Some(count(&flag, &value.text)?),
+            "--nproc-per-node" => per_node = None,
             // A range of nodes is an elastic job, whose world size is not fixed.
-            "--nnodes" if value.contains(':') => nodes = None,
-            "--nnodes" => nodes = Some(count(&flag, &value)?),
+            "--nnodes" if !is_readable || value.text.contains(':') => nodes = None,
+            "--nnodes" => nodes = Some(count(&flag, &value.text)?),
             _ => {}
         }
     }
@@ -87,55 +148,8 @@ pub(super) fn torchrun(world: usize) -> String {
     )
 }
 
-fn is_assignment(word: &str) -> bool {
-    let name = word.split_once('=').map(|(name, _)| name);
-    name.is_some_and(|name| {
-        !name.is_empty()
-            && name
-                .chars()
-                .all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit())
-    })
-}
-
 fn is_program(word: &str, name: &str) -> bool {
     word.rsplit('/').next() == Some(name)
-}
-
-/// Splits words as a shell does. Expansions and pipes are rejected, because no shell runs here.
-fn shell_words(framework: Framework, text: &str) -> Result<Vec<String>, FrameworkError> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut quote: Option<char> = None;
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        match (c, quote) {
-            ('$' | '`', None | Some('"')) => {
-                return Err(framework.syntax(format!(
-                    "{c} starts a shell expansion: write the value itself"
-                )));
-            }
-            ('\\', None | Some('"')) => match chars.next() {
-                Some('\n') | None => {}
-                Some(next) => word.get_or_insert_default().push(next),
-            },
-            (c, Some(open)) if c == open => quote = None,
-            ('"' | '\'', None) => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            ('#', None) if word.is_none() => while chars.next_if(|&c| c != '\n').is_some() {},
-            (c, None) if c.is_whitespace() => words.extend(word.take()),
-            (';' | '&' | '|' | '<' | '>', None) => {
-                return Err(framework.syntax(format!("{c}: only one command is accepted")));
-            }
-            (c, _) => word.get_or_insert_default().push(c),
-        }
-    }
-    if let Some(open) = quote {
-        return Err(framework.syntax(format!("{open} has no closing quote")));
-    }
-    words.extend(word);
-    Ok(words)
 }
 
 #[cfg(test)]
@@ -150,7 +164,7 @@ mod tests {
                     --x 'a b' \"c\"d # end";
         let line = CommandLine::parse(FRAMEWORK, text).unwrap();
         assert_eq!(line.world, Some(32));
-        assert_eq!(line.arguments, ["--x", "a b", "cd"]);
+        assert_eq!(line.readable(FRAMEWORK).unwrap(), ["--x", "a b", "cd"]);
         let line = CommandLine::parse(FRAMEWORK, "--x 1").unwrap();
         assert_eq!((line.world, line.arguments.len()), (None, 2));
         let line = CommandLine::parse(
@@ -161,10 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn shell_expansions_are_rejected() {
-        for text in ["--x $Y", "--x \"${Y}\"", "--x `y`", "--x 'y", "a | b"] {
-            assert!(CommandLine::parse(FRAMEWORK, text).is_err(), "{text}");
+    fn what_is_not_readable_is_rejected_where_it_matters() {
+        for text in ["--x $Y", "--x \"${Y}\"", "--x `y`"] {
+            let line = CommandLine::parse(FRAMEWORK, text).unwrap();
+            assert!(line.readable(FRAMEWORK).is_err(), "{text}");
         }
+        assert!(CommandLine::parse(FRAMEWORK, "--x 'y").is_err());
+        let text = "srun -n 8 python -m torch.distributed.launch --nproc_per_node=8 --nnodes $N x.py --y 1";
+        let line = CommandLine::parse(FRAMEWORK, text).unwrap();
+        assert_eq!(line.world, None);
+        assert_eq!(line.readable(FRAMEWORK).unwrap(), ["--y", "1"]);
     }
 
     #[test]

@@ -88,7 +88,8 @@ fn detect_toml(table: &toml::Table) -> Framework {
 fn detect_command_line(text: &str) -> Option<Framework> {
     let framework = Framework::Megatron;
     let line = CommandLine::parse(framework, text).ok()?;
-    let begins = |start: &str| line.arguments.iter().any(|word| word.starts_with(start));
+    let words = line.arguments.iter();
+    let begins = |start: &str| words.clone().any(|word| word.text.starts_with(start));
     if begins("--module") && begins("--config") {
         return Some(Framework::TorchtitanCommandLine);
     }

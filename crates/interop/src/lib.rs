@@ -41,6 +41,7 @@ mod deviation;
 mod error;
 mod megatron;
 mod model_file;
+mod shell;
 mod suggest;
 mod torchtitan;
 mod trainyard;
@@ -220,7 +221,8 @@ impl Framework {
                 "the defaults of its configs are Python code",
                 "use a TOML of torchtitan 0.2.2, or write a Trainyard config with `plan --emit trainyard`",
             )),
-            Framework::Trainyard | Framework::Megatron => Ok(Translation::default()),
+            Framework::Megatron => megatron::translate(text, options),
+            Framework::Trainyard => Ok(Translation::default()),
         }
     }
 

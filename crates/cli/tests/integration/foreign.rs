@@ -164,3 +164,18 @@ fn accelerate_configs_train_and_are_checked() {
         assert!(text(&output.stdout).starts_with("Accelerate: dp_shard8"));
     }
 }
+
+#[test]
+fn a_megatron_script_trains_and_is_checked() {
+    let setting = Setting::new();
+    let line = "train --from CONFIGS/megatron/llama.sh --training.dataset_path tokens";
+    let output = setting.run(8, line);
+    assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("--parallelism.tensor_parallel_degree=2"));
+    let output = setting.run(1, "plan check CONFIGS/megatron/llama.sh --cluster 8xH100");
+    assert!(
+        text(&output.stdout).contains("dp_shard4 tp2"),
+        "{}",
+        text(&output.stderr)
+    );
+}

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::super::FrameworkError;
-use super::super::arguments::{CommandLine, count};
+use super::super::arguments::{CommandLine, count, readable};
+use super::super::shell::Word;
 use super::super::suggest::unknown;
 use super::FRAMEWORK;
 
@@ -25,9 +26,15 @@ impl Flags {
         let mut values = BTreeMap::new();
         let mut words = line.arguments.into_iter().peekable();
         while let Some(word) = words.next() {
-            let (flag, inline) = match word.split_once('=') {
-                Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-                None => (word, None),
+            let (flag, inline) = match word.text.split_once('=') {
+                Some((flag, value)) => {
+                    let value = Word {
+                        text: value.to_owned(),
+                        problem: word.problem.clone(),
+                    };
+                    (flag.to_owned(), Some(value))
+                }
+                None => (readable(FRAMEWORK, word)?, None),
             };
             let Some(arity) = arity(&flag) else {
                 let known = KNOWN.lines().filter_map(|line| line.split(' ').next());
@@ -39,9 +46,9 @@ impl Flags {
                 "+" | "*" => usize::MAX,
                 number => number.parse().unwrap_or(1),
             };
-            let mut given: Vec<String> = inline.into_iter().collect();
+            let mut given: Vec<Word> = inline.into_iter().collect();
             while given.len() < most {
-                let Some(value) = words.next_if(|next| !is_flag(next)) else {
+                let Some(value) = words.next_if(|next| !is_flag(&next.text)) else {
                     break;
                 };
                 given.push(value);
@@ -49,12 +56,34 @@ impl Flags {
             if given.is_empty() && !matches!(arity, "0" | "*") {
                 return Err(FRAMEWORK.syntax(format!("{flag} needs a value")));
             }
-            values.insert(flag, given);
+            let given = given.into_iter().map(|value| {
+                if is_place(&flag) {
+                    Ok(value.text)
+                } else {
+                    readable(FRAMEWORK, value)
+                }
+            });
+            values.insert(flag.clone(), given.collect::<Result<_, _>>()?);
         }
         Ok(Flags {
             values,
             world: line.world,
         })
+    }
+
+    /// Sets a flag that is absent. Returns whether it was.
+    pub fn set_default(&mut self, flag: &str, value: &str) -> bool {
+        let is_absent = !self.has(flag);
+        if is_absent {
+            self.values.insert(flag.to_owned(), vec![value.to_owned()]);
+        }
+        is_absent
+    }
+
+    /// All flags with their values, joined by spaces.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, String)> {
+        let values = self.values.iter();
+        values.map(|(flag, words)| (flag.as_str(), words.join(" ")))
     }
 
     /// Whether the flag is given.
@@ -90,6 +119,27 @@ pub(super) fn arity(flag: &str) -> Option<&'static str> {
     lines
         .find(|(known, _)| *known == flag)
         .map(|(_, arity)| arity)
+}
+
+/// Whether the value is a file, a folder or a name of a run: neither a strategy nor a model depends on it, and scripts
+/// take it from their arguments.
+fn is_place(flag: &str) -> bool {
+    const PLACES: [&str; 13] = [
+        "--save",
+        "--load",
+        "--data-path",
+        "--data-cache-path",
+        "--train-data-path",
+        "--valid-data-path",
+        "--test-data-path",
+        "--vocab-file",
+        "--merge-file",
+        "--tokenizer-model",
+        "--tensorboard-dir",
+        "--pretrained-checkpoint",
+        "--data-args-path",
+    ];
+    PLACES.contains(&flag) || flag.starts_with("--wandb-")
 }
 
 /// Whether a word is a flag. A single minus begins a negative number.

@@ -5,8 +5,11 @@
 
 mod adapt;
 mod flags;
+mod keys;
 mod model;
+mod model_keys;
 mod read;
+mod translate;
 
 use super::adapt::Adapted;
 use super::arguments::torchrun;
@@ -14,6 +17,7 @@ use super::{EmittedConfig, Framework, FrameworkError};
 pub(super) use read::read;
 use trainyard_arch::DecoderConfig;
 use trainyard_plan::{Precision, Recompute, Strategy};
+pub(super) use translate::translate;
 
 const FRAMEWORK: Framework = Framework::Megatron;
 

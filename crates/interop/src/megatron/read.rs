@@ -174,7 +174,7 @@ fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, Framewo
     })
 }
 
-fn read_stage(flags: &Flags) -> Result<usize, FrameworkError> {
+pub(super) fn read_stage(flags: &Flags) -> Result<usize, FrameworkError> {
     let sharded = usize::from(flags.has("--use-distributed-optimizer"));
     if !flags.has("--use-megatron-fsdp") {
         return Ok(sharded);
@@ -245,7 +245,7 @@ fn read_degrees(
     Ok(degrees)
 }
 
-fn read_layers(
+pub(super) fn read_layers(
     flags: &Flags,
     degrees: &Degrees,
     shape: Option<&DecoderConfig>,

@@ -34,7 +34,11 @@ fn unsupported_settings_are_rejected_with_the_nearest_alternative() {
             "does not recognize",
             "--tensor-model-parallel-size",
         ),
-        ("--micro-batch-size $MBS", "shell", "value itself"),
+        (
+            "--micro-batch-size $MBS",
+            "MBS is not assigned",
+            "write its value",
+        ),
         ("--seq-length 8192", "accepts at most 4096", "use 4096"),
     ] {
         let message = unsupported(Framework::Megatron, &format!("{megatron}{flags}"));

@@ -38,7 +38,8 @@ impl Keys {
         let framework = Framework::TorchtitanCommandLine;
         let line = CommandLine::parse(framework, text)?;
         let mut values = BTreeMap::new();
-        let mut words = line.arguments.into_iter().peekable();
+        let world = line.world;
+        let mut words = line.readable(framework)?.into_iter().peekable();
         while let Some(word) = words.next() {
             let Some(flag) = word.strip_prefix("--") else {
                 // A policy is a separate argument, such as activation_checkpoint:full.
@@ -66,7 +67,7 @@ impl Keys {
         }
         let keys = Keys { framework, values };
         keys.check(KEYS_0_3_0, "--")?;
-        Ok((keys, line.world))
+        Ok((keys, world))
     }
 
     fn check(&self, known: &str, prefix: &str) -> Result<(), FrameworkError> {

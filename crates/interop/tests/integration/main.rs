@@ -5,4 +5,5 @@
 mod frameworks;
 mod translate_accelerate;
 mod translate_deepspeed;
+mod translate_megatron;
 mod translate_torchtitan;
