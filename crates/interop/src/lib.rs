@@ -64,6 +64,10 @@ pub use translation::{Outcome, TranslateOptions, TranslatedKey, Translation};
 const FP16_UNMODELED: &str =
     "fp16: steps that overflow, which are skipped with a smaller loss scale";
 
+/// What an estimate of a job that offloads some states leaves out.
+const OFFLOAD_UNMODELED: &str = "the planner offloads weights and states together, so this is without offloading: the \
+    job needs less device memory and more time than estimated";
+
 /// A config format of a training framework, at a pinned version.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Framework {

@@ -1,6 +1,6 @@
 //! Reads the strategy of a JSON config.
 
-use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob};
+use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, OFFLOAD_UNMODELED, ParsedJob};
 use super::axes::Axes;
 use super::batch::Sizes;
 use super::file::File;
@@ -115,10 +115,7 @@ fn read_offload(file: &File, unmodeled: &mut Vec<String>) -> Result<Offload, Fra
         (Device::None, _) => "offload_param without offload_optimizer",
         _ => "offload_optimizer and offload_param on different devices",
     };
-    unmodeled.push(format!(
-        "{what}: the planner offloads weights and states together, so this is without offloading: \
-         the job needs less device memory and more time than estimated"
-    ));
+    unmodeled.push(format!("{what}: {OFFLOAD_UNMODELED}"));
     Ok(Offload::None)
 }
 

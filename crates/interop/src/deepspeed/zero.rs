@@ -67,12 +67,16 @@ impl OffloadDevices {
     }
 
     fn settings(&self) -> Outcome {
-        let mut settings = vec![("parallelism.offload", self.device().to_owned())];
+        let states = match self.weights {
+            Device::None => "optimizer",
+            _ => "all",
+        };
+        let settings = [
+            ("parallelism.offload", self.device().to_owned()),
+            ("parallelism.offload_states", states.to_owned()),
+        ];
         let note = match (self.states, self.weights) {
-            (_, Device::None) => {
-                settings.push(("parallelism.offload_states", "optimizer".to_owned()));
-                ""
-            }
+            (_, Device::None) => "",
             (Device::None, _) => "optimizer states are offloaded too",
             (states, weights) if states != weights => "weights and states are on the same device",
             _ => "",

@@ -298,8 +298,14 @@ impl Context<'_> {
                 value => Outcome::set(key, value),
             },
             "training.enable_cpu_offload" => {
-                let is_on = self.keys.flag(key, false)?;
-                Outcome::set("parallelism.offload", if is_on { "cpu" } else { "none" })
+                if self.keys.flag(key, false)? {
+                    Outcome::set_all([
+                        ("parallelism.offload", "cpu".to_owned()),
+                        ("parallelism.offload_states", "all".to_owned()),
+                    ])
+                } else {
+                    Outcome::set("parallelism.offload", "none")
+                }
             }
             "parallelism.pipeline_parallel_schedule_csv" if value.is_empty() => {
                 Outcome::left("no file")

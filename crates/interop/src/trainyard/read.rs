@@ -1,11 +1,12 @@
 //! Reads Trainyard's TOML.
 
 use trainyard_config::{
-    ActivationCheckpointMode, Config, Dtype, ModelSpec, OptimizerName, SelectiveOption,
+    ActivationCheckpointMode, Config, Dtype, ModelSpec, OffloadStates, OptimizerName,
+    SelectiveOption,
 };
 use trainyard_mesh::Axis;
 
-use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob};
+use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, OFFLOAD_UNMODELED, ParsedJob};
 use super::{FRAMEWORK, TYPES};
 use trainyard_plan::{
     Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Software, Strategy,
@@ -30,8 +31,18 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
             "use pipeline_parallel_schedule",
         ));
     }
+    let mut unmodeled: Vec<String> = Vec::new();
+    if is_fp16(&config) {
+        unmodeled.push(FP16_UNMODELED.to_owned());
+    }
     let offload = match p.offload {
         trainyard_config::Offload::None => Offload::None,
+        _ if p.offload_states == OffloadStates::Optimizer => {
+            unmodeled.push(format!(
+                "parallelism.offload_states = \"optimizer\": {OFFLOAD_UNMODELED}"
+            ));
+            Offload::None
+        }
         trainyard_config::Offload::Cpu => Offload::Cpu,
         trainyard_config::Offload::Nvme => Offload::Nvme,
     };
@@ -58,10 +69,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         shape: Some(*shape),
         strategy,
         world,
-        unmodeled: is_fp16(&config)
-            .then(|| FP16_UNMODELED.to_owned())
-            .into_iter()
-            .collect(),
+        unmodeled,
     })
 }
 

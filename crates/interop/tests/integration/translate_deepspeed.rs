@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::{ProptestConfig, proptest};
-use trainyard_config::{Config, Dtype, Offload};
+use trainyard_config::{Config, Dtype, Offload, OffloadStates};
 use trainyard_interop::{Framework, LaunchInfo, Outcome, TranslateOptions, Translation};
 
 const MODEL: &str = "[model]\nflavor = \"tiny\"\n[training]\nseq_len = 128\n";
@@ -109,17 +109,19 @@ fn offload_moves_states_and_weights() {
         (config.optimizer.beta2, config.optimizer.weight_decay),
         (0.999, 0.0)
     );
-    let states = tutorial("offload.json").replace("\"offload_param\"", "\"offload_nothing\"");
-    let overrides = translate(&states, Some(8)).overrides();
-    for setting in [
-        "--parallelism.offload=cpu",
-        "--parallelism.offload_states=optimizer",
-    ] {
-        assert!(
-            overrides.iter().any(|given| given == setting),
-            "{overrides:?}"
+    let states = tutorial("offload.json")
+        .replace("\"stage\": 3", "\"stage\": 2")
+        .replace(
+            "\"offload_param\": { \"device\": \"cpu\", \"pin_memory\": true },",
+            "",
         );
-    }
+    let overrides = translate(&states, Some(8)).overrides();
+    let config = Config::parse(MODEL, &overrides).unwrap();
+    let parallelism = &config.parallelism;
+    assert_eq!(
+        (parallelism.zero_stage, parallelism.offload_states),
+        (2, OffloadStates::Optimizer)
+    );
 }
 
 #[test]
