@@ -5,6 +5,9 @@
 //! planner does not model is rejected, with the reason and the nearest alternative. So a strategy that was written
 //! without deviations reads back unchanged.
 //!
+//! [`Framework::translate`] turns a config into overrides of Trainyard's, key by key, for training: every key is
+//! translated, ignored with the reason, or rejected because it changes the result and has no counterpart.
+//!
 //! Each format is pinned to one version of the framework, whose own config code has parsed our output.
 //!
 //! ```

@@ -119,10 +119,6 @@ pub(super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, Framewo
         };
         job.software.overlaps_data = true;
     }
-    job.unmodeled.push(format!(
-        "the batch size, which the script sets: micro-batches of {} are assumed",
-        job.strategy.micro_batch
-    ));
     Ok(job)
 }
 

@@ -37,6 +37,12 @@ fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkErr
     };
     let is_sharded = zero_stage > 0 || axes.ep > 1;
     let mut unmodeled = Vec::new();
+    if sizes.is_open() {
+        unmodeled.push(format!(
+            "the batch size, which the script sets: micro-batches of {} are assumed",
+            batch.micro
+        ));
+    }
     let strategy = Strategy {
         degrees: Degrees {
             pp: axes.pp,

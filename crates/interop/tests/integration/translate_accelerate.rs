@@ -74,7 +74,7 @@ fn what_changes_the_result_is_named() {
         )
         .replace(
             "mixed_precision: fp16",
-            "mixed_precision: fp8\nmixed_precison: bf16",
+            "mixed_precision: fp8\nmixed_precisions: bf16",
         );
     let translation = translate(&text);
     let rejected: Vec<&str> = translation
@@ -87,7 +87,7 @@ fn what_changes_the_result_is_named() {
             "deepspeed_config.deepspeed_config_file",
             "deepspeed_config.gradient_accumulation_steps",
             "mixed_precision",
-            "mixed_precison",
+            "mixed_precisions",
         ]
     );
     let suggested = translation.rejected(&[]).last().map(ToString::to_string);
