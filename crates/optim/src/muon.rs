@@ -91,6 +91,8 @@ impl Muon {
     pub fn is_hidden_matrix(parameter: &Parameter) -> bool {
         let name = parameter.name();
         match parameter.shape().len() {
+            // Of experts, it is a vector for each.
+            2 if parameter.layout().is_expert() => false,
             2 => !NOT_HIDDEN.iter().any(|part| name.contains(part)),
             3 => name.contains(".experts."),
             _ => false,
