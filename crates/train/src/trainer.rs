@@ -185,7 +185,7 @@ impl Trainer {
                 world,
             )?,
             max_norm: spec.training.max_norm,
-            loss_scale: (spec.training.compute_dtype() == Dtype::Float16).then(LossScale::default),
+            loss_scale: uses_float16(spec).then(LossScale::default),
             guard: ValueGuard::new(world.world_group()?),
             is_guarded: spec.value_guard.enable,
             bad_sample: spec.debug.bad_sample,
@@ -629,6 +629,11 @@ impl Trainer {
     pub fn model_and_optimizer(&mut self) -> (&dyn Strategy, &mut dyn Optimizer) {
         (&*self.model, &mut *self.optimizer)
     }
+}
+
+/// Whether layers compute, or gradients are reduced, in float16, in which small gradients become zero unless they are scaled.
+fn uses_float16(spec: &TrainSpec) -> bool {
+    [spec.training.compute_dtype(), spec.reduce_dtype()].contains(&Dtype::Float16)
 }
 
 /// Parameters without replicas of tied ones, which must count once in the gradient norm.
