@@ -26,6 +26,16 @@ impl GradScaler {
         })
     }
 
+    /// The scale and the number of steps since the last overflow, to be saved with a checkpoint.
+    pub fn state(&self) -> LossScale {
+        self.scale
+    }
+
+    /// Continues with a saved state.
+    pub fn load_state(&mut self, state: LossScale) {
+        self.scale = state;
+    }
+
     /// The loss from which backward starts.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         Ok(loss.f_mul_scalar(self.scale.scale())?)
@@ -35,7 +45,7 @@ impl GradScaler {
     /// and the host waits for the gradients.
     pub fn step(
         &mut self,
-        model: &impl Strategy,
+        model: &dyn Strategy,
         optimizer: &mut dyn Optimizer,
         lr: f64,
     ) -> Result<StepDecision> {
