@@ -3,7 +3,7 @@
 use trainyard_arch::{DecoderConfig, QkNorm};
 use trainyard_mesh::chunk;
 
-use crate::{Config, ConfigError, ContextMethod, ModelSpec};
+use crate::{Config, ConfigError, ContextMethod, ModelSpec, Offload};
 
 /// The outputs of the first linear layer of the CNN, which tensor-parallel ranks share.
 const CNN_HIDDEN_SIZE: usize = 128;
@@ -78,10 +78,11 @@ impl Config {
         let is_tied = model
             .decoder()
             .is_some_and(|sizes| sizes.tie_word_embeddings);
-        if is_tied && self.parallelism.data_parallel_shard_degree != 1 {
+        let is_offloaded = self.parallelism.offload != Offload::None;
+        if is_tied && (is_offloaded || self.parallelism.data_parallel_shard_degree != 1) {
             return Err(ConfigError::not_built(
-                format!("{key} with model.tie_word_embeddings and sharded states"),
-                "parallelism.data_parallel_shard_degree = 1",
+                format!("{key} with model.tie_word_embeddings and sharded or offloaded states"),
+                "parallelism.data_parallel_shard_degree = 1 and parallelism.offload = \"none\"",
             ));
         }
         let chunks = self.parallelism.pipeline_parallel_stages_per_rank;

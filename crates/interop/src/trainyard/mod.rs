@@ -98,12 +98,6 @@ fn adapt_experts(adapted: &mut Adapted) {
     if adapted.shape.moe.is_none() {
         return;
     }
-    if adapted.strategy.offload != Offload::None {
-        let why = "this version does not offload experts";
-        adapted.change(Setting::Offload, why, "no offloading", |s| {
-            s.offload = Offload::None
-        });
-    }
     if adapted.strategy.degrees.tp > 1 && !adapted.strategy.sequence_parallel {
         let why = "with experts, each tensor-parallel rank routes its own tokens";
         let written = "enable_sequence_parallel = true";
