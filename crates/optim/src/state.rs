@@ -123,7 +123,7 @@ impl<const N: usize> State<N> {
         named
     }
 
-    /// Replaces all state by saved state.
+    /// Replaces the state of the parameters that `saved` names.
     pub(crate) fn load(&mut self, saved: Vec<(String, Tensor)>) -> Result<()> {
         let restored = self.restored(saved)?;
         self.replace(restored);

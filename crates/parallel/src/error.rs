@@ -119,6 +119,12 @@ pub enum ParallelError {
         "offload of parameters needs sharded parameters; set zero_stage = 3, or offload_states = \"optimizer\""
     )]
     OffloadNeedsStage3,
+    /// The mean of gradients of experts that are on different ranks.
+    #[error(
+        "gradients of experts on different ranks have no mean over ranks: an expert gets those of tokens of all ranks; divide \
+         the loss by the global number of targets and use ReduceOp::Sum"
+    )]
+    MeanOfExperts,
     /// A visitor of states ended the visit.
     #[error("the visit of offloaded states was interrupted by its caller")]
     Interrupted,

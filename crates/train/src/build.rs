@@ -324,7 +324,6 @@ fn offload_options(config: &Config, world: &World) -> Option<OffloadOptions> {
         folder,
         rank: world.rank(),
         device: world.device(),
-        is_dry_run: world.is_fake(),
         num_buffers: 3,
     })
 }

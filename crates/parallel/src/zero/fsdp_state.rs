@@ -426,7 +426,7 @@ impl FsdpState {
         Ok(ShardInUse::Resident(shard.param_shard().shallow_clone()))
     }
 
-    /// Ends the update of a group's parameter shard: writes it back in the background, or gathers it anew.
+    /// Ends the update of a group's parameter shard: writes it back in the background, or marks it as updated.
     pub(super) fn put_shard(&mut self, index: usize, shard: ShardInUse) -> crate::Result<()> {
         match (shard, &mut self.offload_file) {
             (ShardInUse::Loaded(loaded), Some(file)) => file.write_behind(loaded),
@@ -434,7 +434,7 @@ impl FsdpState {
                 if let Some(handle) = &mut self.groups[index].handle {
                     handle.set_updated();
                 }
-                Ok(self.unshard_updated(index)?)
+                Ok(())
             }
         }
     }

@@ -10,7 +10,7 @@ use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_optim::Optimizer;
 use trainyard_torch::autograd::HookHandle;
-use trainyard_torch::{Group, World};
+use trainyard_torch::{Group, ReduceOp, World};
 
 use super::flat_param_handle::{FlatParamHandle, Kinds};
 use super::fsdp_state::{CommConfig, FsdpState, UnitGroup};
@@ -102,6 +102,10 @@ impl<M: Model> FullyShard<M> {
         let offloads_all = options.offload.as_ref().map(|o| o.states) == Some(OffloadStates::All);
         if offloads_all && options.stage != Stage::Parameters {
             return Err(ParallelError::OffloadNeedsStage3);
+        }
+        let has_experts = assigned.iter().flatten().any(|p| p.layout().is_expert());
+        if has_experts && options.op == ReduceOp::Mean && world.mesh().size(Axis::Ep) > 1 {
+            return Err(ParallelError::MeanOfExperts);
         }
         // Determined before sharding, which changes the type of the layers' parameters.
         let kinds = kinds_of(first, &options.precision);
@@ -453,7 +457,10 @@ impl ParamGroup {
         let formulas = formulas(&comm, &groups, kinds);
         let mut state = FsdpState::new(comm, groups, &sample(kinds.param)?, &sample(kinds.reduce)?);
         let offloaded = match &options.offload {
-            Some(offload) => Some(Offloaded::new(state.offload(&offload.in_own_folder())?)),
+            Some(offload) => {
+                let offload = offload.for_group(sharding.stage);
+                Some(Offloaded::new(state.offload(&offload)?))
+            }
             None => None,
         };
         Ok(ParamGroup {

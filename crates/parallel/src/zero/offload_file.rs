@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tch::{Device, Tensor};
+use trainyard_cost::Stage;
 use trainyard_torch::device::{self, Event, Stream};
 use trainyard_torch::{memory, meta, storage};
 use trainyard_trace::MemoryKind;
@@ -37,19 +38,21 @@ pub struct OffloadOptions {
     pub rank: usize,
     /// The device of the states while they are in use.
     pub device: Device,
-    /// Whether tensors are meta tensors: nothing is written then.
-    pub is_dry_run: bool,
     /// Staging buffers per file: three allow one to be read and one to be written while one is in use.
     pub num_buffers: usize,
 }
 
 impl OffloadOptions {
-    /// The same with a folder that no other parameters of this process use: a rank may hold several stages of a pipeline,
-    /// and experts beside the rest.
-    pub(super) fn in_own_folder(&self) -> OffloadOptions {
+    /// The same for a group of parameters: with a folder that no other parameters of this process use, because a rank may
+    /// hold several stages of a pipeline, and experts beside the rest. Parameters that are not sharded stay in memory.
+    pub(super) fn for_group(&self, stage: Stage) -> OffloadOptions {
         static NUM_FOLDERS: AtomicUsize = AtomicUsize::new(0);
         let number = NUM_FOLDERS.fetch_add(1, Ordering::Relaxed);
         OffloadOptions {
+            states: match stage {
+                Stage::Parameters => self.states,
+                Stage::OptimizerStates | Stage::Gradients => OffloadStates::Optimizer,
+            },
             folder: self.folder.join(number.to_string()),
             ..self.clone()
         }
@@ -69,18 +72,19 @@ pub(super) struct OffloadFile {
 }
 
 impl OffloadFile {
-    /// Creates a file with the given records.
+    /// Creates a file with the given records. If the tensors are meta tensors, nothing is ever written.
     pub(super) fn new(
         options: &OffloadOptions,
         name: &str,
         records: Vec<Record>,
+        is_meta: bool,
     ) -> Result<OffloadFile> {
         let folder: &Path = &options.folder.join(name);
         let (device, num_buffers) = (options.device, options.num_buffers);
         let create =
             || Spill::create_for(device, folder, options.rank, records.clone(), num_buffers);
         Ok(OffloadFile {
-            spill: (!options.is_dry_run).then(create).transpose()?,
+            spill: (!is_meta).then(create).transpose()?,
             records,
             device,
             stream: Stream::from_pool(device)?,
@@ -98,7 +102,9 @@ impl OffloadFile {
             Some(tensor) => Record::of(tensor.kind(), [tensor.numel()]),
             None => Record::default(),
         };
-        let mut file = OffloadFile::new(options, name, tensors.iter().map(record).collect())?;
+        let is_meta = tensors.iter().flatten().any(meta::is_meta);
+        let records = tensors.iter().map(record).collect();
+        let mut file = OffloadFile::new(options, name, records, is_meta)?;
         for (index, tensor) in tensors.iter().enumerate() {
             if let Some(tensor) = tensor {
                 file.put(index, std::slice::from_ref(tensor))?;
@@ -112,6 +118,7 @@ impl OffloadFile {
         self.write_arriving()?;
         if let Some(spill) = &mut self.spill {
             let staged = spill.take(record)?;
+            debug_assert_eq!(staged.len(), tensors.len());
             for (buffer, tensor) in staged.iter().zip(tensors) {
                 tch::no_grad(|| buffer.shallow_clone().f_copy_(&tensor.f_view(-1i64)?))?;
             }

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use trainyard_nn::Parameter;
 use trainyard_optim::Optimizer;
+use trainyard_torch::meta;
 
 use super::fsdp_state::{FsdpState, ShardInUse};
 use super::fully_shard::{Shard, step_alone};
@@ -48,6 +49,7 @@ impl Offloaded {
             let staged = self.0.borrow_mut().take(index, members, &shard, &moments)?;
             step_alone(members, step)?;
             self.put_back(index, staged, shard, state)?;
+            lock(state).unshard_updated(index)?;
             if is_first {
                 self.offload_moments(index, units, step.optimizer)?;
             }
@@ -78,8 +80,9 @@ impl Offloaded {
         optimizer: &dyn Optimizer,
     ) -> Result<()> {
         let moments = moments_of(&units[index], &mut moments_by_parameter(optimizer));
+        let num_moments = |shard: &Shard| optimizer.num_moments(&shard.parameter) as usize;
         let mut states = self.0.borrow_mut();
-        states.offload_moments(index, units, &moments)
+        states.offload_moments(index, units, &moments, num_moments)
     }
 
     /// Visits the parameters of each unit while they are in memory, with their moments if an optimizer is given.
@@ -101,7 +104,8 @@ impl Offloaded {
         Ok(())
     }
 
-    /// As [`Self::visit_states`], for a visitor that changes the parameters and gives them new moments.
+    /// As [`Self::visit_states`], for a visitor that changes the parameters and gives them new moments. Communicates
+    /// nothing, because the visitor may fail on one rank alone; the next forward pass gathers what has changed.
     pub(super) fn load_states(
         &self,
         units: &[Vec<Shard>],
@@ -109,6 +113,7 @@ impl Offloaded {
         optimizer: &mut dyn Optimizer,
         visitor: &mut StateLoader<'_>,
     ) -> Result<()> {
+        self.0.borrow_mut().moments = None;
         for (index, members) in with_members(units) {
             let shard = lock(state).take_shard(index)?;
             let staged = self.0.borrow_mut().take(index, members, &shard, &[])?;
@@ -229,23 +234,29 @@ impl OffloadedStates {
         Ok(())
     }
 
-    /// Offloads a unit's moments, which the optimizer has allocated in the unit's first step.
+    /// Offloads a unit's moments, which the optimizer has allocated: `num_moments` of each parameter.
     fn offload_moments(
         &mut self,
         unit: usize,
         units: &[Vec<Shard>],
         moments: &[Tensor],
+        num_moments: impl Fn(&Shard) -> usize,
     ) -> Result<()> {
-        if moments.is_empty() {
+        let Some(first) = moments.first() else {
             return Ok(());
-        }
+        };
         if self.moments.is_none() {
-            let num_each = moments.len() / units[unit].len().max(1);
-            let kind = moments.first().map_or(Kind::Float, Tensor::kind);
-            let lengths = |shard: &Shard| std::iter::repeat_n(shard.in_chunk.len(), num_each);
-            let record = |shards: &Vec<Shard>| Record::of(kind, shards.iter().flat_map(lengths));
+            let lengths = |s: &Shard| std::iter::repeat_n(s.in_chunk.len(), num_moments(s));
+            let record =
+                |shards: &Vec<Shard>| Record::of(first.kind(), shards.iter().flat_map(lengths));
             let records = units.iter().map(record).collect();
-            self.moments = Some(OffloadFile::new(&self.options, "moments", records)?);
+            let is_meta = meta::is_meta(first);
+            self.moments = Some(OffloadFile::new(
+                &self.options,
+                "moments",
+                records,
+                is_meta,
+            )?);
         }
         match &mut self.moments {
             Some(file) => file.put(unit, moments),

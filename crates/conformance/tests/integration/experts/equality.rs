@@ -53,19 +53,28 @@ pub fn whole_experts(rank: &Rank) -> Outcome {
     Ok(())
 }
 
-/// Offloaded states give the same bits.
+/// Offloaded states give the same bits: with sharded and with whole experts, with and without master weights.
 pub fn offloaded(rank: &Rank) -> Outcome {
-    let config = laid_out(&job(Dtype::Float32), 2, rank.size() as i64, 1, 3);
-    let config = divided(&config, rank.size(), 1);
-    let expected = train_on(rank, &config)?.fingerprint();
-    for states in [OffloadStates::All, OffloadStates::Optimizer] {
-        let mut config = config.clone();
-        config.parallelism.offload = Offload::Cpu;
-        config.parallelism.offload_states = states;
-        assert!(
-            train_on(rank, &config)?.fingerprint() == expected,
-            "{states:?}"
-        );
+    let all = [OffloadStates::All, OffloadStates::Optimizer];
+    for (stage, shard_experts, states) in [
+        (3, true, &all[..]),
+        (3, false, &all[..]),
+        (1, true, &all[1..]),
+    ] {
+        for compute in [None, Some(Dtype::Bfloat16)] {
+            let config = laid_out(&job(Dtype::Float32), 2, rank.size() as i64, 1, stage);
+            let mut config = divided(&config, rank.size(), 1);
+            config.training.steps = 3;
+            config.training.mixed_precision_param = compute;
+            config.parallelism.shard_experts = shard_experts;
+            let expected = train_on(rank, &config)?.fingerprint();
+            config.parallelism.offload = Offload::Cpu;
+            for states in states {
+                config.parallelism.offload_states = *states;
+                let found = train_on(rank, &config)?.fingerprint();
+                assert!(found == expected, "stage {stage}, {states:?}, {compute:?}");
+            }
+        }
     }
     Ok(())
 }
