@@ -29,7 +29,7 @@ NOTE: Label = (
 
 
 def draw(p: Picture) -> None:
-    p.meanings["activations"] = ("tokens (activations)", "token（激活值）")
+    p.meanings["activations"] = ("tokens (activations)", "token（激活）")
     p.meanings["parameters"] = ("routers and experts (parameters)", "路由器和专家（参数）")
     top = TOP + 44
     rows = [top + rank * (FRAME_H + FRAME_GAP) for rank in range(len(TOKENS))]

@@ -3,7 +3,7 @@
 from style import LEFT, NORMAL, SMALL, TOP, Label, Picture
 from timeline import Lanes
 
-TITLE = ("ZeRO-3 (FSDP): the life of unit i in one step", "ZeRO-3（FSDP）：单元 i 在一步中的经历")
+TITLE = ("ZeRO 3 (FSDP): the life of unit i in one step", "ZeRO 3（FSDP）：单元 i 在一步中的经历")
 DESCRIPTION = (
     "Computation, communication and memory over time. Unit i is sharded; it is gathered while the previous unit computes, "
     "runs forward, and is resharded. In backward it is gathered again, its gradients overwrite its parameters, they are "

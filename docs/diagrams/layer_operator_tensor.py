@@ -27,7 +27,7 @@ PANELS: list[tuple[Label, Placement, Label, Label]] = [
     (
         ("Layer-wise", "按层"),
         lambda layer, operator: [layer],
-        ("send activations", "发送激活值"),
+        ("send activations", "发送激活"),
         (
             "One device computes at a time,\nunless a pipeline of micro-\nbatches keeps all busy (pp).",
             "同一时刻只有一个设备在计算，\n除非用微批次的流水线\n让所有设备都忙（pp）。",

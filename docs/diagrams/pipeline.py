@@ -21,7 +21,7 @@ FORMULA: Label = (
     f"Bubble with p stages and m micro-batches: (p−1)/(m+p−1) = 3/11 = {BUBBLE:.0%} of the time in both. Here backward takes\n"
     "twice as long as forward. A micro-batch in flight keeps its activations in memory: 1F1B needs less of it.",
     f"气泡（p 个阶段，m 个微批次）：两者都占时间的 (p−1)/(m+p−1) = 3/11 = {BUBBLE:.0%}。图中反向耗时是前向的两倍。\n"
-    "在途的微批次要把激活值留在内存中：1F1B 需要的内存更少。",
+    "在途的微批次要把激活留在内存中：1F1B 需要的内存更少。",
 )
 
 Action = tuple[str, int]

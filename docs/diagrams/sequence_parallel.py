@@ -5,7 +5,7 @@ from itertools import pairwise
 from geometry import Box
 from style import LEFT, SMALL, TOP, Label, Picture
 
-TITLE = ("Sequence parallelism: activations between matrices are split too", "序列并行：矩阵之间的激活值也被切分")
+TITLE = ("Sequence parallelism: activations between matrices are split too", "序列并行：矩阵之间的激活也被切分")
 DESCRIPTION = (
     "One block on two ranks, twice. With tensor parallelism only, norms and additions work on all positions on both ranks, and "
     "all-reduces follow attention and MLP. With sequence parallelism they work on half of the positions; an all-gather precedes and "

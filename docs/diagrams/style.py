@@ -39,7 +39,7 @@ class Kind:
 # apart; fills are pale, so that the same dark text is legible on all of them.
 KINDS = {
     "parameters": Kind("#bcdcf2", "#0072b2", ("parameters", "参数")),
-    "activations": Kind("#ecd0e4", "#a3468a", ("activations", "激活值")),
+    "activations": Kind("#ecd0e4", "#a3468a", ("activations", "激活")),
     "gradients": Kind("#ffdca3", "#c97a00", ("gradients", "梯度")),
     "optimizer": Kind("#aee3d0", "#00805b", ("optimizer states", "优化器状态")),
     "communication": Kind("#d2d2ce", "#444", ("communication", "通信")),

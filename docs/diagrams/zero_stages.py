@@ -6,9 +6,9 @@ from style import LEFT, RIGHT, SMALL, TOP, Label, Picture
 TITLE = ("What each of N = 4 ranks holds: bytes per parameter", "N = 4 个 rank 各自持有什么：每个参数的字节数")
 DESCRIPTION = (
     "Four panels for mixed precision with AdamW: parameters and gradients in bf16, 2 bytes each; master weights and two moments in "
-    "fp32, 12 bytes. DDP holds 16 bytes per parameter, ZeRO-1 4+12/N, ZeRO-2 2+14/N, ZeRO-3 16/N. Each panel also says what is sent.",
+    "fp32, 12 bytes. DDP holds 16 bytes per parameter, ZeRO 1 4+12/N, ZeRO 2 2+14/N, ZeRO 3 16/N. Each panel also says what is sent.",
     "四个面板，混合精度与 AdamW：bf16 的参数和梯度各 2 字节，fp32 的主权重和两个动量共 12 字节。每个参数 DDP 占 16 字节，"
-    "ZeRO-1 占 4+12/N，ZeRO-2 占 2+14/N，ZeRO-3 占 16/N。每个面板还列出发送的内容。",
+    "ZeRO 1 占 4+12/N，ZeRO 2 占 2+14/N，ZeRO 3 占 16/N。每个面板还列出发送的内容。",
 )
 
 NUM_RANKS = 4
@@ -30,9 +30,9 @@ GATHER_TWICE: Label = (
 # Name, number of states that are sharded (counted from the last), bytes per parameter, what is sent.
 STAGES: list[tuple[str, int, str, Label]] = [
     ("DDP", 0, "2 + 2 + 12 = 16", ALL_REDUCE),
-    ("ZeRO-1", 1, "4 + 12/N = 7", SCATTER_GATHER),
-    ("ZeRO-2", 2, "2 + 14/N = 5.5", SCATTER_GATHER),
-    ("ZeRO-3 (FSDP)", 3, "16/N = 4", GATHER_TWICE),
+    ("ZeRO 1", 1, "4 + 12/N = 7", SCATTER_GATHER),
+    ("ZeRO 2", 2, "2 + 14/N = 5.5", SCATTER_GATHER),
+    ("ZeRO 3 (FSDP)", 3, "16/N = 4", GATHER_TWICE),
 ]
 FOOTNOTE: Label = (
     "bf16 parameters and gradients; optimizer states: fp32 master weights and two moments. Sent: elements per step\n"
