@@ -77,7 +77,7 @@ def synchronous(p: Picture, y: float) -> None:
 
 def asynchronous(p: Picture, y: float) -> None:
     p.text(
-        LEFT, y, ("Asynchronous: nobody waits, gradients are stale", "异步：互不等待，梯度是过时的"), anchor="start", bold=True
+        LEFT, y, ("Asynchronous: no worker waits, gradients are stale", "异步：互不等待，梯度是过时的"), anchor="start", bold=True
     )
     p.box(RIGHT - 214, y - 13, 214, 26, "plain", ("not built in Trainyard yet", "Trainyard 尚未实现"), bold=True, dashed=True)
     lanes = Lanes(p, X, y + 24, UNIT, [*NAMES, ("parameter server", "参数服务器")], height=26, gap=14)

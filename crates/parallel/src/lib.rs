@@ -36,7 +36,7 @@ pub use loss_scale::{LossScale, StepDecision, scaled};
 pub use pipeline::{
     ActivationSpec, Cut, Pipeline, PipelineOptions, StageModel, TiedEmbedding, pipeline,
 };
-pub use precision::Precision;
+pub use precision::{Precision, cast_floating};
 pub use recompute::{Recompute, RecomputeHooks, RecomputePlan, fit_to_budget};
 pub use strategy::{
     DataParallelWrapper, GradSync, Microbatch, OptimizerStep, StateLoader, StateVisitor,

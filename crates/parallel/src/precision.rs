@@ -34,11 +34,20 @@ impl Precision {
         }
     }
 
-    /// A model's input in the type in which layers compute; indices, such as tokens, stay as they are.
+    /// A model's input in the type in which layers compute.
     pub(crate) fn cast_input(&self, x: &Tensor) -> Result<Tensor> {
         match self.param {
-            Some(kind) if x.is_floating_point() => Ok(x.f_to_kind(kind)?),
-            _ => Ok(x.shallow_clone()),
+            Some(kind) => cast_floating(x, kind),
+            None => Ok(x.shallow_clone()),
         }
     }
+}
+
+/// Floating-point inputs in another type; indices, such as tokens, stay as they are.
+pub fn cast_floating(x: &Tensor, kind: Kind) -> Result<Tensor> {
+    Ok(if x.is_floating_point() {
+        x.f_to_kind(kind)?
+    } else {
+        x.shallow_clone()
+    })
 }

@@ -8,7 +8,7 @@ use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
 use trainyard_optim::{DeviceScalars, Optimizer};
 use trainyard_parallel::{
     DdpOptions, LossScale, Microbatch, OptimizerStep, RecomputePlan, StepDecision, StepInputs,
-    Strategy, scaled,
+    Strategy, cast_floating, scaled,
 };
 use trainyard_torch::device::StepScope;
 use trainyard_torch::{Group, ReduceOp, Work, World, device, memory, scalar};
@@ -408,15 +408,6 @@ impl Trainer {
         has_bad_sample || is_bad_rank
     }
 
-    /// Inputs that are not tokens, in the type in which the model computes.
-    fn in_compute_kind(&self, inputs: &Tensor) -> Result<Tensor> {
-        Ok(if inputs.is_floating_point() {
-            inputs.f_to_kind(self.compute_kind)?
-        } else {
-            inputs.shallow_clone()
-        })
-    }
-
     /// This rank's share of targets that context-parallel ranks have together.
     fn share_of(&self, num_targets: i64) -> i64 {
         let share = chunk(num_targets as usize, self.cp.size(), self.cp.index());
@@ -427,7 +418,9 @@ impl Trainer {
     fn local_microbatches(&self, batches: &[Batch]) -> Result<Vec<LocalMicrobatch>> {
         let local = |batch: &Batch| -> Result<LocalMicrobatch> {
             Ok(LocalMicrobatch {
-                inputs: self.cp.shard(&self.in_compute_kind(&batch.inputs)?)?,
+                inputs: self
+                    .cp
+                    .shard(&cast_floating(&batch.inputs, self.compute_kind)?)?,
                 targets: self.cp.shard(&batch.targets)?,
                 num_targets: self.share_of(batch.num_targets),
                 documents: self.documents(batch)?,
