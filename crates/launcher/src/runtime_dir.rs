@@ -93,9 +93,16 @@ impl RuntimeDir {
         job: &Job,
         heartbeats: Option<&HeartbeatMemory>,
     ) -> io::Result<RuntimeDir> {
-        let root = root();
-        ensure_private(&root)?;
-        for dir in subdirs(&root) {
+        RuntimeDir::create_in(&root(), job, heartbeats)
+    }
+
+    fn create_in(
+        root: &Path,
+        job: &Job,
+        heartbeats: Option<&HeartbeatMemory>,
+    ) -> io::Result<RuntimeDir> {
+        ensure_private(root)?;
+        for dir in subdirs(root) {
             if is_stale(&dir) {
                 let _ = fs::remove_dir_all(dir);
             }
@@ -120,8 +127,12 @@ impl RuntimeDir {
 
 /// The jobs that launchers of this user run on this node.
 pub fn running_jobs() -> Vec<JobInfo> {
+    running_jobs_in(&root())
+}
+
+fn running_jobs_in(root: &Path) -> Vec<JobInfo> {
     let read = |dir: &Path| serde_json::from_slice(&fs::read(dir.join(JOB_FILE)).ok()?).ok();
-    let mut jobs: Vec<JobInfo> = subdirs(&root())
+    let mut jobs: Vec<JobInfo> = subdirs(root)
         .into_iter()
         .filter(|dir| !is_stale(dir))
         .filter_map(|dir| read(&dir))
@@ -163,6 +174,9 @@ fn subdirs(root: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether the launcher of a runtime directory is dead. A new directory without `job.json` is still being created.
+///
+/// The check holds an exclusive lock for a moment. Another process that checks the same directory in that moment takes
+/// its launcher for alive, so a stale directory may stay until the next launcher starts.
 fn is_stale(dir: &Path) -> bool {
     match File::open(dir.join(JOB_FILE)) {
         // The launcher's shared lock excludes this one.
@@ -177,35 +191,40 @@ fn is_stale(dir: &Path) -> bool {
 mod tests {
     use super::*;
 
+    /// A root for one test. In the user's root, other tests and jobs come and go at any time.
+    fn private_root() -> TempDir {
+        tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir()
+            .unwrap()
+    }
+
     #[test]
     fn a_job_is_listed_while_its_runtime_dir_exists() {
-        let mut job = Job::new("p", 2);
-        job.run_id = format!("runtime-dir-{}", std::process::id());
-        let find = || {
-            running_jobs()
-                .into_iter()
-                .find(|info| info.run_id == job.run_id)
+        let root = private_root();
+        let job = Job::new("p", 2);
+        let runtime_dir = RuntimeDir::create_in(root.path(), &job, None).unwrap();
+        let jobs = running_jobs_in(root.path());
+        let [info] = jobs.as_slice() else {
+            panic!("one job runs, not {jobs:?}")
         };
-        let runtime_dir = RuntimeDir::create(&job, None).unwrap();
-        let info = find().unwrap();
         assert_eq!((info.num_ranks, info.world_size), (2, 2));
         let path = runtime_dir._dir.path().to_owned();
         drop(runtime_dir);
-        assert!(find().is_none() && !path.exists());
+        assert!(running_jobs_in(root.path()).is_empty() && !path.exists());
     }
 
     #[test]
     fn stale_runtime_dirs_are_removed() {
-        ensure_private(&root()).unwrap();
-        let stale = root().join(format!("stale-{}", std::process::id()));
-        fs::create_dir_all(&stale).unwrap();
-        let new = root().join(format!("new-{}", std::process::id()));
-        fs::create_dir_all(&new).unwrap();
+        let root = private_root();
+        let create = || RuntimeDir::create_in(root.path(), &Job::new("p", 1), None).unwrap();
+        let (stale, new) = (root.path().join("stale"), root.path().join("new"));
+        fs::create_dir(&stale).unwrap();
+        fs::create_dir(&new).unwrap();
         fs::write(stale.join(JOB_FILE), "{}").unwrap();
-        let runtime_dir = RuntimeDir::create(&Job::new("p", 1), None).unwrap();
+        let runtime_dir = create();
         assert!(!stale.exists() && new.exists());
-        let _other = RuntimeDir::create(&Job::new("p", 1), None).unwrap();
+        let _other = create();
         assert!(runtime_dir._dir.path().exists(), "its launcher is alive");
-        fs::remove_dir(new).unwrap();
     }
 }
