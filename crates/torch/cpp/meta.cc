@@ -36,16 +36,21 @@ Tensor embedding_dense_backward(const Tensor& grad, const Tensor&, c10::SymInt n
   return at::empty({num_weights.expect_int(), grad.size(-1)}, grad.options());
 }
 
-// Mean and rstd have the type of the weights where that is wider than the input's.
-Tensor3 native_layer_norm(
-    const Tensor& input, c10::SymIntArrayRef normalized, const optional<Tensor>& weight, const optional<Tensor>& bias,
-    double) {
+at::TensorOptions wider_options(const Tensor& input, const optional<Tensor>& weight, const optional<Tensor>& bias) {
   auto options = input.options();
   for (const auto& parameter : {weight, bias}) {
     if (parameter && parameter->defined()) {
       options = options.dtype(at::promote_types(input.scalar_type(), parameter->scalar_type()));
     }
   }
+  return options;
+}
+
+// Mean and rstd have the type of the weights where that is wider than the input's.
+Tensor3 native_layer_norm(
+    const Tensor& input, c10::SymIntArrayRef normalized, const optional<Tensor>& weight, const optional<Tensor>& bias,
+    double) {
+  auto options = wider_options(input, weight, bias);
   auto rows = input.sizes().vec();
   std::fill(rows.end() - static_cast<int64_t>(normalized.size()), rows.end(), 1);
   return {at::empty(input.sizes(), input.options()), at::empty(rows, options), at::empty(rows, options)};
@@ -58,6 +63,26 @@ Tensor3 native_layer_norm_backward(
       mask[0] ? at::empty_like(input) : Tensor(),
       mask[1] && weight ? at::empty_like(*weight) : Tensor(),
       mask[2] && bias ? at::empty_like(*bias) : Tensor()};
+}
+
+// The statistics of a batch have the type of the weights where that is wider than the input's.
+Tensor3 native_batch_norm(
+    const Tensor& input, const optional<Tensor>& weight, const optional<Tensor>& bias, const optional<Tensor>&,
+    const optional<Tensor>&, bool training, double, double) {
+  auto statistics = at::empty({training ? input.size(1) : 0}, wider_options(input, weight, bias));
+  return {at::empty_like(input), statistics, at::empty_like(statistics)};
+}
+
+Tensor3 native_batch_norm_backward(
+    const Tensor&, const Tensor& input, const optional<Tensor>& weight, const optional<Tensor>&,
+    const optional<Tensor>&, const optional<Tensor>&, const optional<Tensor>&, bool, double,
+    std::array<bool, 3> mask) {
+  auto of_channels = [&] {
+    return weight && weight->defined() ? at::empty_like(*weight) : at::empty({input.size(1)}, input.options());
+  };
+  return {
+      mask[0] ? at::empty_like(input) : Tensor(), mask[1] ? of_channels() : Tensor(),
+      mask[2] ? of_channels() : Tensor()};
 }
 
 Tensor2 native_dropout(const Tensor& input, double, optional<bool>) {
@@ -146,6 +171,8 @@ void register_meta_kernels() {
     library->impl("embedding_dense_backward", &embedding_dense_backward);
     library->impl("native_layer_norm", &native_layer_norm);
     library->impl("native_layer_norm_backward", &native_layer_norm_backward);
+    library->impl("native_batch_norm", &native_batch_norm);
+    library->impl("native_batch_norm_backward", &native_batch_norm_backward);
     library->impl("native_dropout", &native_dropout);
     library->impl("native_dropout_backward", &native_dropout_backward);
     library->impl("index_select", &index_select);

@@ -1,7 +1,10 @@
 // Observers of memory (every allocation and release on meta and on the GPU, or else the CPU) and of operators (with their input shapes).
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -197,7 +200,34 @@ struct ObservedMeta final : c10::Allocator {
 struct Running : at::ObserverContext {
   uint64_t started_ns;
   rust::Vec<int64_t> shapes;
+  uint64_t input_bytes = 0;
+  // Compared with outputs, never dereferenced.
+  std::vector<const void*> inputs;
+  std::vector<const void*> input_storages;
 };
+
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// Calls `body` for every tensor among the values, and in their lists.
+template <typename Values, typename Body>
+void for_each_tensor(const Values& values, Body body) {
+  auto visit = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      body(tensor);
+    }
+  };
+  for (const auto& value : values) {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        visit(tensor);
+      }
+    }
+  }
+}
 
 struct Operators {
   std::mutex mutex;
@@ -214,26 +244,17 @@ std::unique_ptr<at::ObserverContext> operator_started(const at::RecordFunction& 
   auto running = std::make_unique<Running>();
   // libtorch asserts if inputs() is called on an operator without inputs.
   auto inputs = fn.num_inputs() > 0 ? fn.inputs() : c10::ArrayRef<const c10::IValue>();
-  // A shape is encoded as the number of dims followed by the dims.
-  auto append_shape = [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      return;
-    }
+  for_each_tensor(inputs, [&](const at::Tensor& tensor) {
+    // A shape is encoded as the number of dims followed by the dims.
     auto sizes = tensor.sizes();
     running->shapes.push_back(static_cast<int64_t>(sizes.size()));
     for (auto size : sizes) {
       running->shapes.push_back(size);
     }
-  };
-  for (const auto& value : inputs) {
-    if (value.isTensor()) {
-      append_shape(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) {
-        append_shape(tensor);
-      }
-    }
-  }
+    running->input_bytes += tensor.nbytes();
+    running->inputs.push_back(tensor.unsafeGetTensorImpl());
+    running->input_storages.push_back(storage_of(tensor));
+  });
   running->started_ns = now_ns();
   return running;
 }
@@ -244,10 +265,26 @@ void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) 
   if (running == nullptr) {
     return; // operator_started threw, and libtorch swallowed the exception
   }
+  auto contains = [](const std::vector<const void*>& all, const void* one) {
+    return one != nullptr && std::find(all.begin(), all.end(), one) != all.end();
+  };
+  uint64_t output_bytes = 0;
+  rust::Vec<int64_t> output_shape;
+  bool is_view = false;
+  for_each_tensor(fn.outputs(), [&](const at::Tensor& tensor) {
+    // An operator in place returns its input; a view is another tensor on the storage of an input.
+    bool is_input = contains(running->inputs, tensor.unsafeGetTensorImpl());
+    is_view |= !is_input && contains(running->input_storages, storage_of(tensor));
+    if (output_bytes == 0) {
+      std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(output_shape));
+    }
+    output_bytes += tensor.nbytes();
+  });
   auto& all = operators();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.records.push_back(OperatorRecord{
-      rust::String::lossy(fn.name()), std::move(running->shapes), running->started_ns, ended, fn.threadId()});
+      rust::String::lossy(fn.name()), std::move(running->shapes), std::move(output_shape),
+      is_view ? 0 : running->input_bytes, is_view ? 0 : output_bytes, running->started_ns, ended, fn.threadId()});
 }
 
 } // namespace
@@ -297,6 +334,7 @@ void observe_operators(bool on) {
   if (on && all.handle == at::INVALID_CALLBACK_HANDLE) {
     all.handle = at::addGlobalCallback(at::RecordFunctionCallback(operator_started, operator_ended)
                                            .needsInputs(true)
+                                           .needsOutputs(true)
                                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   } else if (!on && all.handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(all.handle);

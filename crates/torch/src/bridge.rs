@@ -21,10 +21,14 @@ pub(crate) mod ffi {
         kind: u8,
     }
 
-    /// One executed operator; `shapes` encodes each input tensor as its number of dims followed by the dims.
+    /// One executed operator; `shapes` encodes each input tensor as its number of dims followed by the dims. A view
+    /// has no bytes. `output_shape` is the shape of the first output.
     struct OperatorRecord {
         name: String,
         shapes: Vec<i64>,
+        output_shape: Vec<i64>,
+        input_bytes: u64,
+        output_bytes: u64,
         started_ns: u64,
         ended_ns: u64,
         thread: u64,

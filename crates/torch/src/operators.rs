@@ -38,11 +38,16 @@ pub fn record<T>(body: impl FnOnce() -> T) -> Result<(T, Vec<Operator>)> {
         .finish()?
         .into_iter()
         .map(|r| {
-            let shapes = shapes(&r.shapes);
+            let mut shapes = shapes(&r.shapes);
+            shapes.push(r.output_shape);
+            let flops = flops(&r.name, &shapes);
+            shapes.pop();
             Operator {
-                flops: flops(&r.name, &shapes),
+                flops,
                 name: r.name,
                 shapes,
+                input_bytes: r.input_bytes,
+                output_bytes: r.output_bytes,
                 started_ns: r.started_ns,
                 ended_ns: r.ended_ns,
                 thread: r.thread,

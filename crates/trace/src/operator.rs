@@ -9,6 +9,10 @@ pub struct Operator {
     pub name: String,
     /// The shapes of the tensor arguments, in order.
     pub shapes: Vec<Vec<i64>>,
+    /// The bytes of the tensor arguments; 0 if the result is a view of them, which reads nothing.
+    pub input_bytes: u64,
+    /// The bytes of the results; 0 if they are views.
+    pub output_bytes: u64,
     /// When the call began.
     pub started_ns: u64,
     /// When the call ended.

@@ -15,26 +15,40 @@ pub struct SelfTime {
     pub flops: u64,
 }
 
-/// Every operator call with its self time in nanoseconds.
-pub(crate) fn with_self_ns(operators: &[Operator]) -> Vec<(&Operator, u64)> {
+/// An operator call without the operators that it calls.
+pub(crate) struct SelfCall<'a> {
+    pub operator: &'a Operator,
+    /// The self time in nanoseconds.
+    pub self_ns: u64,
+    /// The index of the call that it is part of. Callers come before callees.
+    pub caller: Option<usize>,
+}
+
+/// Every operator call with its self time.
+pub(crate) fn self_calls(operators: &[Operator]) -> Vec<SelfCall<'_>> {
     let mut ordered: Vec<&Operator> = operators.iter().collect();
     // Callers before callees: they start earlier, or at the same time and end later.
     ordered.sort_by_key(|o| (o.thread, o.started_ns, u64::MAX - o.ended_ns));
-    let mut timed: Vec<(&Operator, u64)> = Vec::with_capacity(ordered.len());
+    let mut timed: Vec<SelfCall<'_>> = Vec::with_capacity(ordered.len());
     let mut callers: Vec<usize> = Vec::new();
     for operator in ordered {
         while callers.last().is_some_and(|&index| {
-            let caller = timed[index].0;
+            let caller = timed[index].operator;
             caller.thread != operator.thread || caller.ended_ns <= operator.started_ns
         }) {
             callers.pop();
         }
         if let Some(&index) = callers.last() {
-            let self_ns = &mut timed[index].1;
+            let self_ns = &mut timed[index].self_ns;
             *self_ns = self_ns.saturating_sub(operator.duration_ns());
         }
+        let caller = callers.last().copied();
         callers.push(timed.len());
-        timed.push((operator, operator.duration_ns()));
+        timed.push(SelfCall {
+            operator,
+            self_ns: operator.duration_ns(),
+            caller,
+        });
     }
     timed
 }
@@ -42,11 +56,11 @@ pub(crate) fn with_self_ns(operators: &[Operator]) -> Vec<(&Operator, u64)> {
 /// The self times by operator name, the longest first.
 pub fn self_times(operators: &[Operator]) -> Vec<(String, SelfTime)> {
     let mut by_name: BTreeMap<&str, SelfTime> = BTreeMap::new();
-    for (operator, self_ns) in with_self_ns(operators) {
-        let time = by_name.entry(&operator.name).or_default();
+    for call in self_calls(operators) {
+        let time = by_name.entry(&call.operator.name).or_default();
         time.count += 1;
-        time.self_ns += self_ns;
-        time.flops += operator.flops;
+        time.self_ns += call.self_ns;
+        time.flops += call.operator.flops;
     }
     let mut times: Vec<(String, SelfTime)> = by_name
         .into_iter()
@@ -64,6 +78,8 @@ mod tests {
         Operator {
             name: name.to_owned(),
             shapes: Vec::new(),
+            input_bytes: 0,
+            output_bytes: 0,
             started_ns,
             ended_ns,
             flops: 1,

@@ -73,8 +73,14 @@ impl Pool {
     }
 
     fn buffer(&self, kind: MemoryKind) -> Result<Tensor> {
+        let dtype = self.like.kind();
         memory::scope(kind, || {
-            zeros_flat(&self.like, self.length, self.like.kind())
+            if self.is_meta() {
+                // Recreating a buffer must not look like work.
+                meta::empty(&[self.length as i64], dtype)
+            } else {
+                zeros_flat(&self.like, self.length, dtype)
+            }
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Predicts the step time of a dry run.
 
 use serde::{Deserialize, Serialize};
-use trainyard_schedule::{Costs, Schedule, simulate};
-use trainyard_trace::Calls;
+use trainyard_schedule::{Costs, Schedule, ScheduleError, simulate};
+use trainyard_trace::{Calls, CollectiveKind, Purpose};
 
 use super::{NodeProfile, ProfileError};
 
@@ -18,8 +18,10 @@ pub struct DryRun {
 /// Collectives of one kind and purpose.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct CollectiveCalls {
-    /// The collective, for example `all_reduce`.
-    pub kind: String,
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// What it communicates.
+    pub purpose: Purpose,
     /// Number of calls.
     pub count: u64,
     /// Bytes that this rank sends in all calls.
@@ -69,7 +71,7 @@ pub fn predict(profile: &NodeProfile, run: &DryRun) -> StepBreakdown {
                 seconds
             }
         };
-        if calls.name.contains("_fused_adam") || calls.name.contains("_foreach_") {
+        if is_of_optimizer(&calls.name) {
             step.optimizer += seconds
         } else {
             step.compute += seconds
@@ -79,7 +81,8 @@ pub fn predict(profile: &NodeProfile, run: &DryRun) -> StepBreakdown {
     let each = run.collectives.iter();
     step.communication = each.map(|calls| communication(profile, calls)).sum();
     // A sender does not wait for its receiver.
-    let blocking = run.collectives.iter().filter(|calls| calls.kind != "send");
+    let blocking = run.collectives.iter();
+    let blocking = blocking.filter(|calls| calls.kind != CollectiveKind::Send);
     let num_sync_points = blocking.map(|calls| calls.count).sum();
     step.straggler_wait = profile
         .straggler_wait
@@ -87,14 +90,19 @@ pub fn predict(profile: &NodeProfile, run: &DryRun) -> StepBreakdown {
     step
 }
 
+/// Whether an operator belongs to the optimizer step, which also clips gradients.
+pub(crate) fn is_of_optimizer(name: &str) -> bool {
+    name.contains("_fused_") || name.contains("_foreach_")
+}
+
 /// Seconds of communication; a point-to-point transfer counts at its sender.
 fn communication(profile: &NodeProfile, calls: &CollectiveCalls) -> f64 {
-    let kind = match calls.kind.as_str() {
-        "send" => "send_recv",
-        "recv" => return 0.0,
-        kind => kind,
+    let kind = match calls.kind {
+        CollectiveKind::Send => "send_recv".to_owned(),
+        CollectiveKind::Recv => return 0.0,
+        kind => kind.to_string(),
     };
-    let Some(cost) = profile.collectives.get(kind) else {
+    let Some(cost) = profile.collectives.get(&kind) else {
         return 0.0;
     };
     calls.count as f64 * cost.fixed + calls.sent_bytes as f64 * cost.per_unit
@@ -114,20 +122,33 @@ pub fn predict_pipeline(
     let Some(&slowest) = slowest else {
         return Err(ProfileError::Empty("the list of pipeline ranks"));
     };
-    let num_passes = (schedule.num_stages() / ranks.len() * schedule.num_microbatches) as f64;
+    let busy: Vec<f64> = each
+        .iter()
+        .map(|rank| rank.busy() - rank.optimizer)
+        .collect();
+    Ok(StepBreakdown {
+        bubble: pipeline_bubble(schedule, &busy, forwards)?,
+        ..slowest
+    })
+}
+
+/// The idle time of the slowest rank of a pipeline whose ranks compute for `busy` seconds of a step each.
+pub(crate) fn pipeline_bubble(
+    schedule: &Schedule,
+    busy: &[f64],
+    forwards: f64,
+) -> Result<f64, ScheduleError> {
+    let num_passes = (schedule.num_stages() / busy.len() * schedule.num_microbatches) as f64;
     let costs: Vec<(f64, f64, f64)> = (0..schedule.num_stages())
         .map(|stage| {
-            let rank = &each[schedule.stage_to_rank[stage].min(each.len() - 1)];
-            let pass = (rank.busy() - rank.optimizer) / num_passes / (2.0 + forwards);
+            let rank = schedule.stage_to_rank[stage].min(busy.len() - 1);
+            let pass = busy[rank] / num_passes / (2.0 + forwards);
             (pass, forwards * pass, pass)
         })
         .collect();
     let end = simulate(schedule, &Costs::per_stage(&costs))?.end();
-    let busy = slowest.busy() - slowest.optimizer;
-    Ok(StepBreakdown {
-        bubble: (end - busy).max(0.0),
-        ..slowest
-    })
+    let slowest = busy.iter().copied().fold(0.0, f64::max);
+    Ok((end - slowest).max(0.0))
 }
 
 #[cfg(test)]
@@ -135,6 +156,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use trainyard_schedule::ScheduleKind;
+    use trainyard_trace::CollectiveKind::{AllReduce, Recv, Send};
 
     use super::*;
     use crate::cost_model::linear::LinearCost;
@@ -165,16 +187,17 @@ mod tests {
         }
     }
 
-    fn run(kinds: &[&str]) -> DryRun {
+    fn run(kinds: &[CollectiveKind]) -> DryRun {
         let calls = |name: &str, flops| Calls {
             name: name.to_owned(),
             flops,
             elements: 1000,
             count: 10,
-            self_ns: 0,
+            ..Calls::default()
         };
-        let collective = |kind: &str| CollectiveCalls {
-            kind: kind.to_owned(),
+        let collective = |kind| CollectiveCalls {
+            kind,
+            purpose: Purpose::Gradient,
             count: 2,
             sent_bytes: 1_000_000,
         };
@@ -186,20 +209,20 @@ mod tests {
 
     #[test]
     fn every_call_and_byte_has_a_cost() {
-        let step = predict(&profile(), &run(&["all_reduce"]));
+        let step = predict(&profile(), &run(&[AllReduce]));
         assert!((step.compute - (10.0 * 1.001e-3 + 10.0 * 3e-6)).abs() < 1e-9);
         assert!((step.extrapolated - 10.0 * 3e-6).abs() < 1e-12);
         assert!((step.host - 20e-6).abs() < 1e-12);
         assert!((step.communication - 1.2e-3).abs() < 1e-12);
         assert!((step.straggler_wait - 0.1 * (step.compute + step.host)).abs() < 1e-12);
-        assert_eq!(predict(&profile(), &run(&["recv"])).communication, 0.0);
-        assert_eq!(predict(&profile(), &run(&["send"])).straggler_wait, 0.0);
+        assert_eq!(predict(&profile(), &run(&[Recv])).communication, 0.0);
+        assert_eq!(predict(&profile(), &run(&[Send])).straggler_wait, 0.0);
     }
 
     #[test]
     fn equal_stages_have_the_schedules_bubble() {
         let schedule = ScheduleKind::OneForwardOneBackward.build(2, 8, 1).unwrap();
-        let ranks = [run(&["send", "recv"]), run(&["send", "recv"])];
+        let ranks = [run(&[Send, Recv]), run(&[Send, Recv])];
         let step = predict_pipeline(&profile(), &schedule, &ranks, 1.0).unwrap();
         let share = step.bubble / step.total();
         assert!((0.08..0.14).contains(&share), "{share}");

@@ -204,6 +204,7 @@ mod tests {
             elements,
             count,
             self_ns,
+            ..Calls::default()
         }
     }
 

@@ -50,6 +50,40 @@ fn attention_has_the_shapes_of_flash_attention() {
 }
 
 #[test]
+fn batch_norm_has_gradients_of_input_and_weights() {
+    let none = None::<Tensor>;
+    for training in [true, false] {
+        let (input, weight, bias) = (leaf(&[4, 3, 8, 8]), leaf(&[3]), leaf(&[3]));
+        let (mean, variance) = (floats(&[3]), floats(&[3]));
+        let statistics = (Some(&mean), Some(&variance));
+        let out = input.batch_norm(
+            Some(&weight),
+            Some(&bias),
+            statistics.0,
+            statistics.1,
+            training,
+            0.1,
+            1e-5,
+            false,
+        );
+        assert_eq!(out.size(), input.size());
+        assert_gradients(&out, &[&input, &weight, &bias]);
+    }
+    let plain = leaf(&[4, 3, 8]);
+    let out = plain.batch_norm(
+        none.as_ref(),
+        none.as_ref(),
+        none.as_ref(),
+        none.as_ref(),
+        true,
+        0.1,
+        1e-5,
+        false,
+    );
+    assert_gradients(&out, &[&plain]);
+}
+
+#[test]
 fn attention_has_the_strides_of_the_real_kernel() {
     let strides = |x: Tensor| {
         let x = x.set_requires_grad(true);

@@ -33,6 +33,36 @@ fn a_matrix_product_has_shapes_and_two_flops_per_multiply_add() {
 }
 
 #[test]
+fn an_operator_has_the_bytes_of_its_tensors_and_a_view_has_none() {
+    let _exclusive = exclusive();
+    let (a, b) = (wave(&[2, 3], 0.0), wave(&[3, 4], 0.0));
+    let (_, operators) = record(|| {
+        let mut product = a.mm(&b);
+        let _ = product.relu_();
+        product.transpose(0, 1).split(2, 1)
+    })
+    .unwrap();
+    let bytes = |name| {
+        let operator = named(&operators, name);
+        (operator.input_bytes, operator.output_bytes)
+    };
+    assert_eq!(bytes("aten::mm"), (8 * (2 * 3 + 3 * 4), 8 * 2 * 4));
+    assert_eq!(bytes("aten::relu_"), (8 * 2 * 4, 8 * 2 * 4));
+    for view in ["aten::transpose", "aten::split"] {
+        assert_eq!(bytes(view), (0, 0), "{view}");
+    }
+}
+
+#[test]
+fn a_convolution_counts_the_outputs_that_its_stride_leaves() {
+    let _exclusive = exclusive();
+    let (image, filters) = (wave(&[1, 3, 8, 8], 0.0), wave(&[5, 3, 4, 4], 0.0));
+    let convolve = || image.conv2d(&filters, None::<Tensor>, [4, 4], [0, 0], [1, 1], 1);
+    let (_, operators) = record(convolve).unwrap();
+    assert_eq!(flops(&operators), 2 * (2 * 2) * 5 * (3 * 4 * 4));
+}
+
+#[test]
 fn operators_that_call_others_contain_them_and_count_no_flops() {
     let _exclusive = exclusive();
     let (x, weight, bias) = (wave(&[5, 3], 0.0), wave(&[4, 3], 0.0), wave(&[4], 0.0));

@@ -65,16 +65,29 @@ fn span() -> impl Strategy<Value = Span> {
 
 fn operator() -> impl Strategy<Value = Operator> {
     let shapes = prop::collection::vec(prop::collection::vec(0i64..1 << 40, 0..4), 0..3);
-    ("aten::[a-z]{1,8}", shapes, times(), any::<u64>(), 0u64..9).prop_map(
-        |(name, shapes, (started_ns, ended_ns), flops, thread)| Operator {
-            name,
-            shapes,
-            started_ns,
-            ended_ns,
-            flops,
-            thread,
-        },
+    let bytes = (0u64..1 << 40, 0u64..1 << 40);
+    (
+        "aten::[a-z]{1,8}",
+        shapes,
+        bytes,
+        times(),
+        any::<u64>(),
+        0u64..9,
     )
+        .prop_map(
+            |(name, shapes, (input_bytes, output_bytes), (started_ns, ended_ns), flops, thread)| {
+                Operator {
+                    name,
+                    shapes,
+                    input_bytes,
+                    output_bytes,
+                    started_ns,
+                    ended_ns,
+                    flops,
+                    thread,
+                }
+            },
+        )
 }
 
 fn allocation() -> impl Strategy<Value = Allocation> {

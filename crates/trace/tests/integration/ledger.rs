@@ -87,6 +87,8 @@ fn the_difference_of_totals_is_what_happened_in_between() {
     ledger.operator(Operator {
         name: "aten::mm".to_owned(),
         shapes: vec![vec![2, 2], vec![2, 2]],
+        input_bytes: 32,
+        output_bytes: 16,
         started_ns: 6,
         ended_ns: 7,
         flops: 16,
