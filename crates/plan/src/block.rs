@@ -36,7 +36,7 @@ pub(crate) const EXPOSED_SHARE: f64 = 0.3;
 const SHARPNESS: f64 = 6.0;
 
 /// A smooth maximum: costs stay differentiable where host and device times are close.
-fn smooth_max(a: f64, b: f64) -> f64 {
+pub(crate) fn smooth_max(a: f64, b: f64) -> f64 {
     (a.powf(SHARPNESS) + b.powf(SHARPNESS)).powf(1.0 / SHARPNESS)
 }
 

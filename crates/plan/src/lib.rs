@@ -36,6 +36,7 @@
 //! ```
 
 mod activations;
+pub mod any_model;
 mod block;
 pub mod calibrate;
 mod calibration;

@@ -57,7 +57,8 @@ impl NetworkModel<'_> {
         self.link().min(connected.max(f64::MIN_POSITIVE))
     }
 
-    fn latency(&self, group: Group) -> f64 {
+    /// Seconds of a collective without data.
+    pub fn latency(&self, group: Group) -> f64 {
         let doublings = (group.size as f64).log2();
         let inter_node = if group.crosses() {
             self.constants.network_latency

@@ -75,11 +75,16 @@ pub(crate) const REFERENCE_PEAK: f64 = 312e12;
 impl ComputeModel<'_> {
     /// Seconds of `copies` matrix products of one size.
     pub fn matmul(&self, copies: f64, rows: f64, columns: f64, depth: f64) -> f64 {
-        let peak = self.accelerator.peak.value;
+        self.matmul_at(self.accelerator.peak.value, copies * rows * columns, depth)
+    }
+
+    /// Seconds of matrix products with `elements` elements of results in total, at another peak than that of 16-bit
+    /// numbers.
+    pub(crate) fn matmul_at(&self, peak: f64, elements: f64, depth: f64) -> f64 {
         let area = self.constants.matmul_area * peak / REFERENCE_PEAK;
-        let idle = 1.0 + area / (copies * rows * columns);
+        let idle = 1.0 + area / elements;
         let shallow = 1.0 + self.constants.matmul_depth / depth;
-        let flops = 2.0 * copies * rows * columns * depth;
+        let flops = 2.0 * elements * depth;
         flops / (peak * self.constants.matmul) * idle * shallow
     }
 

@@ -66,7 +66,7 @@ impl Time {
         ]
     }
 
-    fn with_range(mut self, overlapped: f64, mean_error: f64) -> Time {
+    pub(crate) fn with_range(mut self, overlapped: f64, mean_error: f64) -> Time {
         self.likely = self.terms().iter().map(|(_, seconds)| seconds).sum();
         self.low = (self.likely - self.data - self.pipeline) / (1.0 + mean_error);
         self.high = (self.likely + overlapped) * (1.0 + mean_error);
@@ -508,7 +508,7 @@ const DISK_BANDWIDTH: f64 = 1.5e9;
 
 /// The exposed part of communication that overlaps with compute: what exceeds the compute time, plus a tenth of the
 /// overlapped part, because both compete for memory bandwidth and compute units.
-fn exposed(communication: f64, compute: f64) -> f64 {
+pub(crate) fn exposed(communication: f64, compute: f64) -> f64 {
     let overlapped = communication.min(compute);
     communication - overlapped + 0.1 * overlapped
 }

@@ -11,5 +11,6 @@ mod profile;
 mod sync_points;
 
 pub use predict::{CollectiveCalls, DryRun, StepBreakdown, predict, predict_pipeline};
+pub(crate) use predict::{is_of_optimizer, pipeline_bubble};
 pub use profile::{NodeProfile, OperatorCost, ProfileError, ProfiledSteps};
 pub use sync_points::{CommSample, StragglerWait};
