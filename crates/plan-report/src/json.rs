@@ -254,7 +254,7 @@ impl Report {
 }
 
 /// Numbers by name, in order.
-struct Named(Map<String, Value>);
+pub(super) struct Named(pub(super) Map<String, Value>);
 
 impl<'a> FromIterator<(&'a str, f64)> for Named {
     fn from_iter<I: IntoIterator<Item = (&'a str, f64)>>(pairs: I) -> Named {

@@ -2,6 +2,7 @@
 //!
 //! All forms are generated from one [`Report`], so they agree.
 
+mod any_model;
 pub mod compare;
 mod dry_run;
 mod json;
@@ -15,6 +16,7 @@ use trainyard_plan::{
     model_flops_utilization, search, search_mesh,
 };
 
+pub use any_model::AnyModelReport;
 pub use dry_run::{ByteCounts, DryRun, RankBytes};
 pub use json::{PlanFile, PlanFileError};
 pub use prose::{describe, describe_term};

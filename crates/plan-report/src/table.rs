@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{GIB, Report};
-use trainyard_plan::{Offload, Plan};
+use trainyard_plan::{Cluster, Offload, Plan};
 
 /// Whether the text contains ANSI colors.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
@@ -55,20 +55,11 @@ impl Report {
     /// The request on one line.
     pub fn heading(&self) -> String {
         let request = &self.request;
-        let cluster = &request.cluster;
-        let nodes = if cluster.num_nodes == 1 {
-            "node"
-        } else {
-            "nodes"
-        };
         format!(
-            "{} ({:.1} B parameters) on {} {} ({} {nodes} x {} GPUs), global batch {}, sequence length {}",
+            "{} ({:.1} B parameters) on {}, global batch {}, sequence length {}",
             request.shape.name,
             request.shape.num_parameters() as f64 / 1e9,
-            cluster.world_size(),
-            cluster.accelerator.name,
-            cluster.num_nodes,
-            cluster.gpus_per_node,
+            describe_cluster(&request.cluster),
             request.global_batch,
             request.seq_len
         )
@@ -76,36 +67,8 @@ impl Report {
 
     fn table(&self, most: usize, style: Style) -> String {
         let plans = self.result.plans.iter().take(most).enumerate();
-        let rows: Vec<[String; 10]> = plans.map(|(index, plan)| self.row(index, plan)).collect();
-        let width = |column: usize| {
-            let cells = rows.iter().map(|row| row[column].len());
-            cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-        let line = |cells: &[String]| {
-            let mut line = String::new();
-            for (column, cell) in cells.iter().enumerate() {
-                let width = widths[column];
-                // Text is left-aligned, numbers are right-aligned.
-                let _ = match column {
-                    1 | 2 | 4 => write!(line, "{cell:<width$}  "),
-                    _ => write!(line, "{cell:>width$}  "),
-                };
-            }
-            line.trim_end().to_owned()
-        };
-        let mut text = style.paint("2", &line(&HEADINGS.map(str::to_owned)));
-        text.push('\n');
-        for (index, row) in rows.iter().enumerate() {
-            let line = line(row);
-            let line = if index == 0 {
-                style.paint("1;32", &line)
-            } else {
-                line
-            };
-            let _ = writeln!(text, "{line}");
-        }
-        text
+        let rows: Vec<_> = plans.map(|(index, plan)| self.row(index, plan)).collect();
+        table(HEADINGS, [1, 2, 4], &rows, style)
     }
 
     fn row(&self, index: usize, plan: &Plan) -> [String; 10] {
@@ -140,8 +103,62 @@ impl Report {
     }
 }
 
+/// A table whose first row is the best. Columns of text are aligned to the left, numbers to the right.
+pub(super) fn table<const N: usize, const T: usize>(
+    headings: [&str; N],
+    text_columns: [usize; T],
+    rows: &[[String; N]],
+    style: Style,
+) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].len());
+        cells.chain([headings[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let line = |cells: &[String]| {
+        let mut line = String::new();
+        for (column, cell) in cells.iter().enumerate() {
+            let width = widths[column];
+            let _ = if text_columns.contains(&column) {
+                write!(line, "{cell:<width$}  ")
+            } else {
+                write!(line, "{cell:>width$}  ")
+            };
+        }
+        line.trim_end().to_owned()
+    };
+    let mut text = style.paint("2", &line(&headings.map(str::to_owned)));
+    text.push('\n');
+    for (index, row) in rows.iter().enumerate() {
+        let line = line(row);
+        let line = if index == 0 {
+            style.paint("1;32", &line)
+        } else {
+            line
+        };
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// A cluster in words, as in `64 H100 (8 nodes x 8 GPUs)`.
+pub(super) fn describe_cluster(cluster: &Cluster) -> String {
+    let nodes = if cluster.num_nodes == 1 {
+        "node"
+    } else {
+        "nodes"
+    };
+    format!(
+        "{} {} ({} {nodes} x {} GPUs)",
+        cluster.world_size(),
+        cluster.accelerator.name,
+        cluster.num_nodes,
+        cluster.gpus_per_node,
+    )
+}
+
 /// Wraps a sentence at 100 columns, with continuation lines indented.
-fn wrapped(sentence: &str) -> String {
+pub(super) fn wrapped(sentence: &str) -> String {
     let mut text = String::new();
     let mut room = 100usize;
     for word in sentence.split(' ') {
