@@ -5,6 +5,7 @@
 //! it with the same arguments. It is a separate program so that the launcher, which runs on every node during the whole
 //! job, does not load libtorch.
 
+mod child;
 mod command;
 mod configs;
 mod error;

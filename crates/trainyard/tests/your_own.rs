@@ -16,10 +16,11 @@ fn main() -> ExitCode {
     if let Some(code) = worker::intercept() {
         return code;
     }
-    let trials: [(&str, fn()); 4] = [
+    let trials: [(&str, fn()); 5] = [
         ("it_trains_and_resumes_on_one_rank", trains_and_resumes),
         ("strategies_equal_one_rank", verify),
         ("a_dry_run_counts_its_parameters", dry_run),
+        ("it_is_planned_for_a_cluster", plan),
         ("unknown_names_and_keys_are_rejected", rejections),
     ];
     let as_trial = |(name, test): (&str, fn())| {
@@ -134,6 +135,38 @@ fn dry_run() {
         "{}",
         text(&output)
     );
+}
+
+/// The planner needs no description of the model: it counts in dry runs of this program.
+fn plan() {
+    let args = [
+        "plan",
+        "--model",
+        CONFIG,
+        "--cluster",
+        "2xH100",
+        "--global-batch",
+        "64",
+        "--json",
+    ];
+    let output = run(&args.map(String::from));
+    assert!(output.status.success(), "{}", text(&output));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let plans = found["plans"].as_array().unwrap();
+    let stages: Vec<u64> = plans
+        .iter()
+        .filter_map(|plan| plan["zero_stage"].as_u64())
+        .collect();
+    for stage in 0..=3 {
+        assert!(stages.contains(&stage), "{stages:?}");
+    }
+    // Its layers are not divided over tensor-parallel ranks, and the plan says so instead of computing them twice.
+    let impossible = found["impossible"].as_array().unwrap();
+    let tensor = impossible
+        .iter()
+        .find(|row| row["layout"]["mesh"]["tp"] == 2);
+    let why = tensor.unwrap()["why"].as_str().unwrap();
+    assert!(why.contains("tensor-parallel"), "{why}");
 }
 
 fn rejections() {

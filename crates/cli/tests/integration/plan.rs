@@ -270,11 +270,29 @@ fn measurements_become_a_cluster_file() {
 
 #[test]
 fn invalid_arguments_are_rejected_with_a_remedy() {
-    let model = config("llama3-8b.toml");
+    let (model, cnn) = (config("llama3-8b.toml"), config("cnn.toml"));
     for (args, expected) in [
         (search_args("nowhere.json", "16xH100"), "config.json"),
         (search_args(&model, "16xTeapot"), "64xH100"),
-        (search_args(&config("cnn.toml"), "16xH100"), "not a decoder"),
+        (
+            [&search_args(&cnn, "16xH100")[..], &["--html", "x"]].concat(),
+            "--html is only for decoders",
+        ),
+        (
+            [&search_args(&model, "16xH100")[..], &["--training.steps=3"]].concat(),
+            "--training.steps=3 has no effect",
+        ),
+        (
+            vec![
+                "--model",
+                &model,
+                "--cluster",
+                "8xH100",
+                "--global-batch",
+                "8",
+            ],
+            "--seq-len is missing",
+        ),
         (vec!["check", &model, "--cluster", "0xH100"], "use 1 to"),
         (vec![], "Usage"),
     ] {

@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::ValueEnum;
 use trainyard_train::dry_run::{AllocatorPeak, allocator_peak};
 
+use crate::child;
 use crate::configs::Configs;
 use crate::error::{EngineError, Result};
 
@@ -65,27 +66,19 @@ pub fn measure(
     (config, world, rank): (&Path, usize, usize),
     overrides: &[String],
 ) -> Result<BTreeMap<Allocator, AllocatorPeak>> {
-    let io = |source| EngineError::Io {
-        path: "trainyard-engine".into(),
-        source,
-    };
-    let program = std::env::current_exe().map_err(io)?;
     let peak_of = |&allocator: &Allocator| {
-        let output = Command::new(&program)
-            .arg("dry-run-allocator")
-            .arg(config)
-            .args(["--world", &world.to_string(), "--rank", &rank.to_string()])
-            .args(overrides)
-            .env("PYTORCH_ALLOC_CONF", allocator.settings())
-            .output()
-            .map_err(io)?;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(EngineError::Rank(format!(
-                "cannot measure the allocator {allocator}: {text}"
-            )));
-        }
-        let peak = serde_json::from_slice(&output.stdout);
+        let printed = child::ask(|command| {
+            command
+                .arg("dry-run-allocator")
+                .arg(config)
+                .args(["--world", &world.to_string(), "--rank", &rank.to_string()])
+                .args(overrides)
+                .env("PYTORCH_ALLOC_CONF", allocator.settings())
+        })?;
+        let printed = printed.map_err(|text| {
+            EngineError::Rank(format!("cannot measure the allocator {allocator}: {text}"))
+        })?;
+        let peak = serde_json::from_slice(&printed);
         let peak = peak.map_err(|error| EngineError::Unreadable {
             what: format!("the result of the allocator {allocator}"),
             reason: error.to_string(),

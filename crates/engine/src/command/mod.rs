@@ -7,6 +7,7 @@ mod bench_operators;
 mod bench_step;
 mod check_backend;
 mod dry_run;
+mod plan;
 mod train;
 mod verify;
 
@@ -29,6 +30,8 @@ pub enum Command {
     Train(train::Arguments),
     /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
     DryRun(dry_run::Arguments),
+    /// Find the fastest way to train a model on a cluster, by dry runs of its training code
+    Plan(Box<plan::Arguments>),
     /// The memory of one rank, as the caching allocator of this process counts it
     #[command(hide = true)]
     DryRunAllocator(allocator::Arguments),
@@ -72,6 +75,7 @@ impl Command {
         match self {
             Command::Train(arguments) => train::execute(arguments, configs),
             Command::DryRun(arguments) => dry_run::execute(arguments, configs),
+            Command::Plan(arguments) => plan::execute(*arguments, configs),
             Command::DryRunAllocator(arguments) => allocator::execute(arguments, configs),
             Command::Verify(arguments) => verify::execute(arguments, configs),
             Command::VerifyRank(arguments) => verify::execute_rank(arguments, configs),

@@ -23,7 +23,7 @@ use crate::failure::Failure;
 /// Find the fastest way to parallelize a model over a cluster, and explain it
 ///
 /// Estimates the memory and step time of every strategy without creating tensors, and explains the fastest that
-/// fits.
+/// fits. Decoders are described by formulas; the memory and communication of any other model are counted in dry runs.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -34,6 +34,7 @@ use crate::failure::Failure;
     trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --emit torchtitan --output job.toml\n  \
     trainyard plan --model configs/llama3-405b.toml --cluster 16384xH100 --global-batch 2048 --seq-len 8192 --compare-mesh pp=16,tp=8\n  \
     trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --dry-run=5\n  \
+    trainyard plan --model configs/cnn.toml --cluster 8xH100 --global-batch 512\n  \
     trainyard plan check pretrain.sh --cluster 64xH100"
 )]
 pub struct Plan {
@@ -61,9 +62,9 @@ impl Plan {
             (Some(Command::Compare(compare)), _) => compare.execute(),
             (Some(Command::Measure(measure)), _) => measure.execute(overrides),
             (Some(Command::Predict(predict)), _) => predict.execute(overrides),
-            (None, Some(search)) => search.execute(),
+            (None, Some(search)) => search.execute(overrides),
             (None, None) => Err(Failure::usage("missing arguments")
-                .hint("give --model, --cluster, --global-batch and --seq-len")),
+                .hint("give --model, --cluster, --global-batch and, for a decoder, --seq-len")),
         }
     }
 }

@@ -4,19 +4,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_interop::{Framework, load_decoder};
-use trainyard_plan::{Cluster, Degrees, PrecisionByStage};
+use trainyard_arch::DecoderConfig;
+use trainyard_interop::{Framework, ModelFileError, load_decoder};
+use trainyard_plan::{Cluster, Degrees, Precision, PrecisionByStage};
 use trainyard_plan_report::Report;
 
 use super::dry_run::{DryRunOptions, dry_run_plan};
 use super::request::{cluster, precision, request};
 use super::{framework, style, write};
 use crate::command::dry_run::ALLOCATORS;
+use crate::engine;
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
 pub(super) struct Search {
-    /// A Trainyard config TOML, a Hugging Face config.json, or a directory with one
+    /// A Trainyard config TOML, a Hugging Face config.json, or a directory with one. Models other than decoders are
+    /// planned by dry runs of the training code
     #[arg(long, value_name = "MODEL")]
     model: PathBuf,
     /// The cluster: a short form such as 64xH100, or a cluster TOML
@@ -25,12 +28,13 @@ pub(super) struct Search {
     /// Global batch size: samples in a step, over all ranks
     #[arg(long, value_name = "B", value_parser = count)]
     global_batch: usize,
-    /// Sequence length: tokens of a sample
+    /// Sequence length: tokens of a sample; required for a decoder
     #[arg(long, value_name = "S", value_parser = count)]
-    seq_len: usize,
+    seq_len: Option<usize>,
     /// Precision: bf16 (bf16 weights with fp32 master weights), mixed (fp32 weights, cast for compute), fp32
-    #[arg(long, default_value = "bf16", value_name = "bf16|mixed|fp32", value_parser = precision)]
-    precision: PrecisionByStage,
+    /// [default: bf16]
+    #[arg(long, value_name = "bf16|mixed|fp32", value_parser = precision)]
+    precision: Option<PrecisionByStage>,
     /// Number of plans to show
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
@@ -78,8 +82,45 @@ fn count(text: &str) -> Result<usize, String> {
 
 impl Search {
     /// Runs the search and prints the report. Exits with 1 if nothing fits.
-    pub fn execute(self) -> Result<ExitCode, Failure> {
-        let shape = load_decoder(&self.model).map_err(Failure::new)?;
+    pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
+        let shape = match load_decoder(&self.model) {
+            Ok(shape) => shape,
+            Err(ModelFileError::NotADecoder { .. }) => return Err(self.hand_over()),
+            // A name that is unknown here may be registered in the user's own engine.
+            Err(_) if engine::is_named() => return Err(self.hand_over()),
+            Err(error) => return Err(Failure::new(error)),
+        };
+        self.search(shape, overrides)
+    }
+
+    /// The engine plans by dry runs what has no formula. Returns only on failure.
+    fn hand_over(&self) -> Failure {
+        let of_formulas = [
+            ("--html", self.html.is_some()),
+            ("--emit", self.emit.is_some()),
+            ("--compare-mesh", self.compare_mesh.is_some()),
+            ("--dry-run", self.dry_run.is_some()),
+            ("--precision", self.precision.is_some()),
+        ];
+        match of_formulas.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => Failure::usage(format!(
+                "{flag} is only for decoders, and {} is not one",
+                self.model.display()
+            ))
+            .hint("every other model is planned by dry runs: set its precision with --training.mixed_precision_param"),
+            None => engine::hand_over(),
+        }
+    }
+
+    fn search(self, shape: DecoderConfig, overrides: &[String]) -> Result<ExitCode, Failure> {
+        if let Some(first) = overrides.first() {
+            return Err(Failure::usage(format!("{first} has no effect on the plan of a decoder"))
+                .hint("change the key in the config file, or use the flags of `trainyard plan --help`"));
+        }
+        let seq_len = self.seq_len.ok_or_else(|| {
+            Failure::usage("--seq-len is missing")
+                .hint("a decoder's plan depends on the tokens of a sample")
+        })?;
         let cluster = cluster(&self.cluster)?;
         let mesh = self.compare_mesh.as_deref();
         let mesh = mesh.map(|text| degrees(text, &cluster)).transpose()?;
@@ -87,8 +128,9 @@ impl Search {
             shape,
             cluster,
             self.global_batch,
-            self.seq_len,
-            self.precision,
+            seq_len,
+            self.precision
+                .unwrap_or(PrecisionByStage::same(Precision::BF16)),
         );
         let mut report = Report::of(request);
         if let Some(degrees) = mesh {

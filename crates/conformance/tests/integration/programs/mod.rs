@@ -6,6 +6,7 @@ mod guard;
 mod identity;
 mod killed;
 mod limits;
+mod plan;
 mod train;
 mod validation;
 mod verify;
@@ -20,7 +21,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 36] = [
+    let tests: [(&str, Test); 37] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
@@ -48,6 +49,10 @@ pub fn trials() -> Vec<Trial> {
         (
             "a_dry_run_predicts_the_measured_peak",
             dry_run::dry_run_predicts,
+        ),
+        (
+            "any_model_is_planned_by_dry_runs",
+            plan::any_model_is_planned_by_dry_runs,
         ),
         (
             "four_ranks_train_sequences_that_do_not_fit_on_one",
