@@ -21,6 +21,9 @@ pub enum EngineError {
     /// A rank failed; the message names it.
     #[error("{0}")]
     Rank(String),
+    /// A model cannot be planned.
+    #[error("{0}")]
+    Plan(String),
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {

@@ -27,8 +27,12 @@ const HEADINGS: [&str; 9] = [
 #[derive(Clone, Debug)]
 pub struct AnyModelReport {
     request: AnyModelRequest,
+    /// The program that trains the model.
+    program: String,
     /// The model's config file.
     model: String,
+    /// The config keys of the command line, which all plans have.
+    overrides: Vec<String>,
     /// The fastest plan of every layout that fits, fastest first.
     plans: Vec<AnyModelPlan>,
     /// The plan with the smallest peak memory of those that do not fit.
@@ -38,10 +42,11 @@ pub struct AnyModelReport {
 }
 
 impl AnyModelReport {
-    /// The report of a search with these outcomes.
+    /// The report of a search with these outcomes, for a program, its config file and the config keys of the command
+    /// line.
     pub fn of(
         request: AnyModelRequest,
-        model: String,
+        (program, model, overrides): (String, String, Vec<String>),
         outcomes: impl IntoIterator<Item = (Layout, Outcome)>,
     ) -> AnyModelReport {
         let (mut plans, mut too_large, mut impossible) = (Vec::new(), Vec::new(), Vec::new());
@@ -57,7 +62,9 @@ impl AnyModelReport {
         let by_memory = |a: &AnyModelPlan, b: &AnyModelPlan| a.peak_bytes.total_cmp(&b.peak_bytes);
         AnyModelReport {
             request,
+            program,
             model,
+            overrides,
             plans,
             smallest: too_large.into_iter().min_by(by_memory),
             num_too_large,
@@ -158,7 +165,7 @@ impl AnyModelReport {
         if !self.plans.is_empty() && self.num_too_large > 0 {
             let capacity = self.request.capacity() / GIB;
             sentences.push(format!(
-                "{} more layouts do not fit into {capacity:.0} GiB with any micro-batch.",
+                "Layouts that do not fit into {capacity:.0} GiB with any micro-batch that was tried: {}.",
                 self.num_too_large
             ));
         }
@@ -175,8 +182,8 @@ impl AnyModelReport {
     fn nearest_miss(&self, smallest: &AnyModelPlan) -> String {
         let (peak, capacity) = (smallest.peak_bytes / GIB, self.request.capacity() / GIB);
         format!(
-            "Nothing fits into {capacity:.0} GiB: {} needs the least memory, {peak:.1} GiB. Use more GPUs, or offload \
-             states with --parallelism.offload=cpu, whose transfers this estimate does not include.",
+            "Nothing fits into {capacity:.0} GiB: {} needs the least memory, {peak:.1} GiB. Use more GPUs, or \
+             parallelism.offload = \"cpu\" with ZeRO 3, which is not planned here.",
             describe(smallest)
         )
     }
@@ -234,11 +241,17 @@ impl AnyModelReport {
             nodes => format!("--nnodes {nodes} --rdzv-endpoint HOST:29400"),
         };
         format!(
-            "trainyard run {launch} --nproc-per-node {} -- trainyard train {} \\\n    {}",
+            "trainyard run {launch} --nproc-per-node {} -- {} train {} \\\n    {}",
             cluster.gpus_per_node,
+            self.program,
             self.model,
-            plan.candidate.overrides().join(" \\\n    ")
+            self.keys(plan).join(" \\\n    ")
         )
+    }
+
+    /// The config keys of a plan, as overrides on a command line.
+    fn keys(&self, plan: &AnyModelPlan) -> Vec<String> {
+        [self.overrides.clone(), plan.candidate.overrides()].concat()
     }
 
     fn plan_json(&self, plan: &AnyModelPlan) -> Value {
@@ -256,7 +269,7 @@ impl AnyModelReport {
                 "flops": run.flops,
             })).collect::<Vec<_>>(),
             "hfu": self.utilization(plan),
-            "overrides": plan.candidate.overrides(),
+            "overrides": self.keys(plan),
         });
         if let (Value::Object(all), Value::Object(estimates)) = (&mut value, estimates) {
             all.extend(estimates);

@@ -1,6 +1,7 @@
 //! The best plans as a table for a terminal.
 
 use std::fmt::Write;
+use std::io::{IsTerminal, stdout};
 
 use super::{GIB, Report};
 use trainyard_plan::{Cluster, Offload, Plan};
@@ -16,6 +17,15 @@ pub enum Style {
 }
 
 impl Style {
+    /// Colors on a terminal, unless `NO_COLOR` is set.
+    pub fn for_stdout() -> Style {
+        if stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+            Style::Colored
+        } else {
+            Style::Plain
+        }
+    }
+
     fn paint(self, code: &str, text: &str) -> String {
         match self {
             Style::Plain => text.to_owned(),

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -270,16 +271,24 @@ void operator_ended(const at::RecordFunction& fn, at::ObserverContext* context) 
   };
   uint64_t output_bytes = 0;
   rust::Vec<int64_t> output_shape;
+  bool is_first = true;
   bool is_view = false;
+  bool is_unchanged = true;
   for_each_tensor(fn.outputs(), [&](const at::Tensor& tensor) {
     // An operator in place returns its input; a view is another tensor on the storage of an input.
     bool is_input = contains(running->inputs, tensor.unsafeGetTensorImpl());
     is_view |= !is_input && contains(running->input_storages, storage_of(tensor));
-    if (output_bytes == 0) {
+    is_unchanged &= is_input;
+    if (std::exchange(is_first, false)) {
       std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(output_shape));
     }
     output_bytes += tensor.nbytes();
   });
+  if (!is_first && is_unchanged) {
+    // A cast to the same type, for example, returns its input. An operator that writes to its input does so, too.
+    auto schema = fn.operator_schema();
+    is_view |= schema.has_value() && !schema->is_mutable();
+  }
   auto& all = operators();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.records.push_back(OperatorRecord{

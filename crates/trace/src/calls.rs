@@ -57,18 +57,21 @@ pub fn calls(operators: &[Operator]) -> Vec<Calls> {
 }
 
 /// The kernel of every call: the innermost call that has one, because an operator that calls others does its work
-/// through them. An operator on a list of tensors is one kernel on a GPU, and calls others elsewhere.
+/// through them. An operator on a list of tensors is one kernel on a GPU, and calls others elsewhere; one that counts
+/// floating-point operations is a kernel as well.
 fn kernels(calls: &[SelfCall<'_>]) -> Vec<Option<KernelBytes>> {
-    let mut is_in_list = vec![false; calls.len()];
+    let is_whole =
+        |operator: &Operator| operator.flops > 0 || operator.name.starts_with("aten::_foreach_");
+    let mut is_part = vec![false; calls.len()];
     for (index, call) in calls.iter().enumerate() {
-        is_in_list[index] = call.caller.is_some_and(|caller| {
-            is_in_list[caller] || calls[caller].operator.name.starts_with("aten::_foreach_")
-        });
+        is_part[index] = call
+            .caller
+            .is_some_and(|caller| is_part[caller] || is_whole(calls[caller].operator));
     }
     let mut kernels = vec![None; calls.len()];
     let mut calls_kernels = vec![false; calls.len()];
     for (index, call) in calls.iter().enumerate().rev() {
-        if !calls_kernels[index] && !is_in_list[index] {
+        if !calls_kernels[index] && !is_part[index] {
             kernels[index] = kernel_bytes(call.operator);
         }
         if let Some(caller) = call.caller {

@@ -20,17 +20,14 @@ impl KernelBytes {
     }
 }
 
-/// Operators that return an input as it is, or a number, unless they call others.
-const NO_KERNEL: [&str; 9] = [
-    "to",
-    "contiguous",
+/// Operators without a kernel of their own that are neither views nor allocations.
+const NO_KERNEL: [&str; 6] = [
     "result_type",
     "item",
     "_local_scalar_dense",
     "detach_",
     "resize_",
     "set_",
-    "resolve_conj",
 ];
 
 /// Namespaces of communication and of autograd's nodes, whose operators are recorded beside them.
@@ -54,6 +51,10 @@ pub(crate) fn kernel_bytes(operator: &Operator) -> Option<KernelBytes> {
         "zero_" | "fill_" | "zeros" | "ones" | "full" => (0, written),
         // The destination is an input as well, and is not read.
         "copy_" => (read.saturating_sub(written), written),
+        // These return nothing, and write to all but their gradients.
+        "_fused_adam_" | "_fused_adamw_" => (read, read / 4 * 3),
+        "_fused_sgd_" => (read, read / 2),
+        _ if base.starts_with("_foreach_") && base.ends_with('_') => (read, read),
         _ => (read, written),
     };
     Some(KernelBytes { read, written })
@@ -84,6 +85,8 @@ mod tests {
         assert_eq!(bytes("aten::zero_", 4, 4), Some((0, 4)));
         assert_eq!(bytes("aten::embedding", 1000, 4), Some((4, 4)));
         assert_eq!(bytes("mine::rotate", 4, 4), Some((4, 4)));
+        assert_eq!(bytes("aten::_fused_adamw_", 16, 0), Some((16, 12)));
+        assert_eq!(bytes("aten::_foreach_mul_", 8, 0), Some((8, 8)));
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! `trainyard plan` for a model that no formula describes: dry runs of every layout, priced for a cluster.
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, stderr, stdout};
+use std::io::{IsTerminal, stderr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use trainyard_config::Offload;
 use trainyard_plan::any_model::{
     AnyModelRequest, Candidate, Layout, Outcome, RankRun, best_of_layout, layouts,
 };
@@ -17,6 +18,9 @@ use trainyard_plan_report::{AnyModelReport, Style};
 use crate::child;
 use crate::configs::Configs;
 use crate::error::{EngineError, Result};
+
+/// A config with `parallelism = "auto"` asks for a plan, and this is how it is made.
+const NOT_AUTO: &str = "--parallelism.auto=false";
 
 /// Find the fastest way to train a model on a cluster, by dry runs of its training code
 #[derive(Debug, clap::Args)]
@@ -48,8 +52,7 @@ pub struct Arguments {
 
 /// Runs the search and prints the report. Exits with 1 if nothing fits.
 pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
-    // An invalid config is an error of its own, not a reason to reject every layout.
-    configs.load(&arguments.model)?;
+    check(&arguments, configs)?;
     let cluster = &arguments.cluster;
     let request = AnyModelRequest {
         calibration: Calibration::of_cluster(cluster, Software::MODERN),
@@ -66,12 +69,12 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
         overrides: &overrides,
     };
     let outcomes = search(&request, &dry_runs)?;
-    let name = arguments.model.display().to_string();
-    let report = AnyModelReport::of(request, name, outcomes);
+    let model = arguments.model.display().to_string();
+    let report = AnyModelReport::of(request, (program(), model, overrides), outcomes);
     if arguments.json {
         println!("{:#}", report.to_json(arguments.top))
     } else {
-        print!("{}", report.to_text(arguments.top, style()))
+        print!("{}", report.to_text(arguments.top, Style::for_stdout()))
     }
     Ok(match report.best() {
         Some(_) => ExitCode::SUCCESS,
@@ -79,11 +82,57 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     })
 }
 
-fn style() -> Style {
-    if stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
-        Style::Colored
+/// Rejects what would otherwise be a reason against every layout, or what the planner chooses itself.
+fn check(arguments: &Arguments, configs: &Configs) -> Result<()> {
+    let chosen = [
+        "training.local_batch_size",
+        "training.global_batch_size",
+        "activation_checkpoint.mode",
+    ];
+    for argument in &configs.overrides {
+        let key = argument.split('=').next().unwrap_or_default();
+        let key = key.trim_start_matches("--").replace('-', "_");
+        if chosen.contains(&key.as_str())
+            || key.ends_with("_degree")
+            || key == "parallelism.zero_stage"
+        {
+            return Err(EngineError::Plan(format!(
+                "{key} is what the planner chooses: leave it out"
+            )));
+        }
+    }
+    let planned = Configs {
+        overrides: [configs.overrides.clone(), vec![NOT_AUTO.to_owned()]].concat(),
+        registry: configs.registry.clone(),
+    };
+    let parallelism = &planned.load(&arguments.model)?.parallelism;
+    let fixed = [
+        ("offload", parallelism.offload != Offload::None),
+        (
+            "pipeline_parallel_split_points",
+            parallelism.pipeline_parallel_split_points.is_some(),
+        ),
+        (
+            "pipeline_parallel_schedule_csv",
+            parallelism.pipeline_parallel_schedule_csv.is_some(),
+        ),
+    ];
+    match fixed.iter().find(|(_, is_set)| *is_set) {
+        Some((key, _)) => Err(EngineError::Plan(format!(
+            "parallelism.{key} fits few layouts and is not priced: remove it from {} to plan",
+            arguments.model.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The command that trains: `trainyard`, whose engine this is, or a program of the user's own.
+fn program() -> String {
+    let own = std::env::args().next().unwrap_or_default();
+    if own.ends_with("trainyard-engine") {
+        "trainyard".to_owned()
     } else {
-        Style::Plain
+        own
     }
 }
 
@@ -99,7 +148,10 @@ fn search(request: &AnyModelRequest, dry_runs: &DryRuns<'_>) -> Result<Vec<(Layo
                 return Ok(found);
             };
             let run = |candidate: &Candidate, rank| dry_runs.run(candidate, rank);
-            found.push((index, best_of_layout(request, layout, run)?));
+            let outcome = best_of_layout(request, layout, run).inspect_err(|_| {
+                next.store(all.len(), Ordering::Relaxed);
+            });
+            found.push((index, outcome?));
             show_progress(index + 1, all.len());
         }
     };
@@ -143,6 +195,8 @@ impl DryRuns<'_> {
                 .args(["--rank", &rank.to_string(), "--json"])
                 .args(self.overrides)
                 .args(candidate.overrides())
+                .arg(NOT_AUTO)
+                .env("RUST_LOG", "error")
         })?;
         let parse = |json: Vec<u8>| {
             serde_json::from_slice(&json).map_err(|error| EngineError::Unreadable {

@@ -8,7 +8,7 @@ use crate::{Cluster, Degrees, Recompute};
 const MAX_DEGREE: usize = 8;
 
 /// The most micro-batches of a step that are tried, because a dry run executes all of them.
-const MAX_MICROBATCHES: usize = 1024;
+const MAX_MICROBATCHES: usize = 256;
 
 /// How a model and its states are divided over the ranks.
 #[derive(Copy, Clone, Debug, Eq, Hash, PartialEq, Serialize)]
@@ -131,27 +131,26 @@ impl Candidate {
             degrees,
             zero_stage,
         } = self.layout;
-        let mut keys = vec![
-            (
-                "training.global_batch_size",
-                self.global_batch().to_string(),
-            ),
-            ("training.local_batch_size", self.micro_batch.to_string()),
+        let batch = [
+            ("training.global_batch_size", self.global_batch()),
+            ("training.local_batch_size", self.micro_batch),
+        ];
+        // Axes that are not tried have size 1, whatever the config says.
+        let mesh = [
             (
                 "parallelism.data_parallel_replicate_degree",
-                degrees.dp_replicate.to_string(),
+                degrees.dp_replicate,
             ),
-            (
-                "parallelism.data_parallel_shard_degree",
-                degrees.dp_shard.to_string(),
-            ),
-            ("parallelism.tensor_parallel_degree", degrees.tp.to_string()),
-            (
-                "parallelism.pipeline_parallel_degree",
-                degrees.pp.to_string(),
-            ),
-            ("activation_checkpoint.mode", self.recompute.to_string()),
+            ("parallelism.data_parallel_shard_degree", degrees.dp_shard),
+            ("parallelism.tensor_parallel_degree", degrees.tp),
+            ("parallelism.pipeline_parallel_degree", degrees.pp),
+            ("parallelism.context_parallel_degree", degrees.cp),
+            ("parallelism.expert_parallel_degree", degrees.ep),
         ];
+        let sizes = batch.into_iter().chain(mesh);
+        let mut keys: Vec<(&str, String)> =
+            sizes.map(|(key, size)| (key, size.to_string())).collect();
+        keys.push(("activation_checkpoint.mode", self.recompute.to_string()));
         if zero_stage > 0 {
             keys.push(("parallelism.zero_stage", zero_stage.to_string()));
         }

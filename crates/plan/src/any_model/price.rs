@@ -143,18 +143,27 @@ fn add_communication(
     let cluster = network.cluster;
     let shard = Group::new(cluster, degrees.dp_shard, degrees.tp);
     let replicas = Group::new(cluster, degrees.dp_replicate, degrees.dp_shard * degrees.tp);
-    let is_point_to_point = matches!(calls.kind, CollectiveKind::Send | CollectiveKind::Recv);
+    let tensor = Group::new(cluster, degrees.tp, 1);
     match (calls.purpose, calls.kind) {
-        (Purpose::Activation, _) if is_point_to_point => {
-            // Receivers wait for the same bytes that their senders count.
-            if calls.kind == CollectiveKind::Send {
-                let crosses = degrees.world_size() > cluster.gpus_per_node;
-                let each = calls.sent_bytes as f64 / calls.count.max(1) as f64;
-                time.pipeline += calls.count as f64 * network.send(crosses, each, 1);
-            }
+        // Receivers wait for the same bytes that their senders count.
+        (_, CollectiveKind::Recv) => {}
+        (_, CollectiveKind::Send) => {
+            let crosses = degrees.world_size() > cluster.gpus_per_node;
+            let each = calls.sent_bytes as f64 / calls.count.max(1) as f64;
+            time.pipeline += calls.count as f64 * network.send(crosses, each, 1);
         }
-        (Purpose::Activation | Purpose::Dispatch | Purpose::Combine, _) => {
-            time.tensor += seconds(network, Group::new(cluster, degrees.tp, 1), calls);
+        (Purpose::Activation, _) if degrees.tp > 1 => {
+            time.tensor += seconds(network, tensor, calls)
+        }
+        // Statistics of synchronized BatchNorms, tokens of experts, and buffers.
+        (Purpose::Activation | Purpose::Dispatch | Purpose::Combine, _)
+        | (Purpose::Parameter, CollectiveKind::Broadcast) => {
+            let data = Group::new(cluster, degrees.data_parallel(), degrees.tp);
+            time.control += seconds(network, data, calls);
+        }
+        // Without replicas, only gradients of parameters that tensor-parallel ranks share are all-reduced.
+        (Purpose::Gradient, CollectiveKind::AllReduce) if degrees.dp_replicate == 1 => {
+            time.once += seconds(network, tensor, calls)
         }
         (Purpose::Gradient, CollectiveKind::AllReduce) => {
             time.once += seconds(network, replicas, calls)

@@ -92,7 +92,8 @@ pub fn predict(profile: &NodeProfile, run: &DryRun) -> StepBreakdown {
 
 /// Whether an operator belongs to the optimizer step, which also clips gradients.
 pub(crate) fn is_of_optimizer(name: &str) -> bool {
-    name.contains("_fused_") || name.contains("_foreach_")
+    let marks = ["_fused_adam", "_fused_sgd", "_foreach_"];
+    marks.iter().any(|mark| name.contains(mark))
 }
 
 /// Seconds of communication; a point-to-point transfer counts at its sender.

@@ -10,13 +10,11 @@ pub(super) mod request;
 mod search;
 
 use std::fs;
-use std::io::{IsTerminal, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use trainyard_interop::Framework;
-use trainyard_plan_report::Style;
 
 use crate::failure::Failure;
 
@@ -66,16 +64,6 @@ impl Plan {
             (None, None) => Err(Failure::usage("missing arguments")
                 .hint("give --model, --cluster, --global-batch and, for a decoder, --seq-len")),
         }
-    }
-}
-
-/// Colors on a terminal, unless NO_COLOR is set.
-fn style() -> Style {
-    let is_wanted = std::env::var_os("NO_COLOR").is_none();
-    if is_wanted && stdout().is_terminal() {
-        Style::Colored
-    } else {
-        Style::Plain
     }
 }
 

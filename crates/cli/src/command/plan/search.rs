@@ -7,11 +7,11 @@ use clap::Args;
 use trainyard_arch::DecoderConfig;
 use trainyard_interop::{Framework, ModelFileError, load_decoder};
 use trainyard_plan::{Cluster, Degrees, Precision, PrecisionByStage};
-use trainyard_plan_report::Report;
+use trainyard_plan_report::{Report, Style};
 
 use super::dry_run::{DryRunOptions, dry_run_plan};
 use super::request::{cluster, precision, request};
-use super::{framework, style, write};
+use super::{framework, write};
 use crate::command::dry_run::ALLOCATORS;
 use crate::engine;
 use crate::failure::Failure;
@@ -104,7 +104,7 @@ impl Search {
         ];
         match of_formulas.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => Failure::usage(format!(
-                "{flag} is only for decoders, and {} is not one",
+                "{flag} is only for decoders: `trainyard plan` has no formula for {}",
                 self.model.display()
             ))
             .hint("every other model is planned by dry runs: set its precision with --training.mixed_precision_param"),
@@ -157,7 +157,7 @@ impl Search {
         if self.json {
             println!("{:#}", report.to_json(self.top))
         } else {
-            print!("{}", report.to_text(self.top, style()))
+            print!("{}", report.to_text(self.top, Style::for_stdout()))
         }
         if let Some(path) = &self.html {
             write(path, &report.to_html(self.top))?;
