@@ -10,7 +10,7 @@ use std::thread;
 
 use trainyard_config::Offload;
 use trainyard_plan::any_model::{
-    AnyModelRequest, Candidate, Layout, Outcome, RankRun, best_of_layout, layouts,
+    AnyModelRequest, Candidate, Layout, Outcome, RankRun, best_of_layout, is_chosen, layouts,
 };
 use trainyard_plan::{Calibration, Cluster, Overheads, Software};
 use trainyard_plan_report::{AnyModelReport, Style};
@@ -84,18 +84,10 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
 
 /// Rejects what would otherwise be a reason against every layout, or what the planner chooses itself.
 fn check(arguments: &Arguments, configs: &Configs) -> Result<()> {
-    let chosen = [
-        "training.local_batch_size",
-        "training.global_batch_size",
-        "activation_checkpoint.mode",
-    ];
     for argument in &configs.overrides {
         let key = argument.split('=').next().unwrap_or_default();
         let key = key.trim_start_matches("--").replace('-', "_");
-        if chosen.contains(&key.as_str())
-            || key.ends_with("_degree")
-            || key == "parallelism.zero_stage"
-        {
+        if is_chosen(&key) {
             return Err(EngineError::Plan(format!(
                 "{key} is what the planner chooses: leave it out"
             )));

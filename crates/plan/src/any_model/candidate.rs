@@ -119,6 +119,25 @@ impl Layout {
     }
 }
 
+/// Whether the planner chooses the value of a config key, so that a user cannot.
+pub fn is_chosen(key: &str) -> bool {
+    // A sharded pipeline has all the keys that candidates have.
+    let with_all_keys = Candidate {
+        layout: Layout {
+            degrees: Degrees {
+                pp: 2,
+                ..Degrees::ONE
+            },
+            zero_stage: 1,
+        },
+        micro_batch: 1,
+        num_microbatches: 1,
+        recompute: Recompute::None,
+    };
+    let mut keys = with_all_keys.keys().into_iter();
+    key.ends_with("_degree") || keys.any(|(chosen, _)| chosen == key)
+}
+
 impl Candidate {
     /// Samples in a step, over all ranks.
     pub const fn global_batch(&self) -> usize {
@@ -127,6 +146,13 @@ impl Candidate {
 
     /// The config keys of the candidate, as overrides on a command line.
     pub fn overrides(&self) -> Vec<String> {
+        let keys = self.keys().into_iter();
+        keys.map(|(key, value)| format!("--{key}={value}"))
+            .collect()
+    }
+
+    /// The config keys of the candidate and their values.
+    fn keys(&self) -> Vec<(&'static str, String)> {
         let Layout {
             degrees,
             zero_stage,
@@ -148,7 +174,7 @@ impl Candidate {
             ("parallelism.expert_parallel_degree", degrees.ep),
         ];
         let sizes = batch.into_iter().chain(mesh);
-        let mut keys: Vec<(&str, String)> =
+        let mut keys: Vec<(&'static str, String)> =
             sizes.map(|(key, size)| (key, size.to_string())).collect();
         keys.push(("activation_checkpoint.mode", self.recompute.to_string()));
         if zero_stage > 0 {
@@ -157,9 +183,7 @@ impl Candidate {
         if degrees.pp > 1 {
             keys.push(("parallelism.pipeline_parallel_schedule", "1F1B".to_owned()));
         }
-        let keys = keys.into_iter();
-        keys.map(|(key, value)| format!("--{key}={value}"))
-            .collect()
+        keys
     }
 }
 
@@ -188,6 +212,21 @@ mod tests {
         let all = layouts(&"16xH100".parse().unwrap());
         let hybrid = |one: &Layout| one.degrees.dp_replicate == 2 && one.degrees.dp_shard == 8;
         assert!(all.iter().any(|one| hybrid(one) && one.zero_stage == 3));
+    }
+
+    #[test]
+    fn keys_of_candidates_are_chosen_by_the_planner() {
+        for key in [
+            "training.local_batch_size",
+            "training.global_batch_size",
+            "activation_checkpoint.mode",
+            "parallelism.zero_stage",
+            "parallelism.tensor_parallel_degree",
+            "parallelism.pipeline_parallel_schedule",
+        ] {
+            assert!(is_chosen(key), "{key}");
+        }
+        assert!(!is_chosen("training.mixed_precision_param"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::ComputeModel;
 /// 312 and 19.5 teraflops of an A100, 989 and 67 of an H100.
 const FLOAT32_SLOWDOWN: f64 = 16.0;
 
-/// The same for convolutions, which round to TF32 unless told otherwise.
+/// The same for convolutions, which use TF32 by default.
 const TF32_SLOWDOWN: f64 = 2.0;
 
 /// Seconds of these calls on the device; 0 if they start no kernel.

@@ -10,6 +10,6 @@ mod kernel;
 mod price;
 mod search;
 
-pub use candidate::{Candidate, Layout, layouts};
+pub use candidate::{Candidate, Layout, is_chosen, layouts};
 pub use price::RankRun;
 pub use search::{AnyModelPlan, AnyModelRequest, Outcome, best_of_layout};
