@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use trainyard_plan::any_model::{AnyModelPlan, AnyModelRequest, Layout, Outcome};
 
 use super::GIB;
-use super::json::Named;
+use super::json::{Named, merged};
 use super::prose::describe_term;
 use super::table::{Style, describe_cluster, table, wrapped};
 
@@ -257,7 +257,6 @@ impl AnyModelReport {
     fn plan_json(&self, plan: &AnyModelPlan) -> Value {
         let time = &plan.time;
         let ranks = plan.ranks.iter();
-        let mut value = json!(plan.candidate);
         let estimates = json!({
             "step_seconds": time.likely,
             "step_seconds_range": [time.low, time.high],
@@ -271,10 +270,7 @@ impl AnyModelReport {
             "hfu": self.utilization(plan),
             "overrides": self.keys(plan),
         });
-        if let (Value::Object(all), Value::Object(estimates)) = (&mut value, estimates) {
-            all.extend(estimates);
-        }
-        value
+        merged(json!(plan.candidate), estimates)
     }
 }
 

@@ -206,7 +206,7 @@ impl Report {
         } = plan.time;
         let terms = plan.time.terms().into_iter().collect::<Named>().0;
         let classes = self.request.memories(&plan.strategy);
-        let mut value = json!(StrategyJson::of(&plan.strategy));
+        let strategy = json!(StrategyJson::of(&plan.strategy));
         let estimates = json!({
             "num_microbatches": plan.strategy.num_microbatches(),
             "step_seconds": likely,
@@ -218,10 +218,7 @@ impl Report {
             "tokens_per_second_per_gpu": self.tokens_per_second(plan),
             "why": why,
         });
-        if let (Value::Object(all), Value::Object(estimates)) = (&mut value, estimates) {
-            all.extend(estimates);
-        }
-        value
+        merged(strategy, estimates)
     }
 
     fn hardware(&self) -> Value {
@@ -251,6 +248,14 @@ impl Report {
             "constants": constants.collect::<Named>().0,
         })
     }
+}
+
+/// An object with the entries of both.
+pub(super) fn merged(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(all), Value::Object(more)) = (&mut object, more) {
+        all.extend(more);
+    }
+    object
 }
 
 /// Numbers by name, in order.
