@@ -11,7 +11,8 @@ impl Config {
     pub fn reduce_dtype(&self) -> Dtype {
         match self.parallelism.gradient_compression {
             GradientCompression::Bf16 => Dtype::Bfloat16,
-            GradientCompression::None => {
+            GradientCompression::Fp16 => Dtype::Float16,
+            _ => {
                 let asked = self.training.mixed_precision_reduce;
                 asked.unwrap_or(self.training.dtype)
             }
@@ -70,13 +71,15 @@ impl Config {
             return Ok(());
         }
         let sharded = format!("parallelism.data_parallel_shard_degree = {degree}");
-        if parallelism.gradient_compression != GradientCompression::None {
+        let compression = parallelism.gradient_compression;
+        if compression.keeps_errors() {
             return Err(ConfigError::contradiction(
                 format!(
-                    "{sharded} reduces gradients in training.mixed_precision_reduce, not by \
-                         parallelism.gradient_compression"
+                    "parallelism.gradient_compression = {:?} keeps an error of every gradient on every rank, but \
+                         {sharded} shards gradients",
+                    compression.name()
                 ),
-                "use training.mixed_precision_reduce = \"bfloat16\"",
+                "use parallelism.gradient_compression = \"int8\", or parallelism.zero_stage = 0",
             ));
         }
         if parallelism.find_unused_parameters {
@@ -204,25 +207,33 @@ impl Config {
     }
 
     fn check_compression(&self) -> Result<(), ConfigError> {
-        if self.parallelism.gradient_compression == GradientCompression::None {
-            return Ok(());
-        }
+        let name = match self.parallelism.gradient_compression {
+            GradientCompression::None => return Ok(()),
+            compression => compression.name(),
+        };
         let asked = self.training.mixed_precision_reduce;
-        let asked = asked.filter(|&dtype| dtype != Dtype::Bfloat16);
-        if let Some(dtype) = asked {
+        if let Some(dtype) = asked.filter(|&dtype| dtype != self.reduce_dtype()) {
             return Err(ConfigError::contradiction(
                 format!(
-                    "parallelism.gradient_compression = \"bf16\" sends what \
+                    "parallelism.gradient_compression = {name:?} sends what \
                      training.mixed_precision_reduce = {:?} forbids",
                     dtype.name()
                 ),
                 "remove one of them",
             ));
         }
+        within(
+            "parallelism.gradient_compression_ratio",
+            self.parallelism.gradient_compression_ratio,
+            1.0 / 4096.0,
+            1.0,
+        )?;
         if self.training.dtype == Dtype::Float64 {
             return Err(ConfigError::contradiction(
-                "parallelism.gradient_compression = \"bf16\" loses the precision of training.dtype = \
-                 \"float64\"",
+                format!(
+                    "parallelism.gradient_compression = {name:?} loses the precision of training.dtype = \
+                     \"float64\""
+                ),
                 "use parallelism.gradient_compression = \"none\"",
             ));
         }

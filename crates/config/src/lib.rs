@@ -50,9 +50,9 @@ pub use section::{
     BitFlip, CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType,
     Dtype, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection, MetricsSection,
     ModelName, ModelSection, MoeSection, Offload, OffloadStates, OptimizerImplementation,
-    OptimizerName, OptimizerSection, ParallelismSection, PipelineReduce, ProfilingSection,
-    ReshardAfterForward, ResumeChange, SelectiveOption, TrainingSection, ValidationSection,
-    ValueGuardSection,
+    OptimizerName, OptimizerSection, ParallelismSection, ParameterCompression, PipelineReduce,
+    ProfilingSection, ReshardAfterForward, ResumeChange, SelectiveOption, TrainingSection,
+    ValidationSection, ValueGuardSection,
 };
 pub use spec::ModelSpec;
 

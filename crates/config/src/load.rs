@@ -309,9 +309,9 @@ mod tests {
             "config:2: training.steps expects a non-negative integer, not -3"
         );
         assert_eq!(
-            rejection("parallelism.gradient_compression = \"bf15\""),
-            "config:1: parallelism.gradient_compression expects one of \"none\", \"bf16\" (did you mean \"bf16\"?), \
-             not \"bf15\""
+            rejection("parallelism.parameter_compression = \"int9\""),
+            "config:1: parallelism.parameter_compression expects one of \"none\", \"int8\", \"fp8\" (did you mean \
+             \"int8\"?), not \"int9\""
         );
         assert!(rejection("optimizer.name = \"Adam\"").contains("(did you mean \"AdamW\"?)"));
         assert!(rejection("training = 3").starts_with("config:1: unknown key training"));

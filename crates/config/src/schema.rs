@@ -330,8 +330,8 @@ mod tests {
         assert_eq!(schema.kind("optimizer.lr"), Some(Kind::Float));
         assert_eq!(schema.kind("model.initial_weights"), Some(Kind::Text));
         assert_eq!(
-            schema.kind("parallelism.gradient_compression"),
-            Some(Kind::OneOf(&["none", "bf16"]))
+            schema.kind("parallelism.parameter_compression"),
+            Some(Kind::OneOf(&["none", "int8", "fp8"]))
         );
         assert!(matches!(schema.kind("model.name"), Some(Kind::Open(_))));
         assert_eq!(schema.kind("training.step"), None);

@@ -3,11 +3,13 @@
 //! The formulas follow from the definition of the strategies, not from their code. `verify`, dry runs and tests compare them with
 //! what the ledger and the allocator counted, and the planner searches with them.
 
+mod encoding;
 mod partition;
 mod state_bytes;
 mod volume;
 mod zero;
 
+pub use encoding::Encoding;
 pub use partition::{TooManyStages, partition_balanced};
 pub use state_bytes::{ShardedElements, StateBytes, StateWidths};
 pub use volume::{CommCounts, PartialGradBytes, Volume, broadcast_volume, replicated_volume};

@@ -1,6 +1,6 @@
 //! ZeRO: which states are sharded, and what a sharded model sends and holds.
 
-use crate::{CommCounts, ShardedElements, StateBytes, StateWidths, Volume};
+use crate::{CommCounts, Encoding, ShardedElements, StateBytes, StateWidths, Volume};
 
 /// The ZeRO stage: what is sharded. Each stage also shards what the stages before it do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,18 +53,25 @@ pub struct ShardedModel {
     pub num_shards: usize,
     /// Number of replicas.
     pub num_replicas: usize,
-    /// Bytes per element.
+    /// Bytes per element in memory.
     pub widths: Widths,
+    /// How parameters are sent.
+    pub gathered: Encoding,
+    /// How gradients are sent.
+    pub reduced: Encoding,
+    /// The number of ranks that share a second copy of the parameters, from which all gathers of a step but the first are
+    /// served.
+    pub num_secondary_shards: Option<usize>,
 }
 
-/// Bytes per element.
+/// Bytes per element in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Widths {
     /// Of master weights and optimizer states.
     pub master: u64,
-    /// Of parameters in computation and all-gathers.
+    /// Of parameters in computation.
     pub param: u64,
-    /// Of gradients in reductions.
+    /// Of reduced gradients.
     pub reduce: u64,
 }
 
@@ -74,25 +81,37 @@ impl ShardedModel {
         let (shards, replicas) = (self.num_shards as u64, self.num_replicas as u64);
         let mut volume = Volume::default();
         for (index, &elements) in self.flat_sizes.iter().enumerate() {
+            let chunk = elements / shards;
             // In a reduce-scatter or an all-gather, every rank sends all but one chunk.
-            let once = replicas * (shards - 1) * elements;
+            let num_sent = replicas * shards * (shards - 1);
             let num_reductions = match self.stage {
                 Stage::OptimizerStates => 1,
                 _ => counts.num_reductions,
             };
-            let all_reduce = 2 * (replicas - 1) * elements;
-            let shard = if replicas > 1 { elements / shards } else { 0 };
             // With one shard there is no reduce-scatter.
-            let flat = if shards > 1 { elements } else { 0 };
-            volume.reduced += (num_reductions * flat + shard) * self.widths.reduce;
-            volume.gradients += (num_reductions * once + all_reduce) * self.widths.reduce;
+            let num_chunks = if shards > 1 { shards } else { 0 };
+            let reduced = num_reductions * self.reduced.bytes(chunk);
+            volume.reduced += num_chunks * reduced;
+            volume.gradients += num_sent * reduced;
+            if replicas > 1 {
+                let all_reduce = self.reduced.all_reduce_volume(chunk, self.num_replicas);
+                volume.reduced += all_reduce.reduced;
+                volume.gradients += shards * all_reduce.gradients;
+            }
             let num_gathers = match self.stage {
                 Stage::Parameters => counts
                     .num_gathers
                     .unwrap_or(counts.num_microbatches * self.gathers_per_pass(index)),
                 _ => 1,
             };
-            volume.parameters += num_gathers * once * self.widths.param;
+            let first = num_sent * self.gathered.bytes(chunk);
+            volume.parameters += match self.num_secondary_shards {
+                None => num_gathers * first,
+                Some(secondary) => {
+                    let sent = shards * (secondary as u64 - 1) * (elements / secondary as u64);
+                    first + (num_gathers - 1) * sent * self.widths.param
+                }
+            };
         }
         volume
     }
@@ -115,7 +134,7 @@ impl ShardedModel {
             param,
             reduce,
         } = self.widths;
-        StateBytes::of(
+        let mut states = StateBytes::of(
             Some(self.stage),
             ShardedElements {
                 full: elements,
@@ -127,7 +146,10 @@ impl ShardedModel {
                 reduced: reduce,
                 optimizer: if master == param { 0 } else { master },
             },
-        )
+        );
+        let secondary = self.num_secondary_shards.map(|n| elements / n as u64);
+        states.parameters += secondary.unwrap_or(0) * param;
+        states
     }
 }
 
@@ -148,6 +170,9 @@ mod tests {
                 param: 2,
                 reduce: 2,
             },
+            gathered: Encoding::Plain(2),
+            reduced: Encoding::Plain(2),
+            num_secondary_shards: None,
         }
     }
 

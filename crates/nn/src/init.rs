@@ -78,6 +78,11 @@ pub(crate) const MIX: [(u32, u64); 2] = [(30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D
 /// The shift after the last round.
 pub(crate) const LAST_SHIFT: u32 = 31;
 
+/// A pseudo-random number for every `x` (splitmix64).
+pub fn splitmix64(x: u64) -> u64 {
+    splitmix64_mix(x.wrapping_add(GOLDEN))
+}
+
 pub(crate) fn splitmix64_mix(z: u64) -> u64 {
     let round = |z: u64, (shift, factor): (u32, u64)| (z ^ (z >> shift)).wrapping_mul(factor);
     let z = MIX.into_iter().fold(z, round);

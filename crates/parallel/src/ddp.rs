@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tch::Tensor;
-use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume, replicated_volume};
+use trainyard_cost::{CommCounts, CostModel, StateBytes, Volume};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_torch::autograd::{HookHandle, post_accumulate_hook};
 use trainyard_torch::{Group, ReduceOp, autograd};
@@ -27,6 +27,7 @@ use crate::compress::{GradientHook, PlainReduction};
 use crate::error::{ParallelError, Result};
 use crate::flat::{BucketLimits, in_order_of_use};
 use crate::lock::lock;
+use crate::param_state::ParamState;
 use crate::partial_grads::PartialGrads;
 use crate::reducer::{Reducer, ReducerConfig, Slot};
 use crate::strategy::{
@@ -86,32 +87,33 @@ struct ParamGroup {
     /// None if the group has a single rank, which needs no reduction.
     reducer: Option<Arc<Mutex<Reducer>>>,
     num_ranks: usize,
-    /// Bytes of all gradients as they are communicated.
-    gradient_bytes: u64,
+    /// The communication of all gradients in a step.
+    volume: Volume,
     /// Bytes of all parameters.
     bytes: u64,
+    /// Bytes of the errors that the hook keeps.
+    error_bytes: u64,
 }
 
 impl ParamGroup {
     fn new(parameters: &[Parameter], group: &Group, config: ReducerConfig) -> Result<ParamGroup> {
-        let width = |p: &Parameter| config.hook.width(p.kind()) * p.tensor().numel() as u64;
         let bytes = |p: &Parameter| (p.kind().elt_size_in_bytes() * p.tensor().numel()) as u64;
         let is_reduced = group.size() > 1 && !parameters.is_empty();
+        let reducer = if is_reduced {
+            let reducer = Reducer::new(parameters, group, config)?;
+            reducer.broadcast_parameters()?;
+            Some(reducer)
+        } else {
+            None
+        };
         Ok(ParamGroup {
             num_ranks: group.size(),
-            gradient_bytes: if is_reduced {
-                parameters.iter().map(width).sum()
-            } else {
-                0
-            },
+            volume: reducer
+                .as_ref()
+                .map_or_else(Volume::default, Reducer::volume),
             bytes: parameters.iter().map(bytes).sum(),
-            reducer: if is_reduced {
-                let reducer = Reducer::new(parameters, group, config)?;
-                reducer.broadcast_parameters()?;
-                Some(Arc::new(Mutex::new(reducer)))
-            } else {
-                None
-            },
+            error_bytes: reducer.as_ref().map_or(0, Reducer::error_bytes),
+            reducer: reducer.map(|reducer| Arc::new(Mutex::new(reducer))),
         })
     }
 
@@ -248,11 +250,30 @@ impl<M: Model> Strategy for Ddp<M> {
     fn wait_pending(&self) -> Result<()> {
         self.buffers.broadcast_if_stale()
     }
+
+    fn param_states(&self) -> Result<Vec<ParamState>> {
+        let mut states = Vec::new();
+        for reducer in self.reducers() {
+            let reducer = lock(reducer);
+            let group = reducer.group();
+            let of_parameter = |(parameter, tensor)| ParamState {
+                kind: "gradient_error",
+                parameter,
+                tensor,
+                summed_over: Some(group.clone()),
+            };
+            states.extend(reducer.errors()?.into_iter().map(of_parameter));
+        }
+        Ok(states)
+    }
 }
 
 impl<M: Model> DataParallelWrapper for Ddp<M> {
     fn forward(&self, x: &Tensor, cx: &Context) -> Result<Run> {
         self.buffers.broadcast_if_stale()?;
+        for reducer in self.reducers().filter(|_| cx.training) {
+            lock(reducer).set_step(cx.step);
+        }
         Ok(trainyard_nn::run(&self.model, x, cx, &self.unit_hooks)?)
     }
 
@@ -304,10 +325,7 @@ impl<M: Model> CostModel for Ddp<M> {
             .partial_grads
             .bytes(self.parameters.first().map_or(0, width));
         let num_ranks = partial.first().map_or(1, |bytes| bytes.num_ranks as usize);
-        let of_group = |group: &ParamGroup| {
-            replicated_volume(group.gradient_bytes, group.num_ranks)
-                .times(world_size / group.num_ranks)
-        };
+        let of_group = |group: &ParamGroup| group.volume.times(world_size / group.num_ranks);
         let volume: Volume = self.param_groups.iter().map(of_group).sum();
         let volume = volume.with_partial_grads(&partial, world_size / num_ranks);
         [volume, self.buffers.volume(world_size)].into_iter().sum()
@@ -319,7 +337,7 @@ impl<M: Model> CostModel for Ddp<M> {
             // On one rank there are no buckets: autograd's gradients are released after every step.
             gradients: match group.num_ranks {
                 1 => 0,
-                _ => group.bytes,
+                _ => group.bytes + group.error_bytes,
             },
             optimizer: 0,
         };

@@ -17,6 +17,7 @@ mod join;
 mod lock;
 mod loss_scale;
 pub mod offload;
+mod param_state;
 mod partial_grads;
 mod pipeline;
 mod precision;
@@ -26,13 +27,18 @@ mod strategy;
 mod zero;
 
 pub use buffers::BroadcastBuffers;
-pub use compress::{CastReduction, GradientHook, PlainReduction, Reduction};
+pub use compress::{
+    AuditedReduction, BlockQuantizer, CastReduction, Codec, GradientBucket, GradientHook,
+    PlainReduction, PowerSgd, PowerSgdOptions, RandomK, Reduction, SparseReduction, TopK,
+    TwoHopReduction,
+};
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
 pub use error::{ParallelError, Result};
 pub use flat::{BucketLimits, FlatParam, assign_buckets};
 pub use join::{Join, JoinedStep};
 pub use loss_scale::{LossScale, StepDecision, scaled};
+pub use param_state::ParamState;
 pub use pipeline::{
     ActivationSpec, Cut, Pipeline, PipelineOptions, StageModel, TiedEmbedding, pipeline,
 };

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
+use trainyard_cost::Volume;
 use trainyard_nn::Parameter;
 use trainyard_torch::{Group, ReduceOp, Result, TorchError, autograd, memory};
 use trainyard_trace::{MemoryKind, Purpose};
 
-use crate::compress::{GradientHook, Reduction};
+use crate::compress::{GradientBucket, GradientHook, Reduction};
 use crate::flat::{BucketLimits, FlatGrads, FlatParam, assign_buckets, zeros_flat};
 
 /// The buckets of a model, and their progress in the current backward pass.
@@ -18,6 +19,10 @@ pub(crate) struct Reducer {
     hook: Arc<dyn GradientHook>,
     overlap: bool,
     buckets: Vec<FlatGrads>,
+    /// What the hook has not sent of every bucket; none if it keeps no errors.
+    errors: Vec<Tensor>,
+    /// The training step of the current pass.
+    step: u64,
     /// Reductions in flight, in the order of the buckets, in which all ranks start them.
     in_flight: Vec<Box<dyn Reduction>>,
     /// Whether this pass reduces gradients, or only accumulates them.
@@ -63,16 +68,72 @@ impl Reducer {
                         .collect(),
                 )
             });
+        let buckets = buckets.collect::<Result<Vec<FlatGrads>>>()?;
+        let errors = if config.hook.keeps_errors() {
+            let errors = buckets.iter().map(|bucket| error_of(bucket.flat()));
+            errors.collect::<Result<_>>()?
+        } else {
+            Vec::new()
+        };
         Ok(Reducer {
             group: group.clone(),
             op: config.op,
             hook: config.hook,
             overlap: config.overlap,
-            buckets: buckets.collect::<Result<_>>()?,
+            buckets,
+            errors,
+            step: 0,
             in_flight: Vec::new(),
             reducing: false,
             unused: Vec::new(),
         })
+    }
+
+    /// The communication of all buckets.
+    pub(crate) fn volume(&self) -> Volume {
+        let buckets = 0..self.buckets.len();
+        let of_bucket = |index| self.hook.volume(&self.bucket(index), self.group.size());
+        buckets.map(of_bucket).sum()
+    }
+
+    /// A bucket as the hook sees it.
+    fn bucket(&self, index: usize) -> GradientBucket<'_> {
+        GradientBucket {
+            index,
+            step: self.step,
+            flat: self.buckets[index].flat(),
+            members: self.buckets[index].views().collect(),
+            error: self.errors.get(index),
+        }
+    }
+
+    /// Sets the training step of the passes that follow.
+    pub(crate) fn set_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// What has not been sent of every parameter's gradient, by name; empty if the hook keeps no errors.
+    pub(crate) fn errors(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::new();
+        for index in 0..self.errors.len() {
+            let bucket = self.bucket(index);
+            for (member, (name, _)) in self.buckets[index].leaves().enumerate() {
+                let error = bucket.error_of(member)?;
+                all.extend(error.map(|error| (name.to_owned(), error)));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Bytes of all errors.
+    pub(crate) fn error_bytes(&self) -> u64 {
+        let bytes = |error: &Tensor| (error.numel() * error.kind().elt_size_in_bytes()) as u64;
+        self.errors.iter().map(bytes).sum()
+    }
+
+    /// The ranks that reduce gradients.
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Every leaf, with the slot that identifies it in [`Reducer::set_ready`].
@@ -116,7 +177,8 @@ impl Reducer {
         while let Some(bucket) = self.buckets.get(self.in_flight.len())
             && bucket.is_complete()
         {
-            let reduction = self.hook.reduce(&self.group, bucket.flat(), self.op)?;
+            let bucket = self.bucket(self.in_flight.len());
+            let reduction = self.hook.reduce(&self.group, &bucket, self.op)?;
             self.in_flight.push(reduction);
         }
         Ok(())
@@ -165,6 +227,13 @@ impl Reducer {
         }
         Ok(unused)
     }
+}
+
+/// Zeros for the error of a flat gradient.
+fn error_of(flat: &Tensor) -> Result<Tensor> {
+    memory::scope(MemoryKind::Gradient, || {
+        zeros_flat(flat, flat.numel(), Kind::Float)
+    })
 }
 
 /// A bucket for the gradients of these parameters, which have one type.

@@ -10,6 +10,7 @@ use trainyard_trace::{Ledger, SpanKind};
 use crate::error::Result;
 use crate::loss_scale::backward_loss;
 use crate::offload::Counters;
+use crate::param_state::ParamState;
 
 /// How a backward pass synchronizes gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +130,11 @@ pub trait Strategy: Model + CostModel {
         visitor: &mut StateLoader<'_>,
     ) -> Result<()> {
         visitor(&self.parameters(), optimizer)
+    }
+
+    /// What the strategy remembers of its parameters from one step to the next, for checkpoints.
+    fn param_states(&self) -> Result<Vec<ParamState>> {
+        Ok(Vec::new())
     }
 
     /// Counters of the offload files, if states are offloaded.

@@ -109,6 +109,10 @@ Tensor relu(const Tensor& self) {
   return at::empty_like(self);
 }
 
+Tensor abs(const Tensor& self) {
+  return at::empty_like(self);
+}
+
 Tensor& relu_(Tensor& self) {
   return self;
 }
@@ -177,6 +181,7 @@ void register_meta_kernels() {
     library->impl("native_dropout_backward", &native_dropout_backward);
     library->impl("index_select", &index_select);
     library->impl("roll", &roll);
+    library->impl("abs", &abs);
     library->impl("relu", &relu);
     library->impl("relu_", &relu_);
     library->impl("convolution", &convolution);

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{
-    Choice, Config, ContextMethod, Dataset, Dtype, MixtureEntry, ModelSpec, Offload,
-    OffloadStates as OffloadKey, ReshardAfterForward, is_mixture, read_mixture,
+    Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec,
+    Offload, OffloadStates as OffloadKey, ParameterCompression, ReshardAfterForward, is_mixture,
+    read_mixture,
 };
 use trainyard_data::{
     MaskedTokens, Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile,
@@ -19,9 +20,10 @@ use trainyard_nn::{
     UnitHooks, Vit, parallelize, weights,
 };
 use trainyard_parallel::{
-    BucketLimits, CastReduction, DataParallelWrapper, Ddp, DdpOptions, FullyShard, GradientHook,
-    OffloadOptions, OffloadStates, PlainReduction, Precision, RecomputeHooks, RecomputePlan,
-    Reshard, ShardOptions, Stage, WrapPolicy,
+    BlockQuantizer, BucketLimits, CastReduction, Codec, DataParallelWrapper, Ddp, DdpOptions,
+    FullyShard, GradientHook, OffloadOptions, OffloadStates, PlainReduction, PowerSgd,
+    PowerSgdOptions, Precision, RandomK, RecomputeHooks, RecomputePlan, Reshard, ShardOptions,
+    SparseReduction, Stage, TopK, TwoHopReduction, WrapPolicy,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::{Ledger, Purpose};
@@ -287,7 +289,7 @@ pub fn strategy(
 }
 
 /// Whether the model's states are sharded over data-parallel ranks, or offloaded, which shards them over one.
-fn is_sharded(config: &Config, world: &World) -> bool {
+pub fn is_sharded(config: &Config, world: &World) -> bool {
     let is_split = world.mesh().size(Axis::DpShard) > 1 && config.parallelism.zero_stage > 0;
     is_split || config.parallelism.offload != Offload::None
 }
@@ -351,8 +353,49 @@ pub fn shard_options(config: &Config) -> ShardOptions {
             None => WrapPolicy::EveryUnit,
         },
         overlap: parallelism.overlap,
+        gradient_codec: gradient_codec(config),
+        parameter_codec: parameter_codec(config),
+        secondary_shards: parallelism.fsdp_secondary_shards,
         offload: None,
         ..ShardOptions::default()
+    }
+}
+
+/// How gradients are encoded when they are reduced.
+fn gradient_codec(config: &Config) -> Option<Arc<dyn Codec>> {
+    match config.parallelism.gradient_compression {
+        GradientCompression::Int8 => Some(Arc::new(BlockQuantizer::Int8)),
+        GradientCompression::Fp8 => Some(Arc::new(BlockQuantizer::Fp8)),
+        _ => None,
+    }
+}
+
+/// How parameters are encoded when they are unsharded.
+fn parameter_codec(config: &Config) -> Option<Arc<dyn Codec>> {
+    match config.parallelism.parameter_compression {
+        ParameterCompression::None => None,
+        ParameterCompression::Int8 => Some(Arc::new(BlockQuantizer::Int8)),
+        ParameterCompression::Fp8 => Some(Arc::new(BlockQuantizer::Fp8)),
+    }
+}
+
+/// The communication hook that reduces gradients as a config asks for.
+fn gradient_hook(config: &Config) -> Box<dyn GradientHook> {
+    let reduce = config.reduce_dtype();
+    let share = config.parallelism.gradient_compression_ratio;
+    if let Some(codec) = gradient_codec(config) {
+        return Box::new(TwoHopReduction::new(codec));
+    }
+    match config.parallelism.gradient_compression {
+        GradientCompression::TopK => Box::new(SparseReduction::new(TopK::new(share))),
+        GradientCompression::RandomK => Box::new(RandomK::new(share)),
+        GradientCompression::PowerSgd => Box::new(PowerSgd::new(PowerSgdOptions {
+            rank: config.parallelism.power_sgd_rank,
+            start_step: config.parallelism.power_sgd_start_step,
+            ..PowerSgdOptions::default()
+        })),
+        _ if reduce == config.training.dtype => Box::new(PlainReduction),
+        _ => Box::new(CastReduction(kind(reduce))),
     }
 }
 
@@ -360,12 +403,6 @@ pub fn shard_options(config: &Config) -> ShardOptions {
 /// averaged.
 pub fn ddp_options(config: &Config) -> DdpOptions {
     let mib = |megabytes: f64| (megabytes * f64::from(1 << 20)) as u64;
-    let reduce = config.reduce_dtype();
-    let hook: Box<dyn GradientHook> = if reduce == config.training.dtype {
-        Box::new(PlainReduction)
-    } else {
-        Box::new(CastReduction(kind(reduce)))
-    };
     DdpOptions {
         op: ReduceOp::Sum,
         buckets: BucketLimits {
@@ -374,7 +411,7 @@ pub fn ddp_options(config: &Config) -> DdpOptions {
         },
         overlap: config.parallelism.overlap,
         find_unused_parameters: config.parallelism.find_unused_parameters,
-        hook,
+        hook: gradient_hook(config),
         ..DdpOptions::default()
     }
 }

@@ -29,8 +29,8 @@ pub use model::{AttentionMask, ModelName, ModelSection};
 pub use moe::MoeSection;
 pub use optimizer::{OptimizerImplementation, OptimizerName, OptimizerSection};
 pub use parallelism::{
-    ContextMethod, GradientCompression, Offload, OffloadStates, ParallelismSection, PipelineReduce,
-    ReshardAfterForward,
+    ContextMethod, GradientCompression, Offload, OffloadStates, ParallelismSection,
+    ParameterCompression, PipelineReduce, ReshardAfterForward,
 };
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};

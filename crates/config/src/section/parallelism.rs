@@ -16,9 +16,81 @@ pub enum GradientCompression {
     #[default]
     #[serde(rename = "none")]
     None,
-    /// Reduced in `bfloat16`.
+    /// All-reduced in `bfloat16`.
     #[serde(rename = "bf16")]
     Bf16,
+    /// All-reduced in `float16`.
+    #[serde(rename = "fp16")]
+    Fp16,
+    /// Sent as 8-bit integers with a scale for every 256 gradients, and added in `float32`.
+    #[serde(rename = "int8")]
+    Int8,
+    /// The same with 8-bit floating-point numbers (e4m3).
+    #[serde(rename = "fp8")]
+    Fp8,
+    /// Only the largest of every 4096 gradients are sent; the others are added to the next gradients.
+    #[serde(rename = "top_k")]
+    TopK,
+    /// A random choice of gradients is sent; the others are added to the next gradients.
+    #[serde(rename = "random_k")]
+    RandomK,
+    /// The gradient of a matrix is sent as a product of two thin matrices, and what that loses is added to the next
+    /// gradient.
+    #[serde(rename = "power_sgd")]
+    PowerSgd,
+}
+
+impl GradientCompression {
+    /// Its name in a config.
+    pub fn name(self) -> &'static str {
+        match self {
+            GradientCompression::None => "none",
+            GradientCompression::Bf16 => "bf16",
+            GradientCompression::Fp16 => "fp16",
+            GradientCompression::Int8 => "int8",
+            GradientCompression::Fp8 => "fp8",
+            GradientCompression::TopK => "top_k",
+            GradientCompression::RandomK => "random_k",
+            GradientCompression::PowerSgd => "power_sgd",
+        }
+    }
+
+    /// The largest difference of a reduced gradient from the exact sum, relative to the largest gradient of its bucket. What is
+    /// kept for the next step counts as sent.
+    pub fn max_difference(self) -> f64 {
+        match self {
+            GradientCompression::Bf16 => 2e-2,
+            GradientCompression::Fp16 => 2e-3,
+            GradientCompression::Int8 => 4e-2,
+            GradientCompression::Fp8 => 0.3,
+            // Only rounding: what these do not send, they keep.
+            GradientCompression::None
+            | GradientCompression::TopK
+            | GradientCompression::RandomK
+            | GradientCompression::PowerSgd => 1e-5,
+        }
+    }
+
+    /// Whether what is not sent is added to the next gradients, so that every rank keeps errors of all gradients.
+    pub fn keeps_errors(self) -> bool {
+        use GradientCompression::{PowerSgd, RandomK, TopK};
+        matches!(self, TopK | RandomK | PowerSgd)
+    }
+}
+
+/// Compression of parameters when they are unsharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ParameterCompression {
+    /// None.
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// Sent as 8-bit integers with a scale for every 256 parameters.
+    #[serde(rename = "int8")]
+    Int8,
+    /// The same with 8-bit floating-point numbers (e4m3).
+    #[serde(rename = "fp8")]
+    Fp8,
 }
 
 /// Whether parameters are resharded after forward and unsharded again for backward.
@@ -153,6 +225,17 @@ pub struct ParallelismSection {
     pub overlap: bool,
     /// Compression of gradients before their reduction.
     pub gradient_compression: GradientCompression,
+    /// The share of gradients that `top_k` and `random_k` send.
+    pub gradient_compression_ratio: f64,
+    /// The rank of the matrices that `power_sgd` sends.
+    pub power_sgd_rank: usize,
+    /// The step from which `power_sgd` compresses. Earlier gradients change too fast for its errors.
+    pub power_sgd_start_step: u64,
+    /// Compression of parameters when they are unsharded; stage 3 only.
+    pub parameter_compression: ParameterCompression,
+    /// Whether states are sharded over the replicas too, while the ranks of each replica share a second copy of the
+    /// parameters, from which backward unshards them; stage 3 only.
+    pub fsdp_secondary_shards: bool,
     /// Whether a step may leave parameters without a gradient.
     pub find_unused_parameters: bool,
 }
@@ -189,6 +272,11 @@ impl Default for ParallelismSection {
             first_bucket_mb: 1.0,
             overlap: true,
             gradient_compression: GradientCompression::None,
+            gradient_compression_ratio: 0.01,
+            power_sgd_rank: 1,
+            power_sgd_start_step: 1000,
+            parameter_compression: ParameterCompression::None,
+            fsdp_secondary_shards: false,
             find_unused_parameters: false,
         }
     }
@@ -229,8 +317,40 @@ impl ParallelismSection {
         }
     }
 
+    /// Validates what only sharded parameters can have.
+    fn check_sharded_parameters(&self) -> Result<(), ConfigError> {
+        let key = match (self.parameter_compression, self.fsdp_secondary_shards) {
+            (ParameterCompression::None, false) => return Ok(()),
+            (_, true) => "parallelism.fsdp_secondary_shards",
+            (_, false) => "parallelism.parameter_compression",
+        };
+        if self.zero_stage != 3 {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "{key} is for sharded parameters, but parallelism.zero_stage = {}",
+                    self.zero_stage
+                ),
+                "use parallelism.zero_stage = 3",
+            ));
+        }
+        if self.fsdp_secondary_shards && self.offload != Offload::None {
+            return Err(ConfigError::contradiction(
+                "parallelism.fsdp_secondary_shards keeps a second copy of what parallelism.offload takes out of memory",
+                "remove one of them",
+            ));
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.schedule_kind()?;
+        self.check_sharded_parameters()?;
+        within(
+            "parallelism.power_sgd_rank",
+            self.power_sgd_rank as f64,
+            1.0,
+            f64::INFINITY,
+        )?;
         self.split_points()?;
         let chunks = self.pipeline_parallel_stages_per_rank as f64;
         within(

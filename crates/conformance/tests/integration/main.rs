@@ -7,6 +7,7 @@
 mod buffers;
 mod checkpoints;
 mod collectives;
+mod compression;
 mod convolutions;
 mod ddp;
 mod elastic;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let suites = [
         collectives::SUITES,
         ddp::SUITES,
+        compression::SUITES,
         buffers::SUITES,
         join::SUITES,
         wraps::SUITES,

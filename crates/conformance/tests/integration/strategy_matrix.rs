@@ -55,7 +55,7 @@ const ROWS: [Row; 10] = [
 ];
 
 /// Other types, optimizers, schedules and combinations, for full CI runs.
-const FULL_ROWS: [Row; 19] = [
+const FULL_ROWS: [Row; 24] = [
     (
         "bfloat16",
         1,
@@ -98,6 +98,33 @@ const FULL_ROWS: [Row; 19] = [
         2,
         TINY,
         "--parallelism.gradient_compression bf16",
+    ),
+    (
+        "quantized_gradients",
+        2,
+        TINY,
+        "--parallelism.gradient_compression int8",
+    ),
+    ("top_k", 2, TINY, "--parallelism.gradient_compression top_k"),
+    (
+        "random_k",
+        2,
+        TINY,
+        "--parallelism.gradient_compression random_k",
+    ),
+    (
+        "power_sgd",
+        2,
+        TINY,
+        "--parallelism.gradient_compression power_sgd --parallelism.power_sgd_start_step 1",
+    ),
+    (
+        "zero_plus_plus",
+        4,
+        TINY,
+        "--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 2 \
+         --parallelism.gradient_compression int8 --parallelism.parameter_compression fp8 \
+         --parallelism.fsdp_secondary_shards true",
     ),
     (
         "unused_parameters",

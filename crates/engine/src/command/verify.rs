@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use trainyard_config::{Config, Dtype, GradientCompression};
+use trainyard_config::{Config, Dtype, GradientCompression, ParameterCompression};
 use trainyard_launcher::Console;
 
 use crate::configs::Configs;
@@ -64,6 +64,8 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let ranks = mesh.size_of(trainyard_train::data_axes());
     // The reference must train on the same global batch.
     config.training.global_batch_size = Some(config.batching(ranks)?.global);
+    // The few steps of a verification shall compress.
+    config.parallelism.power_sgd_start_step = 0;
     config.validation.enable = false;
     config.checkpoint.enable = false;
 
@@ -176,5 +178,6 @@ fn in_fp64(config: &Config) -> Config {
     config.training.mixed_precision_param = None;
     config.training.mixed_precision_reduce = None;
     config.parallelism.gradient_compression = GradientCompression::None;
+    config.parallelism.parameter_compression = ParameterCompression::None;
     config
 }

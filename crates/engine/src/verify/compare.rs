@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tch::{Kind, Tensor};
-use trainyard_config::{Config, Dtype};
+use trainyard_config::{Config, Dtype, GradientCompression, ParameterCompression};
 
 use crate::error::{EngineError, Result};
 use crate::verify::rank::{RankReport, parameters_file, report_file};
@@ -16,39 +16,69 @@ use crate::verify::rank::{RankReport, parameters_file, report_file};
 pub struct Tolerance {
     /// The dtype that the tolerance is for.
     pub name: &'static str,
-    /// Relative tolerance of losses and gradient norms.
-    pub scalars: f64,
-    /// Tolerance of parameters, relative to the magnitude of the tensor.
-    pub parameters: f64,
+    /// Relative tolerance of losses.
+    pub losses: f64,
+    /// Relative tolerance of gradient norms; none if gradients are compressed so much that their norms differ.
+    pub grad_norms: Option<f64>,
+    /// Tolerance of parameters, relative to the magnitude of the tensor; none if gradients arrive so late that parameters
+    /// differ.
+    pub parameters: Option<f64>,
     /// Whether parameters are compared by their largest element or by their norm.
     pub by_element: bool,
+    /// The largest difference of compressed gradients from exact sums.
+    pub gradients: Option<f64>,
 }
 
 impl Tolerance {
     /// The tolerance for float64.
     pub const FP64: Tolerance = Tolerance {
         name: "float64",
-        scalars: 1e-9,
-        parameters: 1e-9,
+        losses: 1e-9,
+        grad_norms: Some(1e-9),
+        parameters: Some(1e-9),
         by_element: true,
+        gradients: None,
     };
 
     /// The tolerance for a dtype, from its rounding errors.
     pub fn of(dtype: Dtype, config: &Config) -> Tolerance {
+        let compression = config.parallelism.gradient_compression;
+        let is_quantized = [GradientCompression::Int8, GradientCompression::Fp8]
+            .contains(&compression)
+            || config.parallelism.parameter_compression != ParameterCompression::None;
+        if compression.keeps_errors() || is_quantized {
+            return Tolerance {
+                name: "compressed",
+                losses: 5e-2,
+                grad_norms: (!compression.keeps_errors()).then_some(1e-1),
+                // AdamW's first updates are as large for small gradients as for large ones, whatever their error.
+                parameters: (!compression.keeps_errors()).then_some(3e-1),
+                by_element: false,
+                gradients: Some(compression.max_difference()),
+            };
+        }
         let compressed = config.reduce_dtype().size() < dtype.size();
+        let gradients = match compression {
+            GradientCompression::None => None,
+            compression => Some(compression.max_difference()),
+        };
         match dtype {
             Dtype::Float64 => Tolerance::FP64,
             Dtype::Float32 if !compressed => Tolerance {
                 name: "float32",
-                scalars: 1e-5,
-                parameters: 1e-5,
+                losses: 1e-5,
+                grad_norms: Some(1e-5),
+                parameters: Some(1e-5),
                 by_element: false,
+                gradients,
             },
             Dtype::Float32 | Dtype::Bfloat16 | Dtype::Float16 => Tolerance {
                 name: "bfloat16",
-                scalars: 2e-2,
-                parameters: 5e-2,
+                losses: 2e-2,
+                grad_norms: Some(2e-2),
+                parameters: Some(5e-2),
                 by_element: false,
+                gradients,
             },
         }
     }
@@ -103,18 +133,24 @@ pub fn compare(
         .map(|rank| report(strategy, rank))
         .collect::<Result<Vec<_>>>()?;
     let found = &ranks[0];
-    let mut rows = vec![
-        scalars("losses", &expected.losses, &found.losses, tolerance.scalars),
-        scalars(
-            "gradient norms",
-            &expected.grad_norms,
-            &found.grad_norms,
-            tolerance.scalars,
-        ),
-    ];
+    let mut rows = vec![scalars(
+        "losses",
+        &expected.losses,
+        &found.losses,
+        tolerance.losses,
+    )];
+    if let Some(allowed) = tolerance.grad_norms {
+        let (expected, found) = (&expected.grad_norms, &found.grad_norms);
+        rows.push(scalars("gradient norms", expected, found, allowed));
+    }
+    if let Some(allowed) = tolerance.gradients {
+        rows.extend(compressed_gradients(&ranks, allowed));
+    }
     let wanted = parameters(reference, 0)?;
     let first = parameters(strategy, 0)?;
-    rows.push(tensors(&wanted, &first, tolerance)?);
+    if let Some(allowed) = tolerance.parameters {
+        rows.push(tensors(&wanted, &first, allowed, tolerance.by_element)?);
+    }
     rows.push(identical(&first, strategy, num_ranks)?);
     if num_ranks > 1 {
         rows.extend(bytes(&ranks));
@@ -123,6 +159,16 @@ pub fn compare(
         types: tolerance.name,
         rows,
     })
+}
+
+/// Compares what compressed reductions have sent, and kept, with exact sums; none if the ranks did not measure it.
+fn compressed_gradients(ranks: &[RankReport], allowed: f64) -> Option<Row> {
+    let measured = ranks.iter().enumerate();
+    let differences: Vec<(f64, String)> = measured
+        .filter_map(|(rank, report)| Some((report.gradient_difference?, format!("rank {rank}"))))
+        .collect();
+    let what = "gradients sent and kept";
+    (!differences.is_empty()).then(|| worst(what, differences.into_iter(), allowed))
 }
 
 /// Compares one value per step by relative difference.
@@ -146,23 +192,23 @@ fn scalars(what: &str, expected: &[f64], found: &[f64], allowed: f64) -> Row {
 
 type Tensors = BTreeMap<String, Tensor>;
 
-fn tensors(expected: &Tensors, found: &Tensors, tolerance: Tolerance) -> Result<Row> {
+fn tensors(expected: &Tensors, found: &Tensors, allowed: f64, by_element: bool) -> Result<Row> {
     let mut differences = Vec::new();
     for (name, expected) in expected {
         let difference = match found.get(name) {
             Some(found) if found.size() == expected.size() => {
-                relative_difference(expected, found, tolerance.by_element)?
+                relative_difference(expected, found, by_element)?
             }
             _ => f64::INFINITY,
         };
         differences.push((difference, name.clone()));
     }
-    let what = if tolerance.by_element {
+    let what = if by_element {
         "parameters, by largest element"
     } else {
         "parameters, by norm"
     };
-    Ok(worst(what, differences.into_iter(), tolerance.parameters))
+    Ok(worst(what, differences.into_iter(), allowed))
 }
 
 fn relative_difference(expected: &Tensor, found: &Tensor, by_element: bool) -> Result<f64> {

@@ -4,14 +4,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
-use trainyard_config::ActivationCheckpointMode;
+use trainyard_config::{ActivationCheckpointMode, GradientCompression};
 use trainyard_cost::CommCounts;
 use trainyard_data::{Sampler, step_batches};
 use trainyard_mesh::Axis;
 use trainyard_nn::weights;
-use trainyard_parallel::{GradientHook, PlainReduction, Reduction};
-use trainyard_torch::{Group, ReduceOp};
+use trainyard_parallel::{
+    AuditedReduction, GradientBucket, GradientHook, PlainReduction, Reduction,
+};
+use trainyard_torch::{Group, ReduceOp, World};
 use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::full_state_dict::full_parameters;
 use trainyard_train::{TrainSpec, Trainer, build};
@@ -28,6 +29,8 @@ pub struct RankReport {
     pub losses: Vec<f64>,
     /// Norm of the global gradient, per step.
     pub grad_norms: Vec<f64>,
+    /// The largest difference of compressed gradients from exact sums, if it was measured.
+    pub gradient_difference: Option<f64>,
     /// Bytes of gradients reduced, over all steps.
     pub gradient_payload: u64,
     /// Bytes of gradients that this rank sent, by the algorithms of the collectives.
@@ -83,7 +86,15 @@ pub fn run(
     inject_fault: Option<InjectedFault>,
 ) -> Result<()> {
     let world = join(spec, Ledger::new)?;
+    let mut audit = None;
     let mut trainer = match inject_fault {
+        None if is_audited(spec, &world) => {
+            let mut options = build::ddp_options(spec);
+            let hook = AuditedReduction::new(options.hook);
+            audit = Some(hook.worst());
+            options.hook = Box::new(hook);
+            Trainer::with_options(spec, &world, world.device().into(), options)?
+        }
         None => Trainer::new(spec, &world, world.device().into())?,
         Some(InjectedFault::UnreducedGradient) => {
             let mut options = build::ddp_options(spec);
@@ -123,6 +134,7 @@ pub fn run(
         stage: world.mesh().coordinates(world.rank())?.get(Axis::Pp),
         losses,
         grad_norms,
+        gradient_difference: audit.and_then(|worst| worst.lock().ok().map(|worst| *worst)),
         gradient_payload: gradients.payload_bytes,
         gradient_sent: gradients.sent_bytes,
         parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
@@ -147,6 +159,14 @@ pub fn run(
     Ok(())
 }
 
+/// Whether compressed gradients are compared with exact sums: where one hook reduces all of them.
+fn is_audited(spec: &TrainSpec, world: &World) -> bool {
+    let is_plain = spec.activation_checkpoint.mode == ActivationCheckpointMode::None
+        && world.mesh().size(Axis::Pp) == 1;
+    let compression = spec.parallelism.gradient_compression;
+    compression != GradientCompression::None && is_plain && !build::is_sharded(spec, world)
+}
+
 /// Takes part in every reduction, but discards the result on rank 0: the communicated bytes are right, the
 /// gradients of rank 0 are not.
 struct Unreduced;
@@ -155,12 +175,18 @@ impl GradientHook for Unreduced {
     fn reduce(
         &self,
         group: &Group,
-        bucket: &Tensor,
+        bucket: &GradientBucket<'_>,
         op: ReduceOp,
     ) -> trainyard_torch::Result<Box<dyn Reduction>> {
-        match group.index() {
-            0 => PlainReduction.reduce(group, &bucket.f_detach_copy()?, op),
-            _ => PlainReduction.reduce(group, bucket, op),
-        }
+        let copy = match group.index() {
+            0 => bucket.flat.f_detach_copy()?,
+            _ => bucket.flat.shallow_clone(),
+        };
+        let bucket = GradientBucket {
+            flat: &copy,
+            members: Vec::new(),
+            ..*bucket
+        };
+        PlainReduction.reduce(group, &bucket, op)
     }
 }

@@ -51,6 +51,11 @@ impl FlatGrads {
         &self.flat
     }
 
+    /// Every parameter's view of the flat gradient, in order.
+    pub(crate) fn views(&self) -> impl Iterator<Item = &Tensor> {
+        self.members.iter().map(|member| &member.view)
+    }
+
     /// Whether autograd accumulates in the flat tensor.
     pub(crate) fn is_in_place(&self) -> bool {
         self.in_place

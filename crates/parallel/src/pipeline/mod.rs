@@ -25,6 +25,7 @@ use trainyard_torch::Group;
 
 use crate::error::{ParallelError, Result};
 use crate::offload::Counters;
+use crate::param_state::ParamState;
 use crate::strategy::{
     DataParallelWrapper, OptimizerStep, StateLoader, StateVisitor, StepInputs, Strategy,
 };
@@ -210,6 +211,12 @@ impl Strategy for Pipeline {
 
     fn wait_pending(&self) -> Result<()> {
         self.stages.iter().try_for_each(|(_, s)| s.wait_pending())
+    }
+
+    fn param_states(&self) -> Result<Vec<ParamState>> {
+        let stages = self.stages.iter().map(|(_, stage)| stage.param_states());
+        let states = stages.collect::<Result<Vec<_>>>()?;
+        Ok(states.into_iter().flatten().collect())
     }
 
     fn visit_states(

@@ -1,16 +1,18 @@
 //! One sharded unit: its flat parameter, its gradients, and the operations on them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_mesh::Placement;
 use trainyard_nn::Parameter;
-use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work, memory, storage};
+use trainyard_torch::{Group, ReduceOp, Result, TorchError, memory, storage};
 use trainyard_trace::{MemoryKind, Purpose};
 
 use super::GroupSharding;
 use super::offload_file::Loaded;
 use super::pool::Pool;
+use crate::compress::{Codec, Gather, ReduceScatter};
 use crate::flat::{FlatGrads, FlatParam, view_as, without_storage, zeros_flat};
 use trainyard_cost::Stage;
 
@@ -26,8 +28,25 @@ pub(super) struct Kinds {
 enum Status {
     Sharded,
     /// The all-gather in flight, and the staging buffer of its input if the shard is offloaded.
-    Unsharding(Box<(Work, Option<Loaded>)>),
+    Unsharding(Box<(Gather, Option<Loaded>)>),
     Unsharded,
+}
+
+/// A shard of a second copy of the flat parameter, which fewer ranks share. It is taken from the flat parameter when that is
+/// gathered from all ranks, and serves later gathers until the parameters change.
+struct SecondaryShard {
+    tensor: Tensor,
+    /// This rank's index among those that share the copy.
+    index: usize,
+    is_current: bool,
+}
+
+/// How flat parameters are gathered and reduced.
+pub(super) struct ShardComm {
+    pub group: Group,
+    pub secondary_group: Option<Group>,
+    pub gradient_codec: Option<Arc<dyn Codec>>,
+    pub parameter_codec: Option<Arc<dyn Codec>>,
 }
 
 /// The flat parameter of a unit: gathered while needed, otherwise this rank's shard of it.
@@ -44,6 +63,8 @@ pub(super) struct FlatParamHandle {
     master: Tensor,
     /// This rank's shard as it is gathered; the master shard itself if types are equal.
     param_shard: Tensor,
+    /// This rank's shard of the second copy of the parameters.
+    secondary: Option<SecondaryShard>,
     /// The version of the master shard from which `param_shard` was last computed.
     version: i64,
     /// Of offloaded master weights: whether `param_shard` has been computed anew since the last call of `refresh`.
@@ -95,6 +116,7 @@ impl FlatParamHandle {
             status: Status::Sharded,
             full,
             param_shard,
+            secondary: None,
             version: -1,
             is_updated: None,
             gradients,
@@ -211,6 +233,9 @@ impl FlatParamHandle {
         if self.param_shard.kind() != self.master.kind() {
             tch::no_grad(|| self.param_shard.shallow_clone().f_copy_(&self.master))?;
         }
+        if let Some(secondary) = &mut self.secondary {
+            secondary.is_current = false;
+        }
         // Read again, since the copy may have bumped the version too.
         self.version = storage::version(&self.master)?;
         Ok(true)
@@ -239,13 +264,38 @@ impl FlatParamHandle {
         pool.acquire(&self.full)
     }
 
+    /// Keeps a second copy of the parameters, sharded over `group`.
+    pub(super) fn keep_secondary(&mut self, group: &Group) -> Result<()> {
+        let length = self.layout.padded() / group.size();
+        let kind = self.param_shard.kind();
+        let tensor = memory::scope(MemoryKind::Parameter, || {
+            zeros_flat(&self.param_shard, length, kind)
+        })?;
+        self.secondary = Some(SecondaryShard {
+            tensor,
+            index: group.index(),
+            is_current: false,
+        });
+        Ok(())
+    }
+
     /// Starts the all-gather. `staged` is the parameter shard if it is offloaded.
-    pub(super) fn unshard(&mut self, group: &Group, staged: Option<Loaded>) -> Result<()> {
-        let shard = staged
-            .as_ref()
-            .map_or(&self.param_shard, |staged| &staged[0]);
-        let work = group.all_gather(&self.full, shard, Purpose::Parameter)?;
-        self.status = Status::Unsharding(Box::new((work, staged)));
+    pub(super) fn unshard(&mut self, comm: &ShardComm, staged: Option<Loaded>) -> Result<()> {
+        let secondary = self.secondary.as_ref().filter(|s| s.is_current);
+        let gather = match (secondary, &comm.secondary_group) {
+            (Some(secondary), Some(group)) => {
+                let tensors = (&self.full, &secondary.tensor);
+                Gather::start(group, None, tensors, Purpose::Parameter)?
+            }
+            _ => {
+                let shard = staged
+                    .as_ref()
+                    .map_or(&self.param_shard, |staged| &staged[0]);
+                let codec = comm.parameter_codec.as_ref();
+                Gather::start(&comm.group, codec, (&self.full, shard), Purpose::Parameter)?
+            }
+        };
+        self.status = Status::Unsharding(Box::new((gather, staged)));
         Ok(())
     }
 
@@ -258,8 +308,21 @@ impl FlatParamHandle {
     pub(super) fn wait_for_unshard(&mut self) -> Result<()> {
         let status = std::mem::replace(&mut self.status, Status::Unsharded);
         if let Status::Unsharding(gathering) = status {
-            let (work, _staged) = *gathering;
-            work.wait()?;
+            let (gather, _staged) = *gathering;
+            gather.wait()?;
+            self.update_secondary()?;
+        }
+        Ok(())
+    }
+
+    /// Takes this rank's shard of the second copy from the gathered flat parameter, if it has changed.
+    fn update_secondary(&mut self) -> Result<()> {
+        if let Some(secondary) = self.secondary.as_mut().filter(|s| !s.is_current) {
+            let length = secondary.tensor.numel() as i64;
+            let start = secondary.index as i64 * length;
+            let shard = self.full.f_narrow(0, start, length)?;
+            tch::no_grad(|| secondary.tensor.f_copy_(&shard))?;
+            secondary.is_current = true;
         }
         Ok(())
     }
@@ -354,11 +417,11 @@ impl FlatParamHandle {
     /// [`Self::wait_for_reduce`] adds it to the gradient shard of earlier passes.
     pub(super) fn reduce_grads(
         &self,
-        group: &Group,
+        comm: &ShardComm,
         op: ReduceOp,
         accumulate: bool,
         pool: &mut Pool,
-    ) -> Result<Work> {
+    ) -> Result<ReduceScatter> {
         if self.grads.flat().kind() != self.gradients.kind() {
             pool.acquire(&self.gradients)?;
             let accumulated = self.grads.flat();
@@ -369,7 +432,9 @@ impl FlatParamHandle {
         } else {
             self.gradient_shard.shallow_clone()
         };
-        group.reduce_scatter(&out, self.reduce_input(), op, Purpose::Gradient)
+        let tensors = (&out, self.reduce_input());
+        let codec = comm.gradient_codec.as_ref();
+        ReduceScatter::start(&comm.group, codec, tensors, op, Purpose::Gradient)
     }
 
     /// The flat gradient that is reduced.

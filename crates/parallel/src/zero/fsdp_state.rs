@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use tch::Tensor;
-use trainyard_torch::{Group, ReduceOp, Result, TorchError, Work};
-use trainyard_trace::Purpose;
+use trainyard_torch::{Group, ReduceOp, Result, TorchError};
 
 use super::Stage;
-use super::flat_param_handle::FlatParamHandle;
+use super::flat_param_handle::{FlatParamHandle, ShardComm};
 use super::offload_file::{Loaded, OffloadFile, OffloadOptions, OffloadStates};
 use super::offloaded_states::OffloadedStates;
 use super::pool::Pool;
 use super::prefetch::PrefetchPolicy;
+use crate::compress::{GradientBucket, GradientHook, ReduceScatter, Reduction};
 use crate::offload::Counters;
 use crate::strategy::GradSync;
 
@@ -21,8 +21,10 @@ pub(super) struct CommConfig {
     pub stage: Stage,
     pub prefetch: PrefetchPolicy,
     pub op: ReduceOp,
-    pub shard_group: Group,
+    pub shards: ShardComm,
     pub replicate_group: Group,
+    /// Reduces the gradient shards of replicas.
+    pub replica_hook: Box<dyn GradientHook>,
 }
 
 /// A parameter shard that is being updated.
@@ -45,7 +47,7 @@ impl ShardInUse {
 /// The reduce-scatter of a group in flight.
 struct Reducing {
     group: usize,
-    work: Work,
+    work: ReduceScatter,
     /// Whether the result is added to the gradient shard of earlier passes.
     accumulate: bool,
 }
@@ -66,7 +68,7 @@ pub(super) struct FsdpState {
     /// The file of the parameter shards, if they are offloaded.
     offload_file: Option<OffloadFile>,
     reducing: VecDeque<Reducing>,
-    replicating: Vec<Work>,
+    replicating: Vec<Box<dyn Reduction>>,
     sync: GradSync,
     /// Whether parameters stay gathered across passes.
     is_unsharded: bool,
@@ -280,7 +282,7 @@ impl FsdpState {
             return Ok(());
         };
         let work = handle.reduce_grads(
-            &self.comm.shard_group,
+            &self.comm.shards,
             self.comm.op,
             accumulate,
             &mut self.gradient_pool,
@@ -312,7 +314,7 @@ impl FsdpState {
             self.gradient_pool.empty();
         }
         for work in std::mem::take(&mut self.replicating) {
-            work.wait()?;
+            work.finish()?;
         }
         self.has_gradient_shards |= self.has_reduced;
         Ok((self.sync, std::mem::take(&mut self.missing)))
@@ -372,7 +374,7 @@ impl FsdpState {
         }
         let staged = self.offload_file.as_mut().map(|file| file.take(index));
         let staged = staged.transpose().map_err(to_torch_error)?;
-        handle.unshard(&self.comm.shard_group, staged)
+        handle.unshard(&self.comm.shards, staged)
     }
 
     /// Offloads the master weights and, if asked, the parameter shards. Returns the offloaded optimizer states.
@@ -475,11 +477,16 @@ impl FsdpState {
             handle.wait_for_reduce(reducing.accumulate, param_pool, &mut self.gradient_pool)?;
             // Replicas all-reduce once per step, and only their shards.
             if self.sync == GradSync::Full && self.comm.replicate_group.size() > 1 {
-                self.replicating.push(self.comm.replicate_group.all_reduce(
-                    handle.gradient_shard(),
-                    self.comm.op,
-                    Purpose::Gradient,
-                )?);
+                let bucket = GradientBucket {
+                    index: reducing.group,
+                    step: 0,
+                    flat: handle.gradient_shard(),
+                    members: Vec::new(),
+                    error: None,
+                };
+                let (group, op) = (&self.comm.replicate_group, self.comm.op);
+                self.replicating
+                    .push(self.comm.replica_hook.reduce(group, &bucket, op)?);
             }
         }
         Ok(())

@@ -5,14 +5,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tch::{Kind, Tensor};
-use trainyard_cost::{CommCounts, CostModel, ShardedModel, Stage, StateBytes, Volume, Widths};
+use trainyard_cost::{
+    CommCounts, CostModel, Encoding, ShardedModel, Stage, StateBytes, Volume, Widths,
+};
 use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Context, Model, Module, Parameter, Run, Unit, UnitHooks};
 use trainyard_optim::Optimizer;
 use trainyard_torch::autograd::HookHandle;
 use trainyard_torch::{Group, ReduceOp, World};
 
-use super::flat_param_handle::{FlatParamHandle, Kinds};
+use super::flat_param_handle::{FlatParamHandle, Kinds, ShardComm};
 use super::fsdp_state::{CommConfig, FsdpState, UnitGroup};
 use super::hooks::{FsdpHooks, register_grad_hooks};
 use super::offload_file::OffloadStates;
@@ -21,6 +23,7 @@ use super::prefetch::PrefetchPolicy;
 use super::wrap_policy::{UnitSize, WrapPolicy};
 use super::{GroupSharding, ShardOptions};
 use crate::buffers::SharedBuffers;
+use crate::compress::{Codec, PlainReduction, TwoHopReduction};
 use crate::error::{ParallelError, Result};
 use crate::flat::{params_of_units, zeros_flat};
 use crate::lock::lock;
@@ -421,7 +424,13 @@ impl ParamGroup {
             return Err(ParallelError::NothingToShard);
         };
         let sharding = GroupSharding::of(&first.layout(), options);
-        let shard_group = world.group(sharding.axes)?;
+        let secondary = sharding.secondary_axes.map(|axes| world.group(axes));
+        let comm = ShardComm {
+            group: world.group(sharding.axes)?,
+            secondary_group: secondary.transpose()?,
+            gradient_codec: options.gradient_codec.clone(),
+            parameter_codec: options.parameter_codec.clone(),
+        };
         let width = kinds.reduce.elt_size_in_bytes();
         let bytes_of = |members: &Vec<Parameter>| -> u64 {
             let elements: usize = members.iter().map(|p| p.tensor().numel()).sum();
@@ -435,8 +444,11 @@ impl ParamGroup {
         let (mut groups, mut shards_of_groups) = (Vec::new(), Vec::new());
         for units in options.wrap_policy.groups(&sizes) {
             let members = assigned[units.clone()].concat();
-            let (mut handle, shards) = shard_members(&members, &shard_group, &sharding, kinds)?;
+            let (mut handle, shards) = shard_members(&members, &comm.group, &sharding, kinds)?;
             if let Some(handle) = &mut handle {
+                if let Some(group) = &comm.secondary_group {
+                    handle.keep_secondary(group)?;
+                }
                 handle.is_shared = members.iter().any(|p| tied.iter().any(|t| t.is(p)));
             }
             groups.push(UnitGroup { units, handle });
@@ -452,7 +464,11 @@ impl ParamGroup {
             },
             op: options.op,
             replicate_group: world.group(sharding.replica_axes)?,
-            shard_group,
+            replica_hook: match &options.gradient_codec {
+                Some(codec) => Box::new(TwoHopReduction::new(Arc::clone(codec))),
+                None => Box::new(PlainReduction),
+            },
+            shards: comm,
         };
         let formulas = formulas(&comm, &groups, kinds);
         let mut state = FsdpState::new(comm, groups, &sample(kinds.param)?, &sample(kinds.reduce)?);
@@ -518,14 +534,22 @@ fn formulas(comm: &CommConfig, groups: &[UnitGroup], kinds: Kinds) -> ShardedMod
         shared: handles()
             .map(|handle| handle.is_some_and(|handle| handle.is_shared))
             .collect(),
-        num_shards: comm.shard_group.size(),
+        num_shards: comm.shards.group.size(),
         num_replicas: comm.replicate_group.size(),
+        gathered: encoding(comm.shards.parameter_codec.as_ref(), width(kinds.param)),
+        reduced: encoding(comm.shards.gradient_codec.as_ref(), width(kinds.reduce)),
+        num_secondary_shards: comm.shards.secondary_group.as_ref().map(Group::size),
         widths: Widths {
             master: width(kinds.master),
             param: width(kinds.param),
             reduce: width(kinds.reduce),
         },
     }
+}
+
+/// How numbers of this many bytes are sent.
+fn encoding(codec: Option<&Arc<dyn Codec>>, width: u64) -> Encoding {
+    codec.map_or(Encoding::Plain(width), |codec| codec.encoding())
 }
 
 fn kinds_of(parameter: &Parameter, precision: &Precision) -> Kinds {

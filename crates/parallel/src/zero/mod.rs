@@ -33,12 +33,14 @@ mod prefetch;
 mod wrap_policy;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use trainyard_mesh::{Axis, AxisSet, Layout};
 use trainyard_nn::UnitHooks;
 use trainyard_torch::ReduceOp;
 
 use crate::buffers::BroadcastBuffers;
+use crate::compress::Codec;
 use crate::precision::Precision;
 
 pub use fully_shard::{FullyShard, fully_shard};
@@ -68,6 +70,14 @@ pub struct ShardOptions {
     pub broadcast_buffers: BroadcastBuffers,
     /// Whether communication overlaps computation. Results are bitwise the same.
     pub overlap: bool,
+    /// How gradients are encoded when they are reduced; none sends them in the type of the precision.
+    pub gradient_codec: Option<Arc<dyn Codec>>,
+    /// How parameters are encoded when they are gathered; stage 3 only, because other stages compute with the optimizer's
+    /// own copy of a shard.
+    pub parameter_codec: Option<Arc<dyn Codec>>,
+    /// Whether states are sharded over the replicas too. The ranks of a replica then share a second copy of the
+    /// parameters, from which they are gathered after the first time in a step; stage 3 only.
+    pub secondary_shards: bool,
     /// Which states are offloaded while they are not in use, and where to; none keeps them in memory.
     pub offload: Option<OffloadOptions>,
     /// Additional hooks around each unit, such as activation checkpointing. They run while the unit is gathered.
@@ -86,6 +96,9 @@ impl Default for ShardOptions {
             wrap_policy: WrapPolicy::default(),
             broadcast_buffers: BroadcastBuffers::default(),
             overlap: true,
+            gradient_codec: None,
+            parameter_codec: None,
+            secondary_shards: false,
             offload: None,
             unit_hooks: Vec::new(),
         }
@@ -105,23 +118,33 @@ struct GroupSharding {
     axes: AxisSet,
     /// The axes along which other ranks hold the same shards.
     replica_axes: AxisSet,
+    /// The axes over which the second copy of the parameters is sharded.
+    secondary_axes: Option<AxisSet>,
 }
 
 impl GroupSharding {
     fn of(layout: &Layout, options: &ShardOptions) -> GroupSharding {
         let replicas = Axis::DpReplicate;
-        if !layout.is_expert() {
-            return GroupSharding {
-                stage: options.stage,
-                axes: shard_axes(),
-                replica_axes: replicas.into(),
+        if !layout.is_expert() || options.shard_experts {
+            let axes = if layout.is_expert() {
+                Axis::Efsdp.into()
+            } else {
+                shard_axes()
             };
-        }
-        if options.shard_experts {
-            return GroupSharding {
-                stage: options.stage,
-                axes: Axis::Efsdp.into(),
-                replica_axes: replicas.into(),
+            return if options.secondary_shards {
+                GroupSharding {
+                    stage: options.stage,
+                    axes: axes.union(replicas.into()),
+                    replica_axes: AxisSet::default(),
+                    secondary_axes: Some(axes),
+                }
+            } else {
+                GroupSharding {
+                    stage: options.stage,
+                    axes,
+                    replica_axes: replicas.into(),
+                    secondary_axes: None,
+                }
             };
         }
         GroupSharding {
@@ -129,6 +152,7 @@ impl GroupSharding {
             stage: Stage::OptimizerStates,
             axes: AxisSet::default(),
             replica_axes: AxisSet::of([replicas, Axis::Efsdp]),
+            secondary_axes: None,
         }
     }
 }

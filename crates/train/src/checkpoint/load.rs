@@ -14,6 +14,7 @@ use trainyard_parallel::Strategy;
 use trainyard_torch::{ReduceOp, TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
+use super::save_plan::param_state_name;
 use super::visit::Visit;
 use crate::error::{Result, TrainError};
 use crate::trainer::Trainer;
@@ -88,7 +89,30 @@ pub(super) fn load_model(
     let visited = model.load_states(optimizer, &mut |part, optimizer| {
         visit.go_on(load_part(checkpoint, part, optimizer, world))
     });
-    visit.end(visited)
+    visit.end(visited)?;
+    load_param_states(checkpoint, &parameters, model, world)
+}
+
+/// Loads what the strategy remembers of its parameters, if the checkpoint has it: a job with another strategy has saved
+/// something else.
+fn load_param_states(
+    checkpoint: &Checkpoint,
+    parameters: &[Parameter],
+    model: &dyn Strategy,
+    world: &World,
+) -> Result<()> {
+    for state in model.param_states()? {
+        let name = optimizer_name(&param_state_name(state.kind, &state.parameter));
+        let parameter = parameters.iter().find(|p| p.name() == state.parameter);
+        let (Some(parameter), true) = (parameter, checkpoint.tensor(&name).is_ok()) else {
+            continue;
+        };
+        let request = request(name, parameter, world)?;
+        for saved in read(checkpoint, &[request])? {
+            state.load(&saved)?;
+        }
+    }
+    Ok(())
 }
 
 /// Loads parameters that are in memory, and their optimizer state.
@@ -169,7 +193,7 @@ fn optimizer_states(
     let (mut names, mut requests, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     for parameter in parameters {
         for kind in optimizer.kinds() {
-            let state = format!("{kind}.{}", parameter.name());
+            let state = param_state_name(kind, parameter.name());
             let name = optimizer_name(&state);
             let Ok(entry) = checkpoint.tensor(&name) else {
                 continue;

@@ -24,6 +24,11 @@ pub(super) struct StateTensor {
     replicated_along: AxisSet,
 }
 
+/// The name of a parameter's state, of the optimizer or of the strategy.
+pub(super) fn param_state_name(kind: &str, parameter: &str) -> String {
+    format!("{kind}.{parameter}")
+}
+
 /// All state tensors of this rank. Ranks that hold the same shards list them in the same order.
 pub(super) fn local_state(
     model: &dyn Strategy,
@@ -33,6 +38,14 @@ pub(super) fn local_state(
     let tied_replicas = model.tied_replicas();
     let mut all = Vec::new();
     let mut states: HashMap<String, Tensor> = optimizer.state().into_iter().collect();
+    let mut kinds = optimizer.kinds();
+    for state in model.param_states()? {
+        let saved = state.saved()?;
+        states.insert(param_state_name(state.kind, &state.parameter), saved);
+        if !kinds.contains(&state.kind) {
+            kinds.push(state.kind);
+        }
+    }
     for parameter in &model.parameters() {
         // A tied replica is not saved: the rank with the original saves it and its optimizer state.
         if tied_replicas.iter().any(|replica| replica.is(parameter)) {
@@ -45,8 +58,8 @@ pub(super) fn local_state(
             tensor,
             world,
         )?);
-        for kind in optimizer.kinds() {
-            let name = format!("{kind}.{}", parameter.name());
+        for kind in &kinds {
+            let name = param_state_name(kind, parameter.name());
             if let Some(state) = states.remove(&name) {
                 all.push(StateTensor::of(
                     optimizer_name(&name),

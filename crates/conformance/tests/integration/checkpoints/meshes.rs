@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trainyard_checkpoint::{Checkpoint, Store, TrainState, step_dir, store};
-use trainyard_config::{Config, Dtype, MoeSection, ParallelismSection};
+use trainyard_config::{Config, Dtype, GradientCompression, MoeSection, ParallelismSection};
 use trainyard_conformance::training::{Session, debug_llama, divided};
 use trainyard_conformance::{Outcome, Rank, is_full_run};
 use trainyard_mesh::Mesh;
@@ -133,6 +133,39 @@ pub fn experts(rank: &Rank) -> Outcome {
         p.expert_parallel_degree = 8
     })?);
     each_to_each(rank, &savers()?, &loaders)
+}
+
+/// What a compressor has not sent yet is saved as a sum over ranks, and divided over those that load it.
+pub fn gradient_errors(rank: &Rank) -> Outcome {
+    let compressed = |name, num_ranks, compression| {
+        Job::of(debug_llama(Dtype::Float32), name, num_ranks, |p| {
+            p.gradient_compression = compression;
+            p.power_sgd_start_step = 0;
+        })
+    };
+    let folder = shared_folder(rank)?;
+    for compression in [GradientCompression::TopK, GradientCompression::PowerSgd] {
+        let saver = compressed("2 ranks", 2, compression)?;
+        let saved = folder.join(compression.name());
+        trained_and_saved(rank, &saver, &saved)?;
+        let loader = compressed("4 ranks", 4, compression)?;
+        let again = folder.join(format!("{}-again", compression.name()));
+        loaded_and_trained(rank, &loader, &saved, &again)?;
+        if rank.index() == 0 {
+            assert_same_state(&saved, &again, compression.name())?;
+            let saved = Checkpoint::open(store::open(&saved)?, &step_dir(SAVED))?;
+            let names = saved.manifest().tensors.keys();
+            let mut errors = names.filter(|name| name.contains("gradient_error"));
+            let has_values =
+                |name: &String| saved.read_tensor(name).map(|t| t.iter().any(|&b| b != 0));
+            assert!(errors.any(|name| has_values(name).unwrap_or(false)));
+        }
+        // A job without compression ignores the errors.
+        let plain = compressed("plain", 4, GradientCompression::None)?;
+        let again = folder.join(format!("{}-plain", compression.name()));
+        loaded_and_trained(rank, &plain, &saved, &again)?;
+    }
+    Ok(())
 }
 
 /// Every loader loads what its own mesh or the one before it has saved; in a full CI run, what every mesh has saved.

@@ -17,6 +17,11 @@ const EXPERTS: &[Case] = &[Case {
     run: meshes::experts,
 }];
 
+const GRADIENT_ERRORS: &[Case] = &[Case {
+    name: "gradient_errors_load_on_another_number_of_ranks",
+    run: meshes::gradient_errors,
+}];
+
 const AGAIN: &[Case] = &[Case {
     name: "a_step_that_is_saved_twice_is_complete",
     run: again::is_whole,
@@ -29,6 +34,12 @@ const HUGGING_FACE: &[Case] = &[Case {
 
 /// The suites of this module.
 pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "checkpoints::compression",
+        sizes: &[4],
+        full_sizes: &[],
+        cases: GRADIENT_ERRORS,
+    },
     Suite {
         name: "checkpoints::meshes",
         sizes: &[8],
