@@ -3,7 +3,7 @@
 use crate::section::within;
 use crate::{
     AttentionMask, Choice, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
-    GuardPolicy, ModelSpec,
+    GuardPolicy, LocalUpdateMethod, ModelSpec, Offload,
 };
 
 impl Config {
@@ -48,6 +48,7 @@ impl Config {
         self.check_batch()?;
         self.check_schedule()?;
         self.check_compression()?;
+        self.check_local_updates()?;
         self.check_sharding()
     }
 
@@ -201,6 +202,39 @@ impl Config {
                      lr_scheduler.warmup_steps = {warmup} are over"
                 ),
                 format!("the nearest valid choice is lr_scheduler.decay_ratio = {left}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_local_updates(&self) -> Result<(), ConfigError> {
+        let section = &self.local_updates;
+        section.check()?;
+        let degree = self.parallelism.data_parallel_outer_degree;
+        if section.method == LocalUpdateMethod::None {
+            return match degree {
+                1 => Ok(()),
+                _ => Err(ConfigError::contradiction(
+                    format!(
+                        "parallelism.data_parallel_outer_degree = {degree}, but local_updates.method = \"none\" joins no \
+                         replicas"
+                    ),
+                    "use local_updates.method = \"diloco\", or parallelism.data_parallel_replicate_degree",
+                )),
+            };
+        }
+        if self.parallelism.offload != Offload::None {
+            return Err(ConfigError::not_built(
+                "local_updates with offloaded states",
+                "parallelism.offload = \"none\"",
+            ));
+        }
+        let is_compressed = section.method == LocalUpdateMethod::SparseLoco
+            || section.compression != GradientCompression::None;
+        if is_compressed && self.training.dtype == Dtype::Float64 {
+            return Err(ConfigError::contradiction(
+                "the compression of [local_updates] loses the precision of training.dtype = \"float64\"",
+                "use another local_updates.method, or local_updates.compression = \"none\"",
             ));
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use trainyard_mesh::{Axis, Mesh};
 
-use crate::{Config, ConfigError, ParallelismSection};
+use crate::{Config, ConfigError, LocalUpdateMethod, ParallelismSection};
 
 /// The value that means "all remaining ranks".
 const REST: i64 = -1;
@@ -24,6 +24,7 @@ impl Config {
         let mut config = self.clone();
         let section = &mut config.parallelism;
         for degree in [
+            &mut section.data_parallel_outer_degree,
             &mut section.data_parallel_replicate_degree,
             &mut section.data_parallel_shard_degree,
             &mut section.pipeline_parallel_degree,
@@ -33,17 +34,19 @@ impl Config {
         ] {
             *degree = 1;
         }
+        config.local_updates.method = LocalUpdateMethod::None;
         config
     }
 }
 
 impl ParallelismSection {
-    fn degrees(&self) -> [(Axis, i64); 5] {
+    fn degrees(&self) -> [(Axis, i64); Axis::COUNT] {
         let replicate = match self.data_parallel_shard_degree {
             REST => self.data_parallel_replicate_degree.abs(),
             _ => self.data_parallel_replicate_degree,
         };
         [
+            (Axis::DpOuter, self.data_parallel_outer_degree),
             (Axis::Pp, self.pipeline_parallel_degree),
             (Axis::DpReplicate, replicate),
             (Axis::DpShard, self.data_parallel_shard_degree),
@@ -57,7 +60,7 @@ impl ParallelismSection {
         let expert = ("expert_parallel_degree", self.expert_parallel_degree);
         let keys = self.degrees().map(|(axis, degree)| (key_of(axis), degree));
         for (key, degree) in keys.into_iter().chain([expert]) {
-            let may_take_rest = key.starts_with("data_parallel");
+            let may_take_rest = key.starts_with("data_parallel") && key != key_of(Axis::DpOuter);
             if degree < 1 && !(may_take_rest && degree == REST) {
                 return Err(ConfigError::contradiction(
                     format!("parallelism.{key} = {degree} is not a number of ranks"),
@@ -73,7 +76,7 @@ impl ParallelismSection {
     }
 
     /// The size of every axis, with -1 resolved. Expects validated degrees.
-    fn sizes(&self, world_size: usize) -> Result<[(Axis, usize); 5], ConfigError> {
+    fn sizes(&self, world_size: usize) -> Result<[(Axis, usize); Axis::COUNT], ConfigError> {
         let degrees = self.degrees();
         let fixed = degrees
             .iter()
@@ -102,6 +105,7 @@ impl ParallelismSection {
 
 fn key_of(axis: Axis) -> &'static str {
     match axis {
+        Axis::DpOuter => "data_parallel_outer_degree",
         Axis::Pp => "pipeline_parallel_degree",
         Axis::DpReplicate => "data_parallel_replicate_degree",
         Axis::DpShard => "data_parallel_shard_degree",

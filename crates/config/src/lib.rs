@@ -48,11 +48,11 @@ pub use rescale::Rescaled;
 pub use section::{
     ActivationCheckpointMode, ActivationCheckpointSection, AsyncMode, AttentionMask, Backend,
     BitFlip, CheckpointSection, CommSection, ContextMethod, Dataset, DebugSection, DecayType,
-    Dtype, GradientCompression, GuardPolicy, JobSection, LrSchedulerSection, MetricsSection,
-    ModelName, ModelSection, MoeSection, Offload, OffloadStates, OptimizerImplementation,
-    OptimizerName, OptimizerSection, ParallelismSection, ParameterCompression, PipelineReduce,
-    ProfilingSection, ReshardAfterForward, ResumeChange, SelectiveOption, TrainingSection,
-    ValidationSection, ValueGuardSection,
+    Dtype, GradientCompression, GuardPolicy, JobSection, LocalUpdateMethod, LocalUpdatesSection,
+    LrSchedulerSection, MetricsSection, ModelName, ModelSection, MoeSection, Offload,
+    OffloadStates, OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection,
+    ParameterCompression, PipelineReduce, ProfilingSection, ReshardAfterForward, ResumeChange,
+    SelectiveOption, TrainingSection, ValidationSection, ValueGuardSection,
 };
 pub use spec::ModelSpec;
 
@@ -68,6 +68,8 @@ pub struct Config {
     pub training: TrainingSection,
     /// The parallel strategy.
     pub parallelism: ParallelismSection,
+    /// Replicas that take optimizer steps of their own.
+    pub local_updates: LocalUpdatesSection,
     /// The optimizer and its hyperparameters.
     pub optimizer: OptimizerSection,
     /// The schedule of the learning rate.

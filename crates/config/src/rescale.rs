@@ -30,16 +30,18 @@ impl Config {
             return Err(indivisible_ranks(num_ranks, kept));
         };
         let section = &self.parallelism;
+        let outer = self.num_outer_replicas(num_ranks, full)?;
         let (replicate, shard) = divide(
             section.data_parallel_replicate_degree,
             section.data_parallel_shard_degree,
-            left,
+            left / outer,
         );
         let global = self.global_batch(full / kept);
         let asked = self.training.local_batch_size;
         let local = largest_share(asked, global, left).ok_or_else(|| uneven(global, left))?;
 
         let mut config = self.clone();
+        config.parallelism.data_parallel_outer_degree = degree(outer);
         config.parallelism.data_parallel_replicate_degree = degree(replicate);
         config.parallelism.data_parallel_shard_degree = degree(shard);
         config.training.global_batch_size = Some(global);
@@ -87,6 +89,27 @@ impl Config {
     fn global_batch(&self, full: usize) -> usize {
         let of_all = || self.training.local_batch_size.saturating_mul(full.max(1));
         self.training.global_batch_size.unwrap_or_else(of_all)
+    }
+
+    /// The replicas that take steps of their own on `num_ranks` ranks: they come and go as a whole.
+    fn num_outer_replicas(&self, num_ranks: usize, full: usize) -> Result<usize, ConfigError> {
+        let asked = usize::try_from(self.parallelism.data_parallel_outer_degree).unwrap_or(1);
+        if asked == 1 {
+            return Ok(1);
+        }
+        let ranks_each = (full / asked).max(1);
+        if num_ranks.is_multiple_of(ranks_each) {
+            return Ok(num_ranks / ranks_each);
+        }
+        Err(ConfigError::contradiction(
+            format!(
+                "{num_ranks} ranks are not a multiple of {ranks_each}, the ranks of each of the \
+                 parallelism.data_parallel_outer_degree = {asked} replicas"
+            ),
+            format!(
+                "start a multiple of {ranks_each} ranks on every node, or raise MIN of --nnodes"
+            ),
+        ))
     }
 
     /// The ranks of one data-parallel replica, which do not change.
@@ -176,6 +199,27 @@ mod tests {
 
     fn config(text: &str) -> Config {
         Config::parse(text, &[]).unwrap()
+    }
+
+    /// Replicas that take steps of their own are lost as a whole.
+    #[test]
+    fn outer_replicas_come_and_go() {
+        let mut config = Config::default();
+        config.local_updates.method = crate::LocalUpdateMethod::Diloco;
+        config.parallelism.data_parallel_outer_degree = 4;
+        config.parallelism.data_parallel_shard_degree = 2;
+        config.training.global_batch_size = Some(24);
+        config.training.local_batch_size = 4;
+        let mesh = |num_ranks| {
+            let rescaled = config.rescale(num_ranks, 8)?.config;
+            rescaled.check()?;
+            rescaled.mesh(num_ranks).map(|mesh| mesh.to_string())
+        };
+        assert_eq!(mesh(8).unwrap(), "dp_outer4 x dp_shard2");
+        assert_eq!(mesh(6).unwrap(), "dp_outer3 x dp_shard2");
+        assert_eq!(mesh(2).unwrap(), "dp_shard2");
+        let error = mesh(5).unwrap_err().to_string();
+        assert!(error.contains("5 ranks are not a multiple of 2"), "{error}");
     }
 
     #[test]

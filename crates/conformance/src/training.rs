@@ -128,6 +128,9 @@ pub struct Trained {
     pub wire_sent: u64,
     /// Bytes that all ranks send per step, in closed form; in a pipeline, all ranks of this stage.
     pub volume: Volume,
+    /// Bytes that the ranks with the same shards send in all steps to join replicas that take steps of their own, in closed
+    /// form.
+    pub outer_volume: Volume,
     /// The number of pipeline stages.
     pub num_stages: usize,
 }
@@ -194,6 +197,7 @@ pub fn finish(mut session: Session, config: &Config, world: &World) -> Result<Tr
             CommCounts::per_microbatch(session.trainer.batching().num_microbatches),
             world.size(),
         ),
+        outer_volume: session.trainer.outer_volume(config.training.steps),
         num_stages: world.mesh().size(Axis::Pp),
     })
 }

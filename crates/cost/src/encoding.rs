@@ -11,6 +11,8 @@ pub enum Encoding {
     Blocks8,
     /// Only this many of every chunk of [`Encoding::CHUNK`], each as a bfloat16 value and a place of 16 bits.
     TopK(u64),
+    /// Only this many of every chunk of [`Encoding::CHUNK`], each as a place and two bits, with a float32 scale per chunk.
+    TwoBitTopK(u64),
 }
 
 impl Encoding {
@@ -19,12 +21,20 @@ impl Encoding {
     /// Numbers among which the largest are chosen. A place needs 12 bits, which are sent as 16.
     pub const CHUNK: usize = 4096;
 
+    /// How many numbers of a chunk are kept, if this share of them is: at least one.
+    pub fn num_kept(share: f64) -> usize {
+        let kept = (share * Encoding::CHUNK as f64).round() as usize;
+        kept.clamp(1, Encoding::CHUNK)
+    }
+
     /// Bytes of `length` numbers.
     pub fn bytes(self, length: u64) -> u64 {
+        let num_chunks = length.div_ceil(Encoding::CHUNK as u64);
         match self {
             Encoding::Plain(width) => length * width,
             Encoding::Blocks8 => length + 4 * length.div_ceil(Encoding::BLOCK as u64),
-            Encoding::TopK(k) => 4 * k * length.div_ceil(Encoding::CHUNK as u64),
+            Encoding::TopK(k) => 4 * k * num_chunks,
+            Encoding::TwoBitTopK(k) => (2 * k + 4) * num_chunks,
         }
     }
 

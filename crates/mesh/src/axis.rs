@@ -18,6 +18,8 @@ use crate::MeshError;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
+    /// Outer data parallel: ranks hold replicas that take optimizer steps of their own and are averaged now and then.
+    DpOuter,
     /// Pipeline parallel: ranks hold different layers.
     Pp,
     /// Replicated data parallel: ranks hold the same parameters and process different samples.
@@ -37,13 +39,14 @@ pub enum Axis {
 
 impl Axis {
     /// Number of axes that determine a rank.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
 
     /// Number of axes, the two of expert parallelism included.
-    pub(crate) const COUNT_WITH_EXPERT: usize = 7;
+    pub(crate) const COUNT_WITH_EXPERT: usize = 8;
 
     /// The axes whose coordinates determine a rank, outermost first.
     pub const ALL: [Axis; Axis::COUNT] = [
+        Axis::DpOuter,
         Axis::Pp,
         Axis::DpReplicate,
         Axis::DpShard,
@@ -53,6 +56,7 @@ impl Axis {
 
     /// All axes, the two of expert parallelism included, outermost first.
     pub(crate) const ALL_WITH_EXPERT: [Axis; Axis::COUNT_WITH_EXPERT] = [
+        Axis::DpOuter,
         Axis::Pp,
         Axis::DpReplicate,
         Axis::DpShard,
@@ -62,9 +66,13 @@ impl Axis {
         Axis::Ep,
     ];
 
+    /// The axes that divide the batch.
+    pub const DATA: [Axis; 3] = [Axis::DpOuter, Axis::DpReplicate, Axis::DpShard];
+
     /// The name of the axis in config files.
     pub const fn name(self) -> &'static str {
         match self {
+            Axis::DpOuter => "dp_outer",
             Axis::Pp => "pp",
             Axis::DpReplicate => "dp_replicate",
             Axis::DpShard => "dp_shard",
@@ -263,7 +271,7 @@ mod tests {
         assert_eq!(set.to_string(), "dp_replicate+ep");
         assert_eq!(
             set.complement(),
-            AxisSet::of([Axis::Pp, Axis::Efsdp]),
+            AxisSet::of([Axis::DpOuter, Axis::Pp, Axis::Efsdp]),
             "the complement stays within the expert grid"
         );
         assert!(!set.is_mixed());

@@ -104,7 +104,7 @@ impl Mesh {
 
     /// Number of ranks that hold and shard the same experts: `dp_shard * cp * tp / ep`.
     pub const fn efsdp(&self) -> usize {
-        let [_, _, dp_shard, cp, tp] = self.sizes;
+        let [_, _, _, dp_shard, cp, tp] = self.sizes;
         dp_shard * cp * tp / self.ep
     }
 

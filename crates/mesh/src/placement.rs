@@ -246,13 +246,14 @@ mod tests {
     fn experts_are_replicated_along_axes_that_shard_neither_them_nor_their_states() {
         let experts = Layout::experts();
         assert!(experts.is_expert());
-        let same = AxisSet::of([Axis::DpReplicate, Axis::Efsdp]);
+        let same = AxisSet::of([Axis::DpOuter, Axis::DpReplicate, Axis::Efsdp]);
         assert_eq!(experts.replicated_axes(), same);
         let sharded = experts.with(Axis::Efsdp, Placement::Flat);
-        assert_eq!(sharded.replicated_axes(), Axis::DpReplicate.into());
+        let same = AxisSet::of([Axis::DpOuter, Axis::DpReplicate]);
+        assert_eq!(sharded.replicated_axes(), same);
         assert_eq!(sharded.to_string(), "efsdp flat, ep shard(0)");
         let cut = Layout::replicated().with(Axis::Tp, Placement::Shard(Dim(1)));
-        let same = AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
+        let same = AxisSet::of([Axis::DpOuter, Axis::DpReplicate, Axis::DpShard, Axis::Cp]);
         assert_eq!(cut.replicated_axes(), same);
     }
 

@@ -17,6 +17,7 @@ mod join;
 mod lock;
 mod loss_scale;
 pub mod offload;
+mod outer;
 mod param_state;
 mod partial_grads;
 mod pipeline;
@@ -30,7 +31,7 @@ pub use buffers::BroadcastBuffers;
 pub use compress::{
     AuditedReduction, BlockQuantizer, CastReduction, Codec, GradientBucket, GradientHook,
     PlainReduction, PowerSgd, PowerSgdOptions, RandomK, Reduction, SparseReduction, TopK,
-    TwoHopReduction,
+    TwoBitTopK, TwoHopReduction,
 };
 pub use data_parallel::DataParallel;
 pub use ddp::{Ddp, DdpOptions};
@@ -38,6 +39,7 @@ pub use error::{ParallelError, Result};
 pub use flat::{BucketLimits, FlatParam, assign_buckets};
 pub use join::{Join, JoinedStep};
 pub use loss_scale::{LossScale, StepDecision, scaled};
+pub use outer::{OuterLoop, OuterOptimizer, OuterOptions};
 pub use param_state::ParamState;
 pub use pipeline::{
     ActivationSpec, Cut, Pipeline, PipelineOptions, StageModel, TiedEmbedding, pipeline,

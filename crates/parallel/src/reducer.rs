@@ -101,6 +101,7 @@ impl Reducer {
         GradientBucket {
             index,
             step: self.step,
+            purpose: Purpose::Gradient,
             flat: self.buckets[index].flat(),
             members: self.buckets[index].views().collect(),
             error: self.errors.get(index),

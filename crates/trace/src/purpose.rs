@@ -8,6 +8,8 @@ named_enum! {
     Purpose {
         /// Reduction of gradients.
         Gradient = "gradient",
+        /// Reduction of outer gradients, which join replicas that take steps of their own.
+        OuterGradient = "outer_gradient",
         /// All-gather of sharded parameters, or broadcast of initial parameters.
         Parameter = "parameter",
         /// Activations and their gradients, in tensor, sequence, context and pipeline parallelism.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_config::{
-    Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, MixtureEntry, ModelSpec,
-    Offload, OffloadStates as OffloadKey, ParameterCompression, ReshardAfterForward, is_mixture,
-    read_mixture,
+    Choice, Config, ContextMethod, Dataset, Dtype, GradientCompression, LocalUpdateMethod,
+    MixtureEntry, ModelSpec, Offload, OffloadStates as OffloadKey, ParallelismSection,
+    ParameterCompression, ReshardAfterForward, is_mixture, read_mixture,
 };
 use trainyard_data::{
     MaskedTokens, Mixture, Mnist, Source, Split, SyntheticImages, SyntheticTokens, TokenFile,
@@ -21,9 +21,9 @@ use trainyard_nn::{
 };
 use trainyard_parallel::{
     BlockQuantizer, BucketLimits, CastReduction, Codec, DataParallelWrapper, Ddp, DdpOptions,
-    FullyShard, GradientHook, OffloadOptions, OffloadStates, PlainReduction, PowerSgd,
-    PowerSgdOptions, Precision, RandomK, RecomputeHooks, RecomputePlan, Reshard, ShardOptions,
-    SparseReduction, Stage, TopK, TwoHopReduction, WrapPolicy,
+    FullyShard, GradientHook, OffloadOptions, OffloadStates, OuterOptimizer, OuterOptions,
+    PlainReduction, PowerSgd, PowerSgdOptions, Precision, RandomK, RecomputeHooks, RecomputePlan,
+    Reshard, ShardOptions, SparseReduction, Stage, TopK, TwoBitTopK, TwoHopReduction, WrapPolicy,
 };
 use trainyard_torch::{ReduceOp, World, local_world_size};
 use trainyard_trace::{Ledger, Purpose};
@@ -353,7 +353,7 @@ pub fn shard_options(config: &Config) -> ShardOptions {
             None => WrapPolicy::EveryUnit,
         },
         overlap: parallelism.overlap,
-        gradient_codec: gradient_codec(config),
+        gradient_codec: codec(parallelism.gradient_compression),
         parameter_codec: parameter_codec(config),
         secondary_shards: parallelism.fsdp_secondary_shards,
         offload: None,
@@ -361,9 +361,9 @@ pub fn shard_options(config: &Config) -> ShardOptions {
     }
 }
 
-/// How gradients are encoded when they are reduced.
-fn gradient_codec(config: &Config) -> Option<Arc<dyn Codec>> {
-    match config.parallelism.gradient_compression {
+/// How numbers are encoded with this compression, if each of them is.
+fn codec(compression: GradientCompression) -> Option<Arc<dyn Codec>> {
+    match compression {
         GradientCompression::Int8 => Some(Arc::new(BlockQuantizer::Int8)),
         GradientCompression::Fp8 => Some(Arc::new(BlockQuantizer::Fp8)),
         _ => None,
@@ -381,21 +381,75 @@ fn parameter_codec(config: &Config) -> Option<Arc<dyn Codec>> {
 
 /// The communication hook that reduces gradients as a config asks for.
 fn gradient_hook(config: &Config) -> Box<dyn GradientHook> {
+    let section = &config.parallelism;
     let reduce = config.reduce_dtype();
-    let share = config.parallelism.gradient_compression_ratio;
-    if let Some(codec) = gradient_codec(config) {
-        return Box::new(TwoHopReduction::new(codec));
+    let compression = section.gradient_compression;
+    match compressing_hook(compression, section.gradient_compression_ratio, section) {
+        Some(hook) => hook,
+        None if reduce == config.training.dtype => Box::new(PlainReduction),
+        None => Box::new(CastReduction(kind(reduce))),
     }
-    match config.parallelism.gradient_compression {
+}
+
+/// The hook of a compression; none for those that only change the type.
+fn compressing_hook(
+    compression: GradientCompression,
+    share: f64,
+    section: &ParallelismSection,
+) -> Option<Box<dyn GradientHook>> {
+    Some(match compression {
+        GradientCompression::None | GradientCompression::Bf16 | GradientCompression::Fp16 => {
+            return None;
+        }
+        GradientCompression::Int8 | GradientCompression::Fp8 => {
+            Box::new(TwoHopReduction::new(codec(compression)?))
+        }
         GradientCompression::TopK => Box::new(SparseReduction::new(TopK::new(share))),
         GradientCompression::RandomK => Box::new(RandomK::new(share)),
         GradientCompression::PowerSgd => Box::new(PowerSgd::new(PowerSgdOptions {
-            rank: config.parallelism.power_sgd_rank,
-            start_step: config.parallelism.power_sgd_start_step,
+            rank: section.power_sgd_rank,
+            start_step: section.power_sgd_start_step,
             ..PowerSgdOptions::default()
         })),
-        _ if reduce == config.training.dtype => Box::new(PlainReduction),
-        _ => Box::new(CastReduction(kind(reduce))),
+    })
+}
+
+/// The outer loop of a config, if replicas take steps of their own.
+pub fn outer_options(config: &Config) -> Option<OuterOptions> {
+    let section = &config.local_updates;
+    if section.method == LocalUpdateMethod::None {
+        return None;
+    }
+    let (lr, momentum) = section.outer_optimizer();
+    Some(OuterOptions {
+        sync_steps: section.sync_steps,
+        start_step: section.start_step,
+        last_step: config.training.steps,
+        num_fragments: section.num_fragments,
+        sync_delay: section.fragment_sync_delay,
+        update_alpha: section.fragment_update_alpha,
+        optimizer: OuterOptimizer {
+            lr,
+            momentum,
+            nesterov: section.outer_nesterov,
+        },
+        hook: outer_hook(config).into(),
+        error_decay: section.error_decay,
+    })
+}
+
+/// The communication hook that reduces outer gradients.
+fn outer_hook(config: &Config) -> Box<dyn GradientHook> {
+    let section = &config.local_updates;
+    let share = section.compression_ratio;
+    if section.method == LocalUpdateMethod::SparseLoco {
+        return Box::new(SparseReduction::new(TwoBitTopK::new(share)));
+    }
+    match section.compression {
+        GradientCompression::Bf16 => Box::new(CastReduction(Kind::BFloat16)),
+        GradientCompression::Fp16 => Box::new(CastReduction(Kind::Half)),
+        compression => compressing_hook(compression, share, &config.parallelism)
+            .unwrap_or_else(|| Box::new(PlainReduction)),
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use tch::{Kind, Tensor};
+use trainyard_mesh::{Axis, AxisSet};
 use trainyard_nn::{Parameter, parameters_by_axes};
 use trainyard_torch::{Group, World};
 
@@ -38,7 +39,10 @@ impl ReplicaDigests {
     /// Groups these parameters, whose layouts must be final.
     pub(crate) fn new(parameters: &[Parameter], world: &World) -> Result<ReplicaDigests> {
         let mut groups = Vec::new();
-        for (axes, parameters) in parameters_by_axes(parameters, |p| p.layout().replicated_axes()) {
+        // Replicas along `dp_outer` take steps of their own.
+        let own = |axis: &Axis| *axis != Axis::DpOuter;
+        let axes_of = |p: &Parameter| AxisSet::of(p.layout().replicated_axes().iter().filter(own));
+        for (axes, parameters) in parameters_by_axes(parameters, axes_of) {
             let group = world.group(axes)?;
             if group.size() > 1 {
                 groups.push(ReplicaGroup { parameters, group });

@@ -2,13 +2,14 @@
 
 use tch::{Kind, Tensor};
 use trainyard_config::{Batching, Dtype, Offload};
+use trainyard_cost::Volume;
 use trainyard_data::Batch;
 use trainyard_mesh::{Axis, AxisSet, chunk};
 use trainyard_nn::{Context, ContextParallel, Device, Documents, Parameter};
 use trainyard_optim::{DeviceScalars, Optimizer};
 use trainyard_parallel::{
-    DdpOptions, LossScale, Microbatch, OptimizerStep, RecomputePlan, StepDecision, StepInputs,
-    Strategy, cast_floating, scaled,
+    DdpOptions, LossScale, Microbatch, OptimizerStep, OuterLoop, ParamState, RecomputePlan,
+    StepDecision, StepInputs, Strategy, cast_floating, scaled,
 };
 use trainyard_torch::device::StepScope;
 use trainyard_torch::{Group, ReduceOp, Work, World, device, memory, scalar};
@@ -32,10 +33,19 @@ use crate::value_guard::{GuardState, Incident, Observation, ValueGuard, found_in
 
 /// The mesh axes that divide the batch.
 pub fn data_axes() -> AxisSet {
-    AxisSet::of([Axis::DpReplicate, Axis::DpShard])
+    AxisSet::of(Axis::DATA)
 }
 
-/// The mesh axes that divide the loss, over which gradients are summed: those of the batch and of the
+/// The ranks that take optimizer steps together: all, but for other replicas along `dp_outer`.
+fn replica_group(world: &World) -> Result<Group> {
+    if world.mesh().size(Axis::DpOuter) == 1 {
+        return Ok(world.world_group()?);
+    }
+    let axes = Axis::ALL.into_iter().filter(|&axis| axis != Axis::DpOuter);
+    Ok(world.group(AxisSet::of(axes))?)
+}
+
+/// The mesh axes that divide the loss of a replica, over which gradients are summed: those of its batch and of the
 /// sequence.
 pub fn loss_axes() -> AxisSet {
     AxisSet::of([Axis::DpReplicate, Axis::DpShard, Axis::Cp])
@@ -75,6 +85,10 @@ pub struct Trainer {
     cp: ContextParallel,
     /// The end-of-document token; attention does not cross it.
     end_of_document: Option<i64>,
+    /// The ranks that take optimizer steps together.
+    replica_group: Group,
+    /// Joins replicas that take steps of their own.
+    outer: Option<OuterLoop>,
     /// All ranks.
     world_group: Group,
     ledger: Ledger,
@@ -193,8 +207,11 @@ impl Trainer {
             bit_flip: PlannedBitFlip::from_config(&spec.debug, world.rank()),
             replicas: ReplicaDigests::new(&parameters, world)?,
             is_offloaded: spec.parallelism.offload != Offload::None,
+            replica_group: replica_group(world)?,
+            outer: outer_loop(spec, &parameters, world)?,
             world_group: world.world_group()?,
-            nominal_targets: (batching.global * layout.num_targets()) as f64,
+            nominal_targets: (batching.global / world.mesh().size(Axis::DpOuter)
+                * layout.num_targets()) as f64,
             compute_kind: build::kind(spec.training.compute_dtype()),
             is_dry_run: world.is_fake(),
             is_gpu: world.device().is_cuda(),
@@ -231,6 +248,7 @@ impl Trainer {
         })?;
         // The count was all-reduced during forward and backward; correct the scale for it here.
         let (num_targets, has_incident) = target_count.finish()?;
+        let has_incident = self.any_replica_has(has_incident)?;
         let correction = nominal_targets / num_targets;
         let learning_rate = (self.learning_rate)(self.step);
         // Multiplied by this factor, the gradients are those of the mean loss.
@@ -243,6 +261,10 @@ impl Trainer {
         };
         let first = self.samples_seen;
         self.step += 1;
+        if let Some(outer) = &mut self.outer {
+            let _span = ledger.enter(SpanKind::Optimizer, "outer step");
+            outer.after_step(self.step)?;
+        }
         self.bit_flip = self.bit_flip.filter(|flip| !flip.is_past(self.step));
         self.samples_seen += self.batching.global as u64;
         if self.watches_values() {
@@ -260,6 +282,9 @@ impl Trainer {
         let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
         if let Some(flip) = self.bit_flip {
             flip.before_update(self.step + 1, &self.parameters)?;
+        }
+        if let Some(outer) = &self.outer {
+            outer.reduce_gradients(&self.parameters, self.step)?;
         }
         let grad_norm = scaled(&self.grad_norm.norm()?, factor)?;
         let found_inf = self.watches_values().then(|| found_inf(&grad_norm));
@@ -285,6 +310,21 @@ impl Trainer {
             flip.after_update(self.step + 1, &self.parameters, &states)?;
         }
         Ok(grad_norm)
+    }
+
+    /// Whether any replica has an incident. Replicas that take steps of their own tell each other only when they are joined.
+    fn any_replica_has(&self, has_incident: bool) -> Result<bool> {
+        let Some(outer) = self.outer.as_ref().filter(|outer| outer.group().size() > 1) else {
+            return Ok(has_incident);
+        };
+        if !outer.is_joined_after(self.step + 1) {
+            return Ok(false);
+        }
+        let flag = Tensor::from_slice(&[i64::from(has_incident)]);
+        self.world_group
+            .all_reduce(&flag, ReduceOp::Max, Purpose::Control)?
+            .wait()?;
+        Ok(flag.f_int64_value(&[0])? > 0)
     }
 
     /// Whether values that are not finite are incidents.
@@ -491,7 +531,7 @@ impl Trainer {
     /// Starts to count the targets of the global batch, which may differ between ranks.
     fn start_target_count(&self, batches: &[LocalMicrobatch]) -> Result<PendingCount> {
         let own: i64 = batches.iter().map(|batch| batch.num_targets).sum();
-        let num_counting = (self.world_group.size() / self.num_stages) as i64;
+        let num_counting = (self.replica_group.size() / self.num_stages) as i64;
         let own = match self.model.reads_targets() {
             // A dry run does not communicate: it assumes that all ranks have the same count.
             _ if self.is_dry_run => own * num_counting,
@@ -500,7 +540,7 @@ impl Trainer {
         };
         let counts = Tensor::from_slice(&[own, i64::from(self.guard.has_suspects())]);
         let work = self
-            .world_group
+            .replica_group
             .all_reduce(&counts, ReduceOp::Sum, Purpose::Control)?;
         Ok(PendingCount {
             counts,
@@ -530,7 +570,46 @@ impl Trainer {
             ledger: &self.ledger,
         };
         let total = self.loss_or_zero(self.model.evaluate(&step)?)?;
-        self.global_loss(&total)
+        let own = self.global_loss(&total)?;
+        let Some(outer) = &self.outer else {
+            return Ok(own);
+        };
+        // Replicas have evaluated as many samples each.
+        let mean = Tensor::from_slice(&[own]);
+        outer
+            .group()
+            .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
+            .wait()?;
+        Ok(mean.f_double_value(&[0])?)
+    }
+
+    /// What the strategy and the outer loop remember of parameters from one step to the next, for checkpoints.
+    pub fn param_states(&self) -> Result<Vec<ParamState>> {
+        let mut states = self.model.param_states()?;
+        if let Some(outer) = &self.outer {
+            states.extend(outer.param_states());
+        }
+        Ok(states)
+    }
+
+    /// The ranks whose parameters and optimizer states differ from those of this rank until they are joined.
+    pub fn outer_group(&self) -> Option<&Group> {
+        let group = self.outer.as_ref().map(OuterLoop::group);
+        group.filter(|group| group.size() > 1)
+    }
+
+    /// Starts the outer loop with the parameters as they are, if they have been loaded.
+    pub(crate) fn restart_outer_loop(&mut self) -> Result<()> {
+        match &mut self.outer {
+            Some(outer) => Ok(outer.restart()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes that the ranks with the same shards as this one send to join replicas in the first `steps` steps.
+    pub fn outer_volume(&self, steps: u64) -> Volume {
+        let volume = self.outer.as_ref().map(|outer| outer.volume(steps));
+        volume.unwrap_or_default()
     }
 
     /// The load of the experts of every layer in the last step, summed over all ranks; empty for a model
@@ -622,6 +701,19 @@ impl Trainer {
     pub fn model_and_optimizer(&mut self) -> (&dyn Strategy, &mut dyn Optimizer) {
         (&*self.model, &mut *self.optimizer)
     }
+}
+
+/// The outer loop, if the config asks for one.
+fn outer_loop(
+    spec: &TrainSpec,
+    parameters: &[Parameter],
+    world: &World,
+) -> Result<Option<OuterLoop>> {
+    let Some(options) = build::outer_options(spec) else {
+        return Ok(None);
+    };
+    let group = world.group(Axis::DpOuter)?;
+    Ok(Some(OuterLoop::new(parameters, &group, &options)?))
 }
 
 /// Whether layers compute, or gradients are reduced, in float16, in which small gradients become zero unless they are scaled.

@@ -165,6 +165,8 @@ pub enum ContextMethod {
 pub struct ParallelismSection {
     /// Whether the planner chooses all of these for the cluster `job.cluster`; short form: `parallelism = "auto"`.
     pub auto: bool,
+    /// Replicas that take optimizer steps of their own, as `[local_updates]` says.
+    pub data_parallel_outer_degree: i64,
     /// Data-parallel replicas of the model.
     pub data_parallel_replicate_degree: i64,
     /// Ranks over which each replica is sharded.
@@ -244,6 +246,7 @@ impl Default for ParallelismSection {
     fn default() -> Self {
         ParallelismSection {
             auto: false,
+            data_parallel_outer_degree: 1,
             data_parallel_replicate_degree: -1,
             data_parallel_shard_degree: 1,
             zero_stage: 3,

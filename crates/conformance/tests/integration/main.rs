@@ -14,6 +14,7 @@ mod elastic;
 mod experts;
 mod interrupted;
 mod join;
+mod local_updates;
 mod model_parallel;
 mod oracle;
 mod peer_checkpoint;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         collectives::SUITES,
         ddp::SUITES,
         compression::SUITES,
+        local_updates::SUITES,
         buffers::SUITES,
         join::SUITES,
         wraps::SUITES,

@@ -7,7 +7,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use trainyard_config::{Config, Dtype, GradientCompression, ParameterCompression};
+use trainyard_config::{
+    Config, Dtype, GradientCompression, LocalUpdateMethod, LocalUpdatesSection, OptimizerName,
+    ParameterCompression,
+};
 use trainyard_launcher::Console;
 
 use crate::configs::Configs;
@@ -66,6 +69,10 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     config.training.global_batch_size = Some(config.batching(ranks)?.global);
     // The few steps of a verification shall compress.
     config.parallelism.power_sgd_start_step = 0;
+    if config.local_updates.method != LocalUpdateMethod::None {
+        // Replicas are joined after the last step.
+        config.training.steps = arguments.steps;
+    }
     config.validation.enable = false;
     config.checkpoint.enable = false;
 
@@ -75,7 +82,7 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     })?;
     let mut comparisons = Vec::new();
     for (config, tolerance) in [
-        (in_fp64(&config), Tolerance::FP64),
+        in_fp64(&config),
         (
             config.clone(),
             Tolerance::of(config.training.compute_dtype(), &config),
@@ -172,12 +179,25 @@ fn run(
     run_locally(nproc, &args, Console::Silent)
 }
 
-fn in_fp64(config: &Config) -> Config {
+/// The job in float64, in which it equals one rank. Replicas that take steps of their own do if they take one step of SGD
+/// each between two averages.
+fn in_fp64(config: &Config) -> (Config, Tolerance) {
     let mut config = config.clone();
     config.training.dtype = Dtype::Float64;
     config.training.mixed_precision_param = None;
     config.training.mixed_precision_reduce = None;
     config.parallelism.gradient_compression = GradientCompression::None;
     config.parallelism.parameter_compression = ParameterCompression::None;
-    config
+    if config.local_updates.method == LocalUpdateMethod::None {
+        return (config, Tolerance::FP64);
+    }
+    config.local_updates = LocalUpdatesSection {
+        method: LocalUpdateMethod::LocalSgd,
+        sync_steps: 1,
+        ..LocalUpdatesSection::default()
+    };
+    config.optimizer.name = OptimizerName::Sgd.into();
+    config.optimizer.momentum = 0.0;
+    config.training.max_norm = 0.0;
+    (config, Tolerance::FP64_REPLICAS)
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use serde::Serialize;
 use tch::{Kind, Tensor};
-use trainyard_config::{Config, Dtype, GradientCompression, ParameterCompression};
+use trainyard_config::{
+    Config, Dtype, GradientCompression, LocalUpdateMethod, ParameterCompression,
+};
 
 use crate::error::{EngineError, Result};
 use crate::verify::rank::{RankReport, parameters_file, report_file};
@@ -18,10 +20,10 @@ pub struct Tolerance {
     pub name: &'static str,
     /// Relative tolerance of losses.
     pub losses: f64,
-    /// Relative tolerance of gradient norms; none if gradients are compressed so much that their norms differ.
+    /// Relative tolerance of gradient norms; none if they differ, because gradients are compressed or are of one replica.
     pub grad_norms: Option<f64>,
-    /// Tolerance of parameters, relative to the magnitude of the tensor; none if gradients arrive so late that parameters
-    /// differ.
+    /// Tolerance of parameters, relative to the magnitude of the tensor; none if they differ, because gradients arrive late or
+    /// replicas take steps of their own.
     pub parameters: Option<f64>,
     /// Whether parameters are compared by their largest element or by their norm.
     pub by_element: bool,
@@ -30,6 +32,12 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
+    /// The tolerance for float64 of replicas that take steps of their own with their own gradients.
+    pub const FP64_REPLICAS: Tolerance = Tolerance {
+        grad_norms: None,
+        ..Tolerance::FP64
+    };
+
     /// The tolerance for float64.
     pub const FP64: Tolerance = Tolerance {
         name: "float64",
@@ -42,6 +50,16 @@ impl Tolerance {
 
     /// The tolerance for a dtype, from its rounding errors.
     pub fn of(dtype: Dtype, config: &Config) -> Tolerance {
+        if config.local_updates.method != LocalUpdateMethod::None {
+            return Tolerance {
+                name: "local updates",
+                losses: 5e-2,
+                grad_norms: None,
+                parameters: None,
+                by_element: false,
+                gradients: None,
+            };
+        }
         let compression = config.parallelism.gradient_compression;
         let is_quantized = [GradientCompression::Int8, GradientCompression::Fp8]
             .contains(&compression)
@@ -283,6 +301,15 @@ fn bytes(ranks: &[RankReport]) -> Vec<Row> {
             "parameter bytes sent, all ranks",
             parameters,
             parameter_formula,
+        ));
+    }
+    let outer = sum(|r| r.outer_sent);
+    let outer_formula = sum(|r| r.outer_formula) / formula.num_replicas;
+    if outer + outer_formula > 0 {
+        rows.push(exact(
+            "outer gradient bytes sent, all ranks",
+            outer,
+            outer_formula,
         ));
     }
     let activations = sum(|r| r.activation_sent);

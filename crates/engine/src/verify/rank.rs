@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tch::Tensor;
 use trainyard_config::{ActivationCheckpointMode, GradientCompression};
 use trainyard_cost::CommCounts;
 use trainyard_data::{Sampler, step_batches};
@@ -37,6 +38,8 @@ pub struct RankReport {
     pub gradient_sent: u64,
     /// Bytes of parameters that this rank sent.
     pub parameter_sent: u64,
+    /// Bytes of outer gradients that this rank sent.
+    pub outer_sent: u64,
     /// Bytes of activations that the layers of this rank sent.
     pub activation_sent: u64,
     /// All bytes that this rank sent.
@@ -51,6 +54,10 @@ pub struct RankReport {
     pub gradient_formula: u64,
     /// Bytes of parameters that all ranks send in all steps, by formula.
     pub parameter_formula: u64,
+    /// Bytes of outer gradients that all ranks with the same shards send in all steps, by formula.
+    pub outer_formula: u64,
+    /// The number of ranks with the same shards in other replicas, this one included.
+    pub num_replicas: u64,
     /// Bytes of activations that all ranks send in all steps, by formula; `None` with recomputation.
     pub activation_formula: Option<u64>,
 }
@@ -115,7 +122,7 @@ pub fn run(
     for step in 0..steps {
         let batches = step_batches(&*source, &sampler, step, group.index(), world.device())?;
         let outcome = trainer.step(&batches)?;
-        losses.push(trainer.global_loss(&outcome.local_loss)?);
+        losses.push(mean_over_replicas(&trainer, &outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
     trainer.wait_pending()?;
@@ -138,6 +145,7 @@ pub fn run(
         gradient_payload: gradients.payload_bytes,
         gradient_sent: gradients.sent_bytes,
         parameter_sent: totals.of_purpose(Purpose::Parameter).sent_bytes,
+        outer_sent: totals.of_purpose(Purpose::OuterGradient).sent_bytes,
         activation_sent: totals.of_purpose(Purpose::Activation).sent_bytes,
         sent: totals.all_collectives().sent_bytes,
         num_collectives: totals.all_collectives().count,
@@ -145,6 +153,8 @@ pub fn run(
         payload_formula: steps * volume.reduced,
         gradient_formula: steps * volume.gradients,
         parameter_formula: steps * volume.parameters,
+        outer_formula: trainer.outer_volume(steps).gradients,
+        num_replicas: trainer.outer_group().map_or(1, Group::size) as u64,
         activation_formula: layer_comm_bytes
             .filter(|_| runs_once)
             .map(|bytes| steps * bytes),
@@ -157,6 +167,19 @@ pub fn run(
     // Rank 0 may host the TCPStore: no rank exits before all are done.
     world_group.barrier()?.wait()?;
     Ok(())
+}
+
+/// The mean loss over the global batch, of which replicas with steps of their own have a part each.
+fn mean_over_replicas(trainer: &Trainer, local_loss: &Tensor) -> Result<f64> {
+    let own = trainer.global_loss(local_loss)?;
+    let Some(group) = trainer.outer_group() else {
+        return Ok(own);
+    };
+    let mean = Tensor::from_slice(&[own]);
+    group
+        .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
+        .wait()?;
+    Ok(f64::try_from(mean.f_squeeze()?)?)
 }
 
 /// Whether compressed gradients are compared with exact sums: where one hook reduces all of them.

@@ -96,6 +96,16 @@ fn read_degrees(
     launch: &LaunchInfo,
 ) -> Result<(Degrees, Option<usize>), FrameworkError> {
     let p = &config.parallelism;
+    if p.data_parallel_outer_degree != 1 {
+        return Err(FRAMEWORK.unsupported(
+            format!(
+                "parallelism.data_parallel_outer_degree = {}",
+                p.data_parallel_outer_degree
+            ),
+            "a plan is of one replica",
+            "parallelism.data_parallel_outer_degree = 1, on the ranks of one replica",
+        ));
+    }
     let degrees = [
         p.data_parallel_replicate_degree,
         p.data_parallel_shard_degree,

@@ -5,9 +5,9 @@ use trainyard_mesh::{Axis, AxisSet, Coordinates, Mesh, MeshError};
 
 const MAX_RANKS: usize = 16_384;
 
-/// Five sizes whose product is at most `MAX_RANKS`; a random axis gets its size first.
+/// Sizes whose product is at most `MAX_RANKS`; a random axis gets its size first.
 fn any_mesh() -> impl Strategy<Value = Mesh> {
-    (prop::array::uniform5(1usize..=32), 0usize..Axis::COUNT).prop_map(|(wanted, first)| {
+    (prop::array::uniform6(1usize..=32), 0usize..Axis::COUNT).prop_map(|(wanted, first)| {
         let mut budget = MAX_RANKS;
         let sizes: Vec<(Axis, usize)> = (0..Axis::COUNT)
             .map(|turn| {
@@ -176,7 +176,7 @@ fn meshes_are_written_by_their_active_axes() {
     assert_eq!(Mesh::single().to_string(), "1 rank");
     assert_eq!(
         serde_json::to_string(&mesh).unwrap(),
-        r#"{"pp":2,"dp_replicate":1,"dp_shard":4,"cp":1,"tp":2,"ep":1}"#
+        r#"{"dp_outer":1,"pp":2,"dp_replicate":1,"dp_shard":4,"cp":1,"tp":2,"ep":1}"#
     );
 }
 

@@ -43,14 +43,16 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::compress::{BlockQuantizer, TopK};
+    use crate::compress::{BlockQuantizer, TopK, TwoBitTopK};
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
         fn what_was_sent_and_the_error_add_up(length in 1i64..5000, seed in 0i64..100) {
-            let codecs: [&dyn Codec; 3] = [&BlockQuantizer::Int8, &BlockQuantizer::Fp8, &TopK::new(0.01)];
+            let codecs: [&dyn Codec; 4] = [
+                &BlockQuantizer::Int8, &BlockQuantizer::Fp8, &TopK::new(0.01), &TwoBitTopK::new(0.01),
+            ];
             for codec in codecs {
                 tch::manual_seed(seed);
                 let error = Tensor::zeros([length], (Kind::Float, Device::Cpu));

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 use trainyard_cost::{Volume, replicated_volume};
 use trainyard_torch::{Group, ReduceOp, Result};
+use trainyard_trace::Purpose;
 
 /// A full bucket of gradients.
 #[derive(Debug)]
@@ -11,6 +12,8 @@ pub struct GradientBucket<'a> {
     pub index: usize,
     /// The training step, counted from 0.
     pub step: u64,
+    /// What the gradients are of: a step, or an outer step.
+    pub purpose: Purpose,
     /// The gradients, one after another.
     pub flat: &'a Tensor,
     /// The gradient of every parameter, as a view of `flat`.

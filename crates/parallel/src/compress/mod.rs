@@ -9,6 +9,7 @@
 
 mod audit;
 mod block_quantizer;
+mod chunks;
 mod codec;
 mod error_feedback;
 mod exchange;
@@ -18,6 +19,7 @@ mod power_sgd;
 mod random_k;
 mod sparse;
 mod top_k;
+mod two_bit_top_k;
 mod two_hop;
 
 pub use audit::AuditedReduction;
@@ -30,4 +32,5 @@ pub use power_sgd::{PowerSgd, PowerSgdOptions};
 pub use random_k::RandomK;
 pub use sparse::SparseReduction;
 pub use top_k::TopK;
+pub use two_bit_top_k::TwoBitTopK;
 pub use two_hop::TwoHopReduction;

@@ -3,7 +3,6 @@
 use tch::{Kind, Tensor};
 use trainyard_cost::Volume;
 use trainyard_torch::{Group, ReduceOp, Result, Work};
-use trainyard_trace::Purpose;
 
 use super::hook::{GradientBucket, GradientHook, Reduction, all_reduce_volume};
 
@@ -21,7 +20,7 @@ impl GradientHook for PlainReduction {
         Ok(Box::new(group.all_reduce(
             bucket.flat,
             op,
-            Purpose::Gradient,
+            bucket.purpose,
         )?))
     }
 }
@@ -51,7 +50,7 @@ impl GradientHook for CastReduction {
     ) -> Result<Box<dyn Reduction>> {
         let compressed = bucket.flat.f_to_kind(self.0)?;
         Ok(Box::new(Compressed {
-            work: group.all_reduce(&compressed, op, Purpose::Gradient)?,
+            work: group.all_reduce(&compressed, op, bucket.purpose)?,
             compressed,
             bucket: bucket.flat.shallow_clone(),
         }))

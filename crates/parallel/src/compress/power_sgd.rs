@@ -143,7 +143,12 @@ struct Packed {
 
 impl Packed {
     /// Starts to reduce tensors; `None` if there are none.
-    fn start(group: &Group, tensors: &[&Tensor], op: ReduceOp) -> Result<Option<Packed>> {
+    fn start(
+        group: &Group,
+        tensors: &[&Tensor],
+        op: ReduceOp,
+        purpose: Purpose,
+    ) -> Result<Option<Packed>> {
         if tensors.is_empty() {
             return Ok(None);
         }
@@ -151,7 +156,7 @@ impl Packed {
         let flat = flat.collect::<std::result::Result<Vec<_>, _>>()?;
         let buffer = Tensor::f_cat(&flat, 0)?;
         Ok(Some(Packed {
-            work: group.all_reduce(&buffer, op, Purpose::Gradient)?,
+            work: group.all_reduce(&buffer, op, purpose)?,
             buffer,
         }))
     }
@@ -171,6 +176,7 @@ struct InFlight {
     bases: Bases,
     group: Group,
     op: ReduceOp,
+    purpose: Purpose,
     approximations: Vec<Approximation>,
     left_sum: Option<Packed>,
     plain: Vec<Tensor>,
@@ -197,11 +203,12 @@ impl GradientHook for PowerSgd {
         let lefts: Vec<&Tensor> = approximations.iter().map(|a| &a.left).collect();
         let plains: Vec<&Tensor> = plain.iter().collect();
         Ok(Box::new(InFlight {
-            left_sum: Packed::start(group, &lefts, ReduceOp::Sum)?,
-            plain_sum: Packed::start(group, &plains, op)?,
+            left_sum: Packed::start(group, &lefts, ReduceOp::Sum, bucket.purpose)?,
+            plain_sum: Packed::start(group, &plains, op, bucket.purpose)?,
             bases: Arc::clone(&self.bases),
             group: group.clone(),
             op,
+            purpose: bucket.purpose,
             approximations,
             plain,
         }))
@@ -241,7 +248,7 @@ impl Reduction for InFlight {
             .map(|(a, left)| a.matrix.f_transpose(0, 1)?.f_matmul(left))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         let rights: Vec<&Tensor> = rights.iter().collect();
-        let rights = match Packed::start(&self.group, &rights, ReduceOp::Sum)? {
+        let rights = match Packed::start(&self.group, &rights, ReduceOp::Sum, self.purpose)? {
             Some(sum) => sum.finish(&rights)?,
             None => Vec::new(),
         };

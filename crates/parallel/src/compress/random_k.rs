@@ -4,7 +4,6 @@ use tch::{Kind, Tensor};
 use trainyard_cost::Volume;
 use trainyard_nn::init::splitmix64;
 use trainyard_torch::{Group, ReduceOp, Result, Work, device, meta};
-use trainyard_trace::Purpose;
 
 use super::error_feedback::{corrected, keep};
 use super::hook::{GradientBucket, GradientHook, Reduction, all_reduce_volume};
@@ -68,7 +67,7 @@ impl GradientHook for RandomK {
             .f_index_copy(0, &places, &values)?;
         keep(bucket.error, &corrected, &sent)?;
         Ok(Box::new(InFlight {
-            work: group.all_reduce(&values, op, Purpose::Gradient)?,
+            work: group.all_reduce(&values, op, bucket.purpose)?,
             values,
             places,
             flat: bucket.flat.shallow_clone(),
@@ -113,6 +112,7 @@ mod tests {
             let bucket = GradientBucket {
                 index: 0,
                 step,
+                purpose: trainyard_trace::Purpose::Gradient,
                 flat: &flat,
                 members: Vec::new(),
                 error: None,

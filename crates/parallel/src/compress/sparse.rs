@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 use trainyard_cost::Volume;
 use trainyard_torch::{Group, ReduceOp, Result};
-use trainyard_trace::Purpose;
 
 use super::codec::Codec;
 use super::error_feedback;
@@ -46,7 +45,7 @@ impl GradientHook for SparseReduction {
         let encoded = error_feedback::encode(&*self.codec, bucket.flat, bucket.error)?;
         let length = bucket.flat.numel();
         Ok(Box::new(InFlight {
-            gather: EncodedGather::start(group, &encoded, length, Purpose::Gradient)?,
+            gather: EncodedGather::start(group, &encoded, length, bucket.purpose)?,
             codec: Arc::clone(&self.codec),
             num_ranks: group.size(),
             op,

@@ -2,11 +2,10 @@
 
 use tch::{Kind, Tensor};
 use trainyard_cost::Encoding;
-use trainyard_torch::{Result, meta};
+use trainyard_torch::Result;
 
-use super::codec::{Codec, as_bytes, from_bytes, padded};
-
-const CHUNK: usize = Encoding::CHUNK;
+use super::chunks::Chosen;
+use super::codec::{Codec, as_bytes, from_bytes};
 
 /// The `k` numbers of the largest magnitude of every chunk of 4096, as bfloat16, with their places. The others are lost,
 /// so it needs error feedback.
@@ -18,14 +17,9 @@ pub struct TopK {
 impl TopK {
     /// Keeps this share of the numbers, and at least one of every chunk.
     pub fn new(share: f64) -> TopK {
-        let k = (share * CHUNK as f64).round() as usize;
         TopK {
-            k: k.clamp(1, CHUNK),
+            k: Encoding::num_kept(share),
         }
-    }
-
-    fn num_chosen(&self, length: usize) -> usize {
-        self.k * length.div_ceil(CHUNK)
     }
 }
 
@@ -35,31 +29,24 @@ impl Codec for TopK {
     }
 
     fn encode(&self, rows: &Tensor) -> Result<Tensor> {
-        let (num_rows, length) = rows.size2()?;
-        let num_chunks = (length as usize).div_ceil(CHUNK);
-        let chunks = padded(rows, num_chunks * CHUNK)?;
-        let chunks = chunks.f_view([num_rows, num_chunks as i64, CHUNK as i64])?;
-        let (_, places) = chunks.f_abs()?.f_topk(self.k as i64, -1, true, false)?;
-        let values = chunks.f_gather(-1, &places, false)?;
+        let num_rows = rows.size2()?.0;
+        let Chosen { values, places } = Chosen::largest(rows, self.k)?;
         let flat = |x: Tensor, kind| as_bytes(&x.f_to_kind(kind)?.f_view([num_rows, -1])?);
         let values = flat(values, Kind::BFloat16)?;
         Ok(Tensor::f_cat(&[values, flat(places, Kind::Int16)?], 1)?)
     }
 
     fn decode(&self, encoded: &Tensor, length: usize) -> Result<Tensor> {
-        let num_rows = encoded.size2()?.0;
-        let num_chunks = length.div_ceil(CHUNK);
-        let bytes = 2 * self.num_chosen(length);
-        let shape = [num_rows, num_chunks as i64, self.k as i64];
+        let num_chunks = length.div_ceil(Encoding::CHUNK);
+        let bytes = 2 * self.k * num_chunks;
+        let shape = [encoded.size2()?.0, num_chunks as i64, self.k as i64];
         let values = from_bytes(encoded, 0, bytes, Kind::BFloat16)?.f_view(shape)?;
         let places = from_bytes(encoded, bytes, bytes, Kind::Int16)?.f_view(shape)?;
-        let values = values.f_to_kind(Kind::Float)?;
-        let shape = [num_rows, num_chunks as i64, CHUNK as i64];
-        let chunks = meta::new_zeros(&values, &shape)?;
-        let chunks = chunks.f_scatter(-1, &places.f_to_kind(Kind::Int64)?, &values)?;
-        Ok(chunks
-            .f_view([num_rows, -1])?
-            .f_narrow(1, 0, length as i64)?)
+        let chosen = Chosen {
+            values: values.f_to_kind(Kind::Float)?,
+            places: places.f_to_kind(Kind::Int64)?,
+        };
+        chosen.rows(length)
     }
 }
 

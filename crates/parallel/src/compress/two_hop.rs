@@ -31,6 +31,7 @@ struct InFlight {
     scatter: EncodedScatter,
     chunk: usize,
     op: ReduceOp,
+    purpose: Purpose,
     flat: Tensor,
 }
 
@@ -45,11 +46,12 @@ impl GradientHook for TwoHopReduction {
         let chunk = rows.size2()?.1 as usize;
         let encoded = self.codec.encode(&rows)?;
         Ok(Box::new(InFlight {
-            scatter: EncodedScatter::start(group, &encoded, chunk, Purpose::Gradient)?,
+            scatter: EncodedScatter::start(group, &encoded, chunk, bucket.purpose)?,
             codec: Arc::clone(&self.codec),
             group: group.clone(),
             chunk,
             op,
+            purpose: bucket.purpose,
             flat: bucket.flat.shallow_clone(),
         }))
     }
@@ -65,7 +67,7 @@ impl Reduction for InFlight {
         let sum = self.scatter.sum(&*self.codec)?;
         let sum = summed_as(sum, self.op, self.group.size())?;
         let encoded = self.codec.encode(&sum)?;
-        let gather = EncodedGather::start(&self.group, &encoded, self.chunk, Purpose::Gradient)?;
+        let gather = EncodedGather::start(&self.group, &encoded, self.chunk, self.purpose)?;
         let reduced = gather.rows(&*self.codec)?.f_reshape(-1i64)?;
         let mut flat = self.flat;
         flat.f_copy_(&reduced.f_narrow(0, 0, flat.numel() as i64)?)?;

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use tch::Tensor;
 use trainyard_torch::{Group, ReduceOp, Result, TorchError};
+use trainyard_trace::Purpose;
 
 use super::Stage;
 use super::flat_param_handle::{FlatParamHandle, ShardComm};
@@ -480,6 +481,7 @@ impl FsdpState {
                 let bucket = GradientBucket {
                     index: reducing.group,
                     step: 0,
+                    purpose: Purpose::Gradient,
                     flat: handle.gradient_shard(),
                     members: Vec::new(),
                     error: None,

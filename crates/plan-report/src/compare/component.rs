@@ -96,7 +96,9 @@ impl TimeComponent {
         let is_between_stages = has_stages && axes.contains(Axis::Pp);
         match collective.purpose {
             Purpose::Dispatch | Purpose::Combine => TimeComponent::Expert,
-            Purpose::Gradient | Purpose::Parameter | Purpose::State => TimeComponent::Data,
+            Purpose::Gradient | Purpose::OuterGradient | Purpose::Parameter | Purpose::State => {
+                TimeComponent::Data
+            }
             Purpose::Activation | Purpose::Control if is_between_stages => TimeComponent::Pipeline,
             Purpose::Activation if axes.contains(Axis::Cp) => TimeComponent::Context,
             Purpose::Activation => TimeComponent::Tensor,

@@ -175,7 +175,8 @@ fn add_communication(
             time.steady += seconds(network, shard, calls)
         }
         (Purpose::Gradient | Purpose::Parameter, _) => time.once += seconds(network, shard, calls),
-        (Purpose::State | Purpose::Control, _) => {
+        // No layout has replicas that take steps of their own.
+        (Purpose::State | Purpose::Control | Purpose::OuterGradient, _) => {
             let world = Group::new(cluster, degrees.world_size(), 1);
             time.control += seconds(network, world, calls);
         }

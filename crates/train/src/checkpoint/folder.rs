@@ -10,9 +10,10 @@ use trainyard_parallel::Strategy;
 use trainyard_torch::{ReduceOp, World};
 use trainyard_trace::Purpose;
 
-use super::load::{agree_on_load, load_model};
+use super::load::{agree_on_load, load_model, load_param_states};
 use super::resume::{ResumeSource, SearchRange, find_resume_source};
 use super::save::{Destination, Saver};
+use super::save_plan::Beside;
 use crate::error::{Result, TrainError};
 
 /// Saves a model and its optimizer after `step` steps as `folder/step-N`, sharded or not: every rank writes its shards.
@@ -55,7 +56,11 @@ pub fn save(
         extra_state: serde_json::Value::Null,
     };
     let mut saver = Saver::new(world)?;
-    let saved = saver.save_model(model, optimizer, world, state, &[destination]);
+    let beside = Beside {
+        states: &model.param_states()?,
+        outer_group: None,
+    };
+    let saved = saver.save_model((model, optimizer), beside, world, state, &[destination]);
     // A rank knows only whether it has written its own shards, and rank 0 whether the checkpoint is complete.
     let has_failed = saved.is_err() || saver.has_failed(step);
     let failures = Tensor::from_slice(&[i64::from(has_failed)]);
@@ -90,6 +95,8 @@ pub fn load(
         let opened = Checkpoint::open(Arc::clone(&store), &step_dir(step));
         let loaded = opened.map_err(TrainError::from).and_then(|checkpoint| {
             load_model(&checkpoint, model, optimizer, world)?;
+            let states = model.param_states()?;
+            load_param_states(&checkpoint, &model.parameters(), &states, world)?;
             Ok(checkpoint)
         });
         if agree_on_load(loaded, world)?.is_some() {

@@ -10,7 +10,7 @@ use trainyard_mesh::{Slice, slice_of};
 use trainyard_nn::dtype::kind_of;
 use trainyard_nn::{Device, Parameter};
 use trainyard_optim::Optimizer;
-use trainyard_parallel::Strategy;
+use trainyard_parallel::{ParamState, Strategy};
 use trainyard_torch::{ReduceOp, TorchError, World, bytes};
 use trainyard_trace::Purpose;
 
@@ -68,6 +68,10 @@ pub fn load_opened(
 ) -> Result<Checkpoint> {
     let (model, optimizer) = trainer.model_and_optimizer();
     load_model(&checkpoint, model, optimizer, world)?;
+    // A checkpoint without outer parameters is of replicas that are the same.
+    trainer.restart_outer_loop()?;
+    let states = trainer.param_states()?;
+    load_param_states(&checkpoint, trainer.parameters(), &states, world)?;
     Ok(checkpoint)
 }
 
@@ -89,19 +93,18 @@ pub(super) fn load_model(
     let visited = model.load_states(optimizer, &mut |part, optimizer| {
         visit.go_on(load_part(checkpoint, part, optimizer, world))
     });
-    visit.end(visited)?;
-    load_param_states(checkpoint, &parameters, model, world)
+    visit.end(visited)
 }
 
-/// Loads what the strategy remembers of its parameters, if the checkpoint has it: a job with another strategy has saved
+/// Loads what the strategy and the outer loop remember of parameters, if the checkpoint has it: a job with another strategy has saved
 /// something else.
-fn load_param_states(
+pub(super) fn load_param_states(
     checkpoint: &Checkpoint,
     parameters: &[Parameter],
-    model: &dyn Strategy,
+    states: &[ParamState],
     world: &World,
 ) -> Result<()> {
-    for state in model.param_states()? {
+    for state in states {
         let name = optimizer_name(&param_state_name(state.kind, &state.parameter));
         let parameter = parameters.iter().find(|p| p.name() == state.parameter);
         let (Some(parameter), true) = (parameter, checkpoint.tensor(&name).is_ok()) else {

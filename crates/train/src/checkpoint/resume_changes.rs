@@ -3,9 +3,9 @@
 
 use trainyard_checkpoint::TrainState;
 use trainyard_config::{Config, Names, ResumeChange};
-use trainyard_mesh::Axis;
 
 use crate::error::{Result, TrainError};
+use crate::trainer::data_axes;
 
 /// A difference between two jobs.
 #[derive(Debug, PartialEq)]
@@ -117,8 +117,7 @@ fn differences(
 /// The samples of a step on all ranks.
 fn global_batch(config: &Config, num_ranks: usize) -> Result<usize> {
     let mesh = config.mesh(num_ranks)?;
-    let ranks = mesh.size(Axis::DpReplicate) * mesh.size(Axis::DpShard);
-    Ok(config.batching(ranks)?.global)
+    Ok(config.batching(mesh.size_of(data_axes()))?.global)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use trainyard_torch::{Store as KvStore, TorchError, World};
 use trainyard_trace::readable_bytes;
 
 use super::report_keys::ReportKeys;
-use super::save_plan::{assign_writes, local_state};
+use super::save_plan::{Beside, assign_writes, local_state};
 use super::staging::{Buffer, Staged};
 use crate::error::{Result, TrainError};
 use crate::fingerprint::fingerprint;
@@ -127,20 +127,19 @@ impl Saver {
         state: TrainState,
         destinations: &[Destination],
     ) -> Result<SaveStats> {
-        self.save_model(
-            trainer.model(),
-            trainer.optimizer(),
-            world,
-            state,
-            destinations,
-        )
+        let beside = Beside {
+            states: &trainer.param_states()?,
+            outer_group: trainer.outer_group(),
+        };
+        let trained = (trainer.model(), trainer.optimizer());
+        self.save_model(trained, beside, world, state, destinations)
     }
 
     /// The same for a model and an optimizer.
     pub(super) fn save_model(
         &mut self,
-        model: &dyn Strategy,
-        optimizer: &dyn Optimizer,
+        (model, optimizer): (&dyn Strategy, &dyn Optimizer),
+        beside: Beside<'_>,
         world: &World,
         state: TrainState,
         destinations: &[Destination],
@@ -152,7 +151,7 @@ impl Saver {
         }
         model.wait_pending()?;
         let own = assign_writes(
-            local_state(model, optimizer, world)?,
+            local_state(model, optimizer, beside, world)?,
             world.mesh(),
             world.rank(),
         )?;

@@ -1,6 +1,6 @@
 //! The save plan: which state tensors a rank holds, and which of them it writes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use tch::Tensor;
 use trainyard_checkpoint::{WriteItem, model_name, optimizer_name};
@@ -8,10 +8,33 @@ use trainyard_mesh::{AxisSet, Mesh, Slice, slice_of};
 use trainyard_nn::Parameter;
 use trainyard_nn::dtype::dtype_of;
 use trainyard_optim::Optimizer;
-use trainyard_parallel::Strategy;
-use trainyard_torch::{TorchError, World};
+use trainyard_parallel::{ParamState, Strategy};
+use trainyard_torch::{Group, ReduceOp, TorchError, World};
+use trainyard_trace::Purpose;
 
 use crate::error::{Result, TrainError};
+
+/// What is saved beside parameters and optimizer states.
+pub(super) struct Beside<'a> {
+    /// What the strategy and the outer loop remember.
+    pub states: &'a [ParamState],
+    /// The ranks whose parameters and optimizer states differ from those of this rank, if there are any: their mean is saved.
+    pub outer_group: Option<&'a Group>,
+}
+
+impl Beside<'_> {
+    /// The mean of a tensor over replicas that take steps of their own. This is a collective call.
+    fn averaged(&self, tensor: &Tensor) -> Result<Tensor> {
+        let Some(group) = self.outer_group.filter(|_| tensor.is_floating_point()) else {
+            return Ok(tensor.shallow_clone());
+        };
+        let mean = tensor.f_detach_copy()?;
+        group
+            .all_reduce(&mean, ReduceOp::Mean, Purpose::State)?
+            .wait()?;
+        Ok(mean)
+    }
+}
 
 /// This rank's shard of one tensor of the training state.
 pub(super) struct StateTensor {
@@ -33,13 +56,18 @@ pub(super) fn param_state_name(kind: &str, parameter: &str) -> String {
 pub(super) fn local_state(
     model: &dyn Strategy,
     optimizer: &dyn Optimizer,
+    beside: Beside<'_>,
     world: &World,
 ) -> Result<Vec<StateTensor>> {
     let tied_replicas = model.tied_replicas();
     let mut all = Vec::new();
-    let mut states: HashMap<String, Tensor> = optimizer.state().into_iter().collect();
+    // In the same order on all ranks, because saving them may communicate.
+    let mut states: BTreeMap<String, Tensor> = optimizer.state().into_iter().collect();
     let mut kinds = optimizer.kinds();
-    for state in model.param_states()? {
+    for state in states.values_mut() {
+        *state = beside.averaged(state)?;
+    }
+    for state in beside.states {
         let saved = state.saved()?;
         states.insert(param_state_name(state.kind, &state.parameter), saved);
         if !kinds.contains(&state.kind) {
@@ -51,7 +79,7 @@ pub(super) fn local_state(
         if tied_replicas.iter().any(|replica| replica.is(parameter)) {
             continue;
         }
-        let tensor = parameter.tensor().shallow_clone();
+        let tensor = beside.averaged(parameter.tensor())?;
         all.push(StateTensor::of(
             model_name(parameter.name()),
             parameter,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use trainyard_config::{ActivationCheckpointMode, Config};
-use trainyard_mesh::{Axis, Mesh};
+use trainyard_mesh::{Axis, AxisSet, Mesh};
 use trainyard_plan::cost_model::{DryRun, NodeProfile, StepBreakdown, predict, predict_pipeline};
 
 use super::dry_run::dry_run;
@@ -78,7 +78,7 @@ impl Predict {
         if pp == 1 {
             return Ok(predict(profile, &ranks[0]));
         }
-        let data_ranks = mesh.size(Axis::DpReplicate) * mesh.size(Axis::DpShard);
+        let data_ranks = mesh.size_of(AxisSet::of(Axis::DATA));
         let batching = config.batching(data_ranks).map_err(Failure::new)?;
         let kind = config.parallelism.schedule_kind().map_err(Failure::new)?;
         let stages = kind

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trainyard_checkpoint::{Checkpoint, Store, TrainState, step_dir, store};
-use trainyard_config::{Config, Dtype, GradientCompression, MoeSection, ParallelismSection};
+use trainyard_config::{
+    Config, Dtype, GradientCompression, LocalUpdateMethod, MoeSection, ParallelismSection,
+};
 use trainyard_conformance::training::{Session, debug_llama, divided};
 use trainyard_conformance::{Outcome, Rank, is_full_run};
-use trainyard_mesh::Mesh;
+use trainyard_mesh::{Axis, Mesh};
 use trainyard_torch::World;
 use trainyard_train::{checkpoint, data_axes};
 
@@ -164,6 +166,44 @@ pub fn gradient_errors(rank: &Rank) -> Outcome {
         let plain = compressed("plain", 4, GradientCompression::None)?;
         let again = folder.join(format!("{}-plain", compression.name()));
         loaded_and_trained(rank, &plain, &saved, &again)?;
+    }
+    Ok(())
+}
+
+/// Replicas that take steps of their own are saved between two outer steps: their mean, and what the outer loop remembers.
+pub fn local_updates(rank: &Rank) -> Outcome {
+    let job = |name, num_ranks, num_replicas, method, shards: bool| {
+        let mut config = debug_llama(Dtype::Float32);
+        config.local_updates.method = method;
+        config.local_updates.sync_steps = SAVED + 2;
+        Job::of(config, name, num_ranks, |p| {
+            p.data_parallel_outer_degree = num_replicas;
+            if shards {
+                p.data_parallel_shard_degree = -1;
+            }
+        })
+    };
+    use LocalUpdateMethod::{Diloco, None, SparseLoco};
+    let folder = shared_folder(rank)?;
+    for method in [Diloco, SparseLoco] {
+        let name = format!("{method:?}");
+        let saved = folder.join(&name);
+        trained_and_saved(rank, &job("two of two", 4, 2, method, false)?, &saved)?;
+        let loaders = [
+            job("four of one", 4, 4, method, false)?,
+            job("two of two, sharded", 4, 2, method, true)?,
+            job("one of two", 2, 1, method, false)?,
+            job("synchronous", 4, 1, None, false)?,
+        ];
+        for loader in &loaders {
+            let again = folder.join(format!("{name}-{}", loader.name));
+            loaded_and_trained(rank, loader, &saved, &again)?;
+            // A single replica keeps no errors, and a synchronous job no outer parameters.
+            let has_all = loader.mesh.size(Axis::DpOuter) > 1;
+            if rank.index() == 0 && has_all {
+                assert_same_state(&saved, &again, loader.name)?;
+            }
+        }
     }
     Ok(())
 }

@@ -22,6 +22,11 @@ const GRADIENT_ERRORS: &[Case] = &[Case {
     run: meshes::gradient_errors,
 }];
 
+const LOCAL_UPDATES: &[Case] = &[Case {
+    name: "replicas_with_steps_of_their_own_load_as_another_number_of_replicas",
+    run: meshes::local_updates,
+}];
+
 const AGAIN: &[Case] = &[Case {
     name: "a_step_that_is_saved_twice_is_complete",
     run: again::is_whole,
@@ -34,6 +39,12 @@ const HUGGING_FACE: &[Case] = &[Case {
 
 /// The suites of this module.
 pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "checkpoints::local_updates",
+        sizes: &[4],
+        full_sizes: &[],
+        cases: LOCAL_UPDATES,
+    },
     Suite {
         name: "checkpoints::compression",
         sizes: &[4],

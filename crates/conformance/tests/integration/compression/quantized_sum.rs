@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use trainyard_conformance::{Outcome, Rank, device};
 use trainyard_parallel::{BlockQuantizer, GradientBucket, GradientHook, TwoHopReduction};
 use trainyard_torch::ReduceOp;
+use trainyard_trace::Purpose;
 
 /// Elements, so that neither ranks nor blocks divide it.
 const LENGTH: i64 = 12_345;
@@ -53,6 +54,7 @@ pub fn two_roundings(rank: &Rank) -> Outcome {
     let bucket = GradientBucket {
         index: 0,
         step: 0,
+        purpose: Purpose::Gradient,
         flat: &own,
         members: Vec::new(),
         error: None,
