@@ -256,6 +256,16 @@ impl Config {
                 "remove one of them",
             ));
         }
+        let is_scaled = self.training.compute_dtype() == Dtype::Float16;
+        if self.parallelism.gradient_compression.keeps_errors() && is_scaled {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.gradient_compression = {name:?} keeps errors of gradients, which float16 multiplies by a \
+                     loss scale that changes"
+                ),
+                "use training.mixed_precision_param = \"bfloat16\"",
+            ));
+        }
         within(
             "parallelism.gradient_compression_ratio",
             self.parallelism.gradient_compression_ratio,

@@ -16,10 +16,11 @@ pub(super) fn corrected(gradients: &Tensor, error: Option<&Tensor>) -> Result<Te
     }
 }
 
-/// Replaces the error by what of `corrected` was not sent.
+/// Replaces the error by what of `corrected` was not sent. Of a number that is not finite, nothing is kept: the step that it
+/// belongs to is skipped, and the error would never be finite again.
 pub(super) fn keep(error: Option<&Tensor>, corrected: &Tensor, sent: &Tensor) -> Result<()> {
     if let Some(error) = error {
-        let rest = corrected.f_sub(sent)?;
+        let rest = corrected.f_sub(sent)?.f_nan_to_num(0.0, 0.0, 0.0)?;
         let mut error = error.shallow_clone();
         tch::no_grad(|| error.f_copy_(&rest.f_view_as(&error)?))?;
     }
@@ -44,6 +45,27 @@ mod tests {
 
     use super::*;
     use crate::compress::{BlockQuantizer, TopK, TwoBitTopK};
+
+    /// One step whose gradients are not finite leaves no trace in the error.
+    #[test]
+    fn errors_stay_finite() {
+        let error = Tensor::zeros([10], (Kind::Float, Device::Cpu));
+        let bad = Tensor::from_slice(&[
+            1.0f32,
+            f32::NAN,
+            f32::INFINITY,
+            2.0,
+            3.0,
+            4.0,
+            5.0,
+            6.0,
+            7.0,
+            8.0,
+        ]);
+        let encoded = encode(&BlockQuantizer::Int8, &bad, Some(&error)).unwrap();
+        assert_eq!(encoded.size2().unwrap().0, 1);
+        assert_eq!(error.isfinite().all().int64_value(&[]), 1);
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]

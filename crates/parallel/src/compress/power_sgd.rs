@@ -104,6 +104,18 @@ impl PowerSgd {
     }
 }
 
+/// The basis from which the next step starts: the last one, unless it is zero or not finite, as after a step without
+/// gradients or with gradients that are not finite. The host reads no value.
+fn next_basis(last: &Tensor) -> Result<Tensor> {
+    let (columns, rank) = last.size2()?;
+    let square = last.f_mul(last)?.f_sum(Kind::Float)?;
+    let holds = |condition: Tensor| condition.f_to_kind(Kind::Float);
+    let is_usable = holds(square.f_gt(0.0)?)?.f_mul(&holds(square.f_lt(f64::INFINITY)?)?)?;
+    let first = first_basis(last, columns, rank)?;
+    let last = last.f_nan_to_num(0.0, 0.0, 0.0)?;
+    Ok(first.f_add(&last.f_sub(&first)?.f_mul(&is_usable)?)?)
+}
+
 /// A fixed basis of full rank, the same on all ranks.
 fn first_basis(like: &Tensor, columns: i64, rank: i64) -> Result<Tensor> {
     let numbers = meta::new_zeros(like, &[columns * rank])?.f_add_scalar(1.0)?;
@@ -255,7 +267,7 @@ impl Reduction for InFlight {
         let mut bases = lock(&self.bases);
         let approximations = self.approximations.into_iter();
         for (approximation, (left, right)) in approximations.zip(lefts.iter().zip(rights)) {
-            bases.insert(approximation.id.clone(), right.shallow_clone());
+            bases.insert(approximation.id.clone(), next_basis(&right)?);
             approximation.finish(left, &right, self.op, self.group.size())?;
         }
         Ok(())
@@ -280,8 +292,6 @@ fn orthogonalized(matrices: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Makes the columns of a batch of matrices orthonormal. The few columns need no solver, and the host reads no value.
 fn gram_schmidt(batch: &Tensor) -> Result<Tensor> {
-    // Keeps a column of zeros from becoming NaN.
-    const EPSILON: f64 = 1e-8;
     let mut rest: Vec<Tensor> = batch.f_split(1, -1)?;
     let mut columns: Vec<Tensor> = Vec::with_capacity(rest.len());
     while !rest.is_empty() {
@@ -290,7 +300,10 @@ fn gram_schmidt(batch: &Tensor) -> Result<Tensor> {
             column
                 .f_mul(&column)?
                 .f_sum_dim_intlist([1i64].as_slice(), true, Kind::Float)?;
-        let column = column.f_div(&norm.f_sqrt()?.f_add_scalar(EPSILON)?)?;
+        // A column of zeros stays zero.
+        let norm = norm.f_sqrt()?;
+        let norm = norm.f_add(&norm.f_eq(0.0)?.f_to_kind(Kind::Float)?)?;
+        let column = column.f_div(&norm)?;
         for other in &mut rest {
             let overlap = column.f_mul(other)?;
             let overlap = overlap.f_sum_dim_intlist([1i64].as_slice(), true, Kind::Float)?;
@@ -307,6 +320,20 @@ mod tests {
 
     use super::*;
 
+    /// A step without gradients, or with NaN, must not silence a matrix forever.
+    #[test]
+    fn a_useless_basis_is_replaced() {
+        let options = (Kind::Float, Device::Cpu);
+        let first = first_basis(&Tensor::zeros([1], options), 6, 2).unwrap();
+        for useless in [0.0, f64::NAN, f64::INFINITY] {
+            let last = Tensor::full([6, 2], useless, options);
+            assert_eq!(next_basis(&last).unwrap(), first, "{useless}");
+        }
+        let last = Tensor::randn([6, 2], options);
+        let off = (next_basis(&last).unwrap() - last).abs().max();
+        assert!(off.double_value(&[]) < 1e-6);
+    }
+
     #[test]
     fn columns_become_orthonormal_and_span_the_same_space() {
         tch::manual_seed(1);
@@ -316,7 +343,9 @@ mod tests {
         let identity = Tensor::eye(4, (Kind::Float, Device::Cpu));
         assert!((gram - identity).abs().max().double_value(&[]) < 1e-5);
         let projected = orthogonal.matmul(&orthogonal.transpose(1, 2).matmul(&batch));
-        assert!((projected - batch).abs().max().double_value(&[]) < 1e-5);
+        assert!((projected - &batch).abs().max().double_value(&[]) < 1e-5);
+        let small = gram_schmidt(&(&batch * 1e-6)).unwrap();
+        assert!((small - &orthogonal).abs().max().double_value(&[]) < 1e-4);
         let zeros = Tensor::zeros([1, 5, 2], (Kind::Float, Device::Cpu));
         assert_eq!(gram_schmidt(&zeros).unwrap(), zeros);
     }
