@@ -3,7 +3,7 @@
 use crate::section::within;
 use crate::{
     AttentionMask, Choice, Config, ConfigError, ContextMethod, Dataset, Dtype, GradientCompression,
-    GuardPolicy, LocalUpdateMethod, ModelSpec, Offload,
+    GuardPolicy, LocalUpdateMethod, ModelSpec, Offload, ParameterCompression,
 };
 
 impl Config {
@@ -48,6 +48,7 @@ impl Config {
         self.check_batch()?;
         self.check_schedule()?;
         self.check_compression()?;
+        self.check_blocks()?;
         self.check_local_updates()?;
         self.check_sharding()
     }
@@ -207,6 +208,81 @@ impl Config {
         Ok(())
     }
 
+    /// Parameters that tensor-parallel ranks replicate would share blocks with parameters that they shard, and be rounded
+    /// differently on every rank.
+    fn check_blocks(&self) -> Result<(), ConfigError> {
+        let parallelism = &self.parallelism;
+        let key = if parallelism.gradient_compression.encodes_blocks() {
+            "parallelism.gradient_compression"
+        } else if parallelism.parameter_compression != ParameterCompression::None {
+            "parallelism.parameter_compression"
+        } else {
+            return Ok(());
+        };
+        match self.num_tensor_ranks() {
+            1 => Ok(()),
+            _ => Err(ConfigError::not_built(
+                format!("{key} in blocks with tensor parallelism"),
+                "parallelism.tensor_parallel_degree = 1",
+            )),
+        }
+    }
+
+    /// Validates what local updates cannot be combined with.
+    fn check_combinations_of_local_updates(&self) -> Result<(), ConfigError> {
+        let (section, parallelism) = (&self.local_updates, &self.parallelism);
+        let is_sharded = parallelism.data_parallel_shard_degree != 1;
+        let is_split = parallelism.pipeline_parallel_degree > 1 || self.num_tensor_ranks() > 1;
+        let encodes_blocks =
+            section.compression.encodes_blocks() || section.method == LocalUpdateMethod::SparseLoco;
+        let limits = [
+            (
+                parallelism.offload != Offload::None,
+                "local_updates with offloaded states",
+                "parallelism.offload = \"none\"",
+            ),
+            (
+                is_sharded && [1, 2].contains(&parallelism.zero_stage),
+                "local_updates with ZeRO stages 1 and 2",
+                "parallelism.zero_stage = 3, or 0",
+            ),
+            (
+                encodes_blocks && is_split,
+                "compressed local_updates with tensor or pipeline parallelism",
+                "local_updates.compression = \"bf16\"",
+            ),
+            (
+                section.num_fragments > 1 && parallelism.pipeline_parallel_degree > 1,
+                "fragments of local_updates with pipeline parallelism",
+                "local_updates.num_fragments = 1",
+            ),
+            (
+                section.num_fragments > 1 && !parallelism.shard_experts,
+                "fragments of local_updates with experts that are not sharded",
+                "local_updates.num_fragments = 1",
+            ),
+            (
+                section.compression == GradientCompression::PowerSgd,
+                "local_updates.compression = \"power_sgd\"",
+                "local_updates.compression = \"int8\"",
+            ),
+            (
+                parallelism.find_unused_parameters,
+                "local_updates with parallelism.find_unused_parameters",
+                "parallelism.find_unused_parameters = false",
+            ),
+            (
+                self.value_guard.spike_threshold > 0.0,
+                "local_updates with value_guard.spike_threshold",
+                "value_guard.spike_threshold = 0",
+            ),
+        ];
+        match limits.into_iter().find(|(is_met, _, _)| *is_met) {
+            Some((_, what, instead)) => Err(ConfigError::not_built(what, instead)),
+            None => Ok(()),
+        }
+    }
+
     fn check_local_updates(&self) -> Result<(), ConfigError> {
         let section = &self.local_updates;
         section.check()?;
@@ -223,12 +299,7 @@ impl Config {
                 )),
             };
         }
-        if self.parallelism.offload != Offload::None {
-            return Err(ConfigError::not_built(
-                "local_updates with offloaded states",
-                "parallelism.offload = \"none\"",
-            ));
-        }
+        self.check_combinations_of_local_updates()?;
         let is_compressed = section.method == LocalUpdateMethod::SparseLoco
             || section.compression != GradientCompression::None;
         if is_compressed && self.training.dtype == Dtype::Float64 {
@@ -256,7 +327,8 @@ impl Config {
                 "remove one of them",
             ));
         }
-        let is_scaled = self.training.compute_dtype() == Dtype::Float16;
+        let is_scaled =
+            [self.training.compute_dtype(), self.reduce_dtype()].contains(&Dtype::Float16);
         if self.parallelism.gradient_compression.keeps_errors() && is_scaled {
             return Err(ConfigError::contradiction(
                 format!(
@@ -264,6 +336,17 @@ impl Config {
                      loss scale that changes"
                 ),
                 "use training.mixed_precision_param = \"bfloat16\"",
+            ));
+        }
+        if self.parallelism.gradient_compression.keeps_errors()
+            && self.parallelism.offload != Offload::None
+        {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "parallelism.gradient_compression = {name:?} is for gradients that are not sharded, but parallelism.offload \
+                     shards states"
+                ),
+                "use parallelism.offload = \"none\"",
             ));
         }
         within(

@@ -127,3 +127,57 @@ impl LocalUpdatesSection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    fn rejection(keys: &str) -> String {
+        let text = format!("local_updates.method = \"diloco\"\n{keys}");
+        match Config::parse(&text, &[]) {
+            Ok(_) => "accepted".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_combined_is_rejected() {
+        for (keys, reason) in [
+            ("local_updates.num_fragments = 200", "sync_steps"),
+            ("local_updates.fragment_sync_delay = 100", "sync_steps"),
+            ("local_updates.compression = \"power_sgd\"", "power_sgd"),
+            ("parallelism.find_unused_parameters = true", "find_unused"),
+            ("value_guard.spike_threshold = 4.0", "spike_threshold"),
+            (
+                "parallelism.data_parallel_shard_degree = -1\nparallelism.zero_stage = 1",
+                "ZeRO stages 1 and 2",
+            ),
+            (
+                "parallelism.tensor_parallel_degree = 2\nlocal_updates.compression = \"int8\"",
+                "tensor",
+            ),
+            (
+                "parallelism.pipeline_parallel_degree = 2\nlocal_updates.num_fragments = 2",
+                "pipeline",
+            ),
+        ] {
+            let found = rejection(keys);
+            assert!(found.contains(reason), "{keys}: {found}");
+        }
+        assert_eq!(
+            rejection("local_updates.compression = \"int8\""),
+            "accepted"
+        );
+        let none = Config::parse("parallelism.data_parallel_outer_degree = 2", &[]);
+        let found = none.unwrap_err().to_string();
+        assert!(found.contains("joins no"), "{found}");
+    }
+
+    #[test]
+    fn blocks_are_not_shared_by_tensor_parallel_ranks() {
+        let text =
+            "parallelism.tensor_parallel_degree = 2\nparallelism.gradient_compression = \"int8\"";
+        let found = Config::parse(text, &[]).unwrap_err().to_string();
+        assert!(found.contains("tensor parallelism"), "{found}");
+    }
+}

@@ -71,6 +71,12 @@ impl GradientCompression {
         }
     }
 
+    /// Whether neighboring gradients are encoded together, so that what becomes of one depends on the others.
+    pub fn encodes_blocks(self) -> bool {
+        use GradientCompression::{Fp8, Int8, TopK};
+        matches!(self, Int8 | Fp8 | TopK)
+    }
+
     /// Whether what is not sent is added to the next gradients, so that every rank keeps errors of all gradients.
     pub fn keeps_errors(self) -> bool {
         use GradientCompression::{PowerSgd, RandomK, TopK};
