@@ -570,14 +570,18 @@ impl Trainer {
             ledger: &self.ledger,
         };
         let total = self.loss_or_zero(self.model.evaluate(&step)?)?;
-        let own = self.global_loss(&total)?;
-        let Some(outer) = &self.outer else {
+        self.loss_over_replicas(&total)
+    }
+
+    /// As [`Trainer::global_loss`], over replicas that take steps of their own too: they have as many samples each. This is
+    /// a collective call.
+    pub fn loss_over_replicas(&self, local_loss: &Tensor) -> Result<f64> {
+        let own = self.global_loss(local_loss)?;
+        let Some(group) = self.outer_group() else {
             return Ok(own);
         };
-        // Replicas have evaluated as many samples each.
         let mean = Tensor::from_slice(&[own]);
-        outer
-            .group()
+        group
             .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
             .wait()?;
         Ok(mean.f_double_value(&[0])?)

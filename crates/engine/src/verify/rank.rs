@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 use trainyard_config::{ActivationCheckpointMode, GradientCompression};
 use trainyard_cost::CommCounts;
 use trainyard_data::{Sampler, step_batches};
@@ -122,7 +121,7 @@ pub fn run(
     for step in 0..steps {
         let batches = step_batches(&*source, &sampler, step, group.index(), world.device())?;
         let outcome = trainer.step(&batches)?;
-        losses.push(mean_over_replicas(&trainer, &outcome.local_loss)?);
+        losses.push(trainer.loss_over_replicas(&outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
     }
     trainer.wait_pending()?;
@@ -167,19 +166,6 @@ pub fn run(
     // Rank 0 may host the TCPStore: no rank exits before all are done.
     world_group.barrier()?.wait()?;
     Ok(())
-}
-
-/// The mean loss over the global batch, of which replicas with steps of their own have a part each.
-fn mean_over_replicas(trainer: &Trainer, local_loss: &Tensor) -> Result<f64> {
-    let own = trainer.global_loss(local_loss)?;
-    let Some(group) = trainer.outer_group() else {
-        return Ok(own);
-    };
-    let mean = Tensor::from_slice(&[own]);
-    group
-        .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
-        .wait()?;
-    Ok(f64::try_from(mean.f_squeeze()?)?)
 }
 
 /// Whether compressed gradients are compared with exact sums: where one hook reduces all of them.

@@ -34,15 +34,6 @@ pub struct OuterOptimizer {
     pub nesterov: bool,
 }
 
-impl OuterOptimizer {
-    /// Takes the mean of the replicas' parameters.
-    pub const AVERAGE: OuterOptimizer = OuterOptimizer {
-        lr: 1.0,
-        momentum: 0.0,
-        nesterov: false,
-    };
-}
-
 /// Options of [`OuterLoop`].
 pub struct OuterOptions {
     /// Steps between two outer steps of a fragment.
