@@ -14,7 +14,6 @@
 //! [`Store`]: trainyard_checkpoint::Store
 //! [`RunSecret`]: trainyard_tls::RunSecret
 
-mod connection_limiter;
 mod environment;
 mod memory_store;
 mod peer;
@@ -22,7 +21,6 @@ mod peer_store;
 mod placement;
 mod resume_point;
 mod server;
-mod stream;
 mod wire;
 
 pub use environment::{

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
+use trainyard_tls::ClientStream;
 
-use crate::stream::ClientStream;
-use crate::wire::{Reply, Request};
+use crate::wire::{PROTOCOL, Reply, Request};
 
 /// The first pause after a failure.
 const MIN_BACKOFF: Duration = Duration::from_secs(10);
@@ -113,7 +113,7 @@ impl Peer {
             );
             return Err(io::Error::new(io::ErrorKind::NotConnected, reason));
         }
-        let connected = ClientStream::connect(&self.address, &self.tls);
+        let connected = ClientStream::connect(&self.address, &self.tls, PROTOCOL);
         let connected = connected.and_then(|mut stream| Ok((act(&mut stream)?, stream)));
         state.backoff = connected.is_err().then(|| Backoff::after(last));
         match &connected {

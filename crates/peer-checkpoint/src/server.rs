@@ -5,29 +5,18 @@
 //! ends before that, the server discards the file.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustls::ServerConfig;
-use trainyard_tls::{Identity, RunSecret, Service};
+use trainyard_tls::{MessageServer, RunSecret, ServerStream, Service};
 
-use crate::connection_limiter::{ConnectionLimiter, ConnectionPermit};
 use crate::memory_store::{CapacityError, MemoryStore, PartialFile};
-use crate::stream::ServerStream;
-use crate::wire::{CHUNK_BYTES, MAX_MESSAGE_BYTES, Malformed, Reply, Request};
+use crate::wire::{CHUNK_BYTES, MAX_MESSAGE_BYTES, Malformed, PROTOCOL, Reply, Request};
 
 /// How long a client may be idle; it reconnects when it needs to.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long to wait when the system cannot accept another connection.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
-const STACK_BYTES: usize = 512 << 10;
-/// This many rejections are logged one by one, later ones only when their number is a power of two.
-const MAX_LOGGED_REJECTIONS: u64 = 16;
 
 /// A replica server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -42,19 +31,8 @@ pub struct ReplicaServerError {
 /// A running replica server. Dropping it stops it and frees everything it keeps.
 #[derive(Debug)]
 pub struct ReplicaServer {
-    address: SocketAddr,
-    state: Arc<ServerState>,
-    accept_thread: Option<JoinHandle<()>>,
-}
-
-/// What the threads of a replica server share.
-#[derive(Debug)]
-struct ServerState {
-    tls: Arc<ServerConfig>,
+    server: MessageServer,
     store: Arc<MemoryStore>,
-    limiter: Arc<ConnectionLimiter>,
-    num_rejected: AtomicU64,
-    is_stopped: AtomicBool,
 }
 
 impl ReplicaServer {
@@ -65,145 +43,59 @@ impl ReplicaServer {
         capacity: u64,
         secret: &RunSecret,
     ) -> Result<ReplicaServer, ReplicaServerError> {
-        let failed = |source| ReplicaServerError {
+        let store = Arc::new(MemoryStore::new(capacity));
+        let server = MessageServer::start(address, (Service::PeerCheckpoint, secret), PROTOCOL, {
+            let store = Arc::clone(&store);
+            move |stream, from| serve(&store, stream, from)
+        });
+        let server = server.map_err(|source| ReplicaServerError {
             address: address.to_owned(),
             source,
-        };
-        let identity = Identity::new(secret, Service::PeerCheckpoint, "");
-        let tls = identity.and_then(|identity| identity.server_config());
-        let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
-        let state = Arc::new(ServerState {
-            tls,
-            store: Arc::new(MemoryStore::new(capacity)),
-            limiter: Arc::default(),
-            num_rejected: AtomicU64::new(0),
-            is_stopped: AtomicBool::new(false),
-        });
-        let thread = thread::Builder::new().name("replica server".to_owned());
-        let accept_thread = thread.spawn({
-            let state = Arc::clone(&state);
-            move || state.accept_loop(&listener)
-        });
-        Ok(ReplicaServer {
-            address: bound,
-            state,
-            accept_thread: Some(accept_thread.map_err(failed)?),
-        })
+        })?;
+        Ok(ReplicaServer { server, store })
     }
 
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.server.address()
     }
 
     /// How many bytes it keeps, complete files and partial ones.
     pub fn num_bytes(&self) -> u64 {
-        self.state.store.num_bytes()
+        self.store.num_bytes()
     }
 
     /// How many connections it has rejected.
     pub fn num_rejected(&self) -> u64 {
-        self.state.num_rejected.load(Ordering::Relaxed)
+        self.server.num_rejected()
     }
 
     /// Serves for as long as the process lives.
-    pub fn serve_forever(mut self) {
-        if let Some(thread) = self.accept_thread.take() {
-            let _ = thread.join();
-        }
+    pub fn serve_forever(self) {
+        self.server.serve_forever();
     }
 }
 
-impl Drop for ReplicaServer {
-    fn drop(&mut self) {
-        self.state.is_stopped.store(true, Ordering::Relaxed);
-        self.state.limiter.close();
-        // Wakes the thread that accepts, so that it sees the flag.
-        let is_woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok();
-        if let Some(thread) = self.accept_thread.take().filter(|_| is_woken) {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl ServerState {
-    fn accept_loop(self: &Arc<ServerState>, listener: &TcpListener) {
-        loop {
-            let accepted = listener.accept();
-            if self.is_stopped.load(Ordering::Relaxed) {
-                return;
+/// Answers requests until the client disconnects or its idle time is over.
+fn serve(store: &Arc<MemoryStore>, mut stream: ServerStream, from: SocketAddr) {
+    let mut connection = Connection::new(store);
+    loop {
+        let message = match stream.receive_within(IDLE_TIMEOUT) {
+            Ok(message) => message,
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return tracing::warn!("replica server: disconnected {from}: {error}");
             }
-            match accepted {
-                Ok((stream, from)) => self.accept(stream, from),
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    self.reject("a connection", &error);
-                    thread::sleep(ACCEPT_RETRY_DELAY);
-                }
-            }
-        }
-    }
-
-    fn accept(self: &Arc<ServerState>, stream: TcpStream, from: SocketAddr) {
-        let Some(permit) = self.limiter.admit(&stream) else {
-            return self.reject(from, &too_many_connections());
+            Err(_) => return,
         };
-        let state = Arc::clone(self);
-        let thread = thread::Builder::new().name("replica connection".to_owned());
-        let spawned = thread
-            .stack_size(STACK_BYTES)
-            .spawn(move || state.serve_connection(stream, from, &permit));
-        if let Err(error) = spawned {
-            self.reject(from, &error);
-        }
-    }
-
-    fn serve_connection(&self, stream: TcpStream, from: SocketAddr, permit: &ConnectionPermit) {
-        let stream = match ServerStream::accept(stream, &self.tls) {
-            Ok(_) if !permit.authenticate() => Err(too_many_connections()),
-            accepted => accepted,
-        };
-        match stream {
-            Ok(stream) => self.serve(stream, from),
-            Err(error) => self.reject(from, &error),
-        }
-    }
-
-    /// Answers requests until the client disconnects or its idle time is over.
-    fn serve(&self, mut stream: ServerStream, from: SocketAddr) {
-        let mut connection = Connection::new(&self.store);
-        loop {
-            let message = match stream.receive_within(IDLE_TIMEOUT) {
-                Ok(message) => message,
-                Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    return tracing::warn!("replica server: disconnected {from}: {error}");
-                }
-                Err(_) => return,
-            };
-            match connection.receive(&message) {
-                Ok(None) => {}
-                Ok(Some(reply)) if stream.send(&reply).is_ok() => {}
-                Ok(Some(_)) => return,
-                Err(error) => {
-                    return tracing::warn!("replica server: disconnected {from}: {error}");
-                }
+        match connection.receive(&message) {
+            Ok(None) => {}
+            Ok(Some(reply)) if stream.send(&reply).is_ok() => {}
+            Ok(Some(_)) => return,
+            Err(error) => {
+                return tracing::warn!("replica server: disconnected {from}: {error}");
             }
         }
     }
-
-    /// Counts a rejected connection, and logs it unless there were many.
-    fn reject(&self, from: impl Display, error: &io::Error) {
-        let number = 1 + self.num_rejected.fetch_add(1, Ordering::Relaxed);
-        if number <= MAX_LOGGED_REJECTIONS || number.is_power_of_two() {
-            tracing::warn!("replica server: rejected {from} ({number} so far): {error}");
-        }
-    }
-}
-
-fn too_many_connections() -> io::Error {
-    io::Error::other("there are too many connections")
 }
 
 /// Handles the requests of one client.

@@ -5,10 +5,17 @@
 //! rejects everything else. Decoded messages borrow from their input, so decoding allocates nothing, whatever lengths
 //! the input claims.
 
+use trainyard_tls::MessageProtocol;
+
 /// How many bytes of a file one message carries at most.
 pub(crate) const CHUNK_BYTES: usize = 4 << 20;
 /// The size of the longest message: a chunk and its header.
 pub(crate) const MAX_MESSAGE_BYTES: usize = CHUNK_BYTES + 4096;
+/// The messages of replica servers.
+pub(crate) const PROTOCOL: MessageProtocol = MessageProtocol {
+    server_name: "replica server",
+    max_message_bytes: MAX_MESSAGE_BYTES,
+};
 /// The size of the longest path.
 pub(crate) const MAX_PATH_BYTES: usize = 1024;
 

@@ -43,6 +43,8 @@ pub enum Service {
     PeerCheckpoint,
     /// The workers' store, which agents relay to each other.
     WorkerStore,
+    /// Gradients and parameters of asynchronous training.
+    ParameterServer,
 }
 
 impl Service {
@@ -61,6 +63,10 @@ impl Service {
                 "trainyard worker store 1 server",
                 "trainyard worker store 1 client",
             ],
+            Service::ParameterServer => [
+                "trainyard parameter server 1 server",
+                "trainyard parameter server 1 client",
+            ],
         }
     }
 
@@ -70,6 +76,7 @@ impl Service {
             Service::Rendezvous => b"h2",
             Service::PeerCheckpoint => b"trainyard-peer-checkpoint/1",
             Service::WorkerStore => b"trainyard-worker-store/1",
+            Service::ParameterServer => b"trainyard-parameter-server/1",
         }
     }
 }

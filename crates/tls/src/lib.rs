@@ -5,15 +5,20 @@
 //! fails the TLS handshake, and there are no certificates to issue, distribute or renew.
 //!
 //! This is a crate of its own because its users share nothing else: the rendezvous speaks gRPC over asynchronous
-//! sockets, the workers' store speaks `TCPStore`'s protocol, peer checkpoints speak a framed protocol over blocking
-//! sockets.
+//! sockets, the workers' store speaks `TCPStore`'s protocol, peer checkpoints and parameter servers speak protocols of
+//! messages over blocking sockets ([`MessageServer`]).
 
 #[cfg(feature = "tokio")]
 mod acceptor;
+mod connection_limiter;
 mod identity;
+mod message_server;
 mod secret;
+mod stream;
 
 #[cfg(feature = "tokio")]
 pub use acceptor::{Acceptor, Limits, NumConnections};
 pub use identity::{Identity, PinnedKeyVerifier, Service, TlsError};
+pub use message_server::MessageServer;
 pub use secret::{RunSecret, SecretError, SecretFile};
+pub use stream::{AuthenticatedStream, ClientStream, MessageProtocol, ServerStream};

@@ -1,4 +1,4 @@
-//! Limits on the connections of a replica server.
+//! Limits on the connections of a server with a thread per connection.
 //!
 //! A client that has not authenticated yet costs a thread and a socket, so only a few such connections are open at a
 //! time. When the limit is reached, the limiter closes the one that has been in its handshake longest. A stranger

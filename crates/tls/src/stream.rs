@@ -19,8 +19,6 @@ use rustls::{
     ServerConnection, SideData, StreamOwned,
 };
 
-use crate::wire::MAX_MESSAGE_BYTES;
-
 /// How long connecting, and then the TLS handshake, may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one message may take from its first byte to its last.
@@ -33,30 +31,47 @@ const SEND_BUFFER_BYTES: usize = 1 << 20;
 const FIRST_WRITE_BYTES: usize = 16 << 10;
 
 /// The end of a connection that opened it.
-pub(crate) type ClientStream = AuthenticatedStream<ClientConnection>;
+pub type ClientStream = AuthenticatedStream<ClientConnection>;
 /// The end of a connection that accepted it.
-pub(crate) type ServerStream = AuthenticatedStream<ServerConnection>;
+pub type ServerStream = AuthenticatedStream<ServerConnection>;
+
+/// What both ends of a protocol agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageProtocol {
+    /// The name of the server in errors, such as `replica server`.
+    pub server_name: &'static str,
+    /// The size of the longest message.
+    pub max_message_bytes: usize,
+}
 
 /// An authenticated connection that carries messages.
-pub(crate) struct AuthenticatedStream<C> {
+pub struct AuthenticatedStream<C> {
     tls: StreamOwned<C, Socket>,
+    protocol: MessageProtocol,
 }
 
 impl ClientStream {
-    /// Connects to the replica server at `address`, a host and a port.
-    pub(crate) fn connect(address: &str, config: &Arc<ClientConfig>) -> io::Result<ClientStream> {
+    /// Connects to the server at `address`, a host and a port.
+    pub fn connect(
+        address: &str,
+        config: &Arc<ClientConfig>,
+        protocol: MessageProtocol,
+    ) -> io::Result<ClientStream> {
+        let server = protocol.server_name;
         let stream = connect(address)?;
         // The name is neither sent nor checked: the key of the server is.
         let name = ServerName::from(std::net::IpAddr::from([0, 0, 0, 0]));
         let connection =
             ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
-        AuthenticatedStream::handshake(connection, stream).map_err(|error| match tls_error(&error) {
+        AuthenticatedStream::handshake(connection, stream, protocol).map_err(|error| match tls_error(&error) {
             Some(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)) => {
-                let reason = "the replica server has another run secret: give all nodes the same --run-secret-file";
+                let reason = format!(
+                    "the {server} has another run secret: give all nodes the same --run-secret-file"
+                );
                 io::Error::new(ErrorKind::PermissionDenied, reason)
             }
             Some(cause) => {
-                let reason = format!("there is no replica server of this version: {cause}");
+                let reason = format!("there is no {server} of this version: {cause}");
                 io::Error::new(ErrorKind::InvalidData, reason)
             }
             None => error,
@@ -66,21 +81,22 @@ impl ClientStream {
 
 impl ServerStream {
     /// Accepts a connection from a client that knows the run secret.
-    pub(crate) fn accept(
+    pub fn accept(
         stream: TcpStream,
         config: &Arc<ServerConfig>,
+        protocol: MessageProtocol,
     ) -> io::Result<ServerStream> {
         let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
-        AuthenticatedStream::handshake(connection, stream).map_err(|error| {
-            match tls_error(&error) {
+        AuthenticatedStream::handshake(connection, stream, protocol).map_err(
+            |error| match tls_error(&error) {
                 Some(cause) => {
                     let reason =
                         format!("the client did not prove that it knows the run secret: {cause}");
                     io::Error::new(ErrorKind::PermissionDenied, reason)
                 }
                 None => error,
-            }
-        })
+            },
+        )
     }
 }
 
@@ -89,7 +105,11 @@ where
     C: DerefMut<Target = ConnectionCommon<S>>,
     S: SideData,
 {
-    fn handshake(mut connection: C, stream: TcpStream) -> io::Result<AuthenticatedStream<C>> {
+    fn handshake(
+        mut connection: C,
+        stream: TcpStream,
+        protocol: MessageProtocol,
+    ) -> io::Result<AuthenticatedStream<C>> {
         stream.set_nodelay(true)?;
         let mut socket = Socket::new(stream, Instant::now() + HANDSHAKE_TIMEOUT);
         while connection.is_handshaking() {
@@ -98,16 +118,14 @@ where
         connection.set_buffer_limit(Some(SEND_BUFFER_BYTES));
         Ok(AuthenticatedStream {
             tls: StreamOwned::new(connection, socket),
+            protocol,
         })
     }
 
     /// Sends a message.
-    pub(crate) fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        if message.len() > MAX_MESSAGE_BYTES {
-            return Err(io::Error::new(
-                ErrorKind::InvalidInput,
-                too_long(message.len()),
-            ));
+    pub fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if let Some(reason) = self.protocol.rejection(message.len()) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, reason));
         }
         self.set_timeout(MESSAGE_TIMEOUT);
         let length = (message.len() as u32).to_le_bytes();
@@ -118,18 +136,18 @@ where
     }
 
     /// Waits for the response to a request.
-    pub(crate) fn receive(&mut self) -> io::Result<Vec<u8>> {
+    pub fn receive(&mut self) -> io::Result<Vec<u8>> {
         self.receive_within(MESSAGE_TIMEOUT)
     }
 
     /// Waits for a message, which must start within `timeout`.
-    pub(crate) fn receive_within(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
+    pub fn receive_within(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
         self.set_timeout(timeout);
         let mut length = [0; 4];
         self.tls.read_exact(&mut length)?;
         let length = u32::from_le_bytes(length) as usize;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(io::Error::new(ErrorKind::InvalidData, too_long(length)));
+        if let Some(reason) = self.protocol.rejection(length) {
+            return Err(io::Error::new(ErrorKind::InvalidData, reason));
         }
         self.set_timeout(MESSAGE_TIMEOUT);
         let mut message = vec![0; length];
@@ -148,8 +166,12 @@ impl<C> Debug for AuthenticatedStream<C> {
     }
 }
 
-fn too_long(length: usize) -> String {
-    format!("a message of {length} bytes is longer than {MAX_MESSAGE_BYTES}")
+impl MessageProtocol {
+    /// Why a message of this length is rejected.
+    fn rejection(self, length: usize) -> Option<String> {
+        let max = self.max_message_bytes;
+        (length > max).then(|| format!("a message of {length} bytes is longer than {max}"))
+    }
 }
 
 /// The error of TLS, where it is one and not the socket's.
@@ -254,12 +276,18 @@ mod tests {
     use std::net::{Shutdown, TcpListener};
     use std::thread;
 
-    use trainyard_tls::{Identity, RunSecret, Service};
+    use crate::{Identity, RunSecret, Service};
 
     use super::*;
 
     /// A client's records are: hello, change cipher spec, the rest of the handshake, then one per short message.
     const FIRST_MESSAGE: usize = 3;
+
+    const MAX_MESSAGE_BYTES: usize = 1 << 20;
+    const PROTOCOL: MessageProtocol = MessageProtocol {
+        server_name: "replica server",
+        max_message_bytes: MAX_MESSAGE_BYTES,
+    };
 
     type Pair = (io::Result<ClientStream>, io::Result<ServerStream>);
 
@@ -279,11 +307,12 @@ mod tests {
         let server = identity(server).server_config().unwrap();
         let (outside, relay_address) = listen();
         let (inside, server_address) = listen();
-        let client = thread::spawn(move || ClientStream::connect(&relay_address, &client));
+        let client =
+            thread::spawn(move || ClientStream::connect(&relay_address, &client, PROTOCOL));
         let from_client = outside.accept().unwrap().0;
         let to_server = TcpStream::connect(server_address).unwrap();
         thread::spawn(move || relay(from_client, to_server));
-        let server = ServerStream::accept(inside.accept().unwrap().0, &server);
+        let server = ServerStream::accept(inside.accept().unwrap().0, &server, PROTOCOL);
         (client.join().unwrap(), server)
     }
 
