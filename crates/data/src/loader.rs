@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use tch::Device;
 use trainyard_torch::device::{self, Event, Stream};
 
-use crate::{Batch, DataError, Order, Sampler, Source, collate};
+use crate::{Batch, DataError, Order, SampleStream, Sampler, Source};
 
 /// Options of a [`Loader`].
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +82,13 @@ impl Loader {
             return Err(DataError::Setting("the dataset has no samples".into()));
         }
         let plan = Plan {
-            source,
+            samples: SampleStream {
+                source,
+                order: options.order,
+                device: options.device,
+            },
             sampler,
             rank: rank as u64,
-            order: options.order,
-            device: options.device,
             first_step: options.first_step,
         };
         plan.positions(0)?; // reports an invalid rank here rather than in a thread
@@ -143,18 +145,17 @@ impl Drop for Loader {
 /// Maps batch numbers to samples; every thread has a copy.
 #[derive(Clone)]
 struct Plan {
-    source: Arc<dyn Source>,
+    samples: SampleStream,
     sampler: Sampler,
     rank: u64,
-    order: Order,
-    device: Device,
     first_step: u64,
 }
 
 impl Plan {
     /// Makes every `stride`th batch from number `start` on, until the channel closes or a batch fails.
     fn feed(&self, sender: &SyncSender<Result<Copied, DataError>>, start: u64, stride: u64) {
-        let stream = device::set_current(self.device).and_then(|()| Stream::from_pool(self.device));
+        let stream = device::set_current(self.samples.device)
+            .and_then(|()| Stream::from_pool(self.samples.device));
         let stream = match stream {
             Ok(stream) => stream,
             Err(error) => return drop(sender.send(Err(error.into()))),
@@ -172,20 +173,10 @@ impl Plan {
 
     /// Makes a batch and starts to copy it on `stream`.
     fn copied(&self, number: u64, stream: &Stream) -> Result<Copied, DataError> {
-        let batch = stream.scope(|| self.batch(number))??;
+        let positions = self.positions(number)?;
+        let batch = stream.scope(|| self.samples.batch(positions))??;
         let done = stream.record()?;
         Ok(Copied { batch, done })
-    }
-
-    fn batch(&self, number: u64) -> Result<Batch, DataError> {
-        let indices = self.positions(number)?.map(|position| self.index(position));
-        let indices = indices.collect::<Result<Vec<_>, _>>()?;
-        let samples = indices.iter().map(|&index| self.source.sample(index));
-        let batch = collate(&samples.collect::<Result<Vec<_>, _>>()?, self.device)?;
-        Ok(Batch {
-            samples: indices,
-            ..batch
-        })
     }
 
     fn positions(&self, number: u64) -> Result<std::ops::Range<u64>, DataError> {
@@ -193,15 +184,6 @@ impl Plan {
         let step = self.first_step.saturating_add(number / microbatches);
         self.sampler
             .positions(step, number % microbatches, self.rank)
-    }
-
-    /// The index of the sample at a position of the stream.
-    fn index(&self, position: u64) -> Result<u64, DataError> {
-        let index = self.order.locate(position, self.source.len());
-        index.ok_or(DataError::OutOfRange {
-            index: position,
-            len: 0,
-        })
     }
 }
 
