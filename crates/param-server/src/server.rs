@@ -1,0 +1,453 @@
+//! One parameter server: parameters for workers that pull them, and gradients that workers push.
+//!
+//! Connections have threads of their own, which never touch tensors: they copy bytes in and out. One thread owns the model. On
+//! the leader it waits for the next update, tells the other servers, applies it and publishes the parameters.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use trainyard_tls::{MessageServer, RunSecret, ServerStream, Service};
+
+use crate::protocol::{CHUNK_BYTES, JobInfo, PROTOCOL, ParamShard, PieceGradient, Reply, Request};
+use crate::work_queue::{Piece, Progress, Take, Update, WorkQueue, WorkerId};
+
+/// A worker that the leader has not heard of for this long has lost its lease.
+const LEASE: Duration = Duration::from_secs(10);
+/// Only the leader decides which workers are lost; other servers keep connections for longer than any step takes.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long a request waits for what it asks, before the worker has to ask again: its requests renew its lease.
+const POLL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// A running server.
+#[derive(Debug)]
+pub struct ParameterServer {
+    server: MessageServer,
+    shared: Arc<Shared>,
+}
+
+/// What connections and the thread with the model share.
+#[derive(Debug)]
+struct Shared {
+    job: JobInfo,
+    num_gradient_bytes: usize,
+    is_leader: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The work of all workers; the leader's decides.
+    queue: WorkQueue,
+    /// What the thread with the model has to apply.
+    ready: VecDeque<Update>,
+    gradients: HashMap<Piece, (PieceGradient, Vec<u8>)>,
+    parameters: Option<(u64, Arc<Vec<u8>>)>,
+    num_left: u64,
+}
+
+impl ParameterServer {
+    /// Listens on `address`. Workers wait until parameters are [published](Self::publish).
+    pub fn start(
+        address: &str,
+        secret: &RunSecret,
+        job: JobInfo,
+        queue: WorkQueue,
+        is_leader: bool,
+    ) -> io::Result<ParameterServer> {
+        let shared = Arc::new(Shared {
+            num_gradient_bytes: job
+                .shards
+                .iter()
+                .filter(|shard| shard.is_trainable)
+                .map(ParamShard::num_bytes)
+                .sum(),
+            job,
+            is_leader,
+            state: Mutex::new(State {
+                queue,
+                ready: VecDeque::new(),
+                gradients: HashMap::new(),
+                parameters: None,
+                num_left: 0,
+            }),
+            changed: Condvar::new(),
+        });
+        let server =
+            MessageServer::start(address, (Service::ParameterServer, secret), PROTOCOL, {
+                let shared = Arc::clone(&shared);
+                move |stream, from| shared.serve(stream, from)
+            })?;
+        Ok(ParameterServer { server, shared })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// Waits for the next update that the leader has to apply; `None` if there is none within `timeout`.
+    pub fn next_update(&self, timeout: Duration) -> Option<Update> {
+        let mut state = self.shared.wait(timeout, |state| {
+            !state.ready.is_empty() || state.queue.is_complete()
+        });
+        state.ready.pop_front()
+    }
+
+    /// What a worker says of the gradient of a piece.
+    pub fn gradient(&self, piece: Piece) -> Option<PieceGradient> {
+        let state = self.shared.lock();
+        state.gradients.get(&piece).map(|(told, _)| *told)
+    }
+
+    /// The number of micro-batches whose gradients have been applied.
+    pub fn num_applied(&self) -> u64 {
+        self.shared.lock().queue.num_applied()
+    }
+
+    /// Removes the gradient of a piece: what its worker says of it, and the bytes of this server's shards.
+    pub fn take_gradient(&self, piece: Piece) -> Option<(PieceGradient, Vec<u8>)> {
+        self.shared.lock().gradients.remove(&piece)
+    }
+
+    /// Gives workers these parameters from now on, which result from `update`.
+    pub fn publish(&self, version: u64, parameters: Vec<u8>, update: Option<&Update>) {
+        let mut state = self.shared.lock();
+        state.parameters = Some((version, Arc::new(parameters)));
+        if let Some(update) = update {
+            state.queue.apply(update);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// The number of workers that have joined the leader and not left.
+    pub fn num_workers(&self) -> usize {
+        self.shared.lock().queue.num_workers()
+    }
+
+    /// The number of workers that have left or were lost.
+    pub fn num_left(&self) -> u64 {
+        self.shared.lock().num_left
+    }
+
+    /// Which gradients have been applied.
+    pub fn progress(&self) -> Progress {
+        self.shared.lock().queue.progress()
+    }
+
+    /// Waits until all workers know that the work is done, at most `timeout`.
+    pub fn wait_for_workers_to_leave(&self, timeout: Duration) {
+        let left = |state: &State| state.queue.num_workers() == 0;
+        drop(self.shared.wait(timeout, left));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `is_ready`, at most `timeout`.
+    fn wait(&self, timeout: Duration, is_ready: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        while !is_ready(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// Answers a worker until it disconnects or, on the leader, its lease ends.
+    fn serve(&self, stream: ServerStream, from: SocketAddr) {
+        let mut connection = Connection {
+            shared: self,
+            stream,
+            worker: None,
+        };
+        let ended = connection.serve();
+        let Some(worker) = connection.worker else {
+            return;
+        };
+        let mut state = self.lock();
+        state.queue.leave(worker);
+        state.num_left += 1;
+        let (is_complete, num_left) = (state.queue.is_complete(), state.queue.num_workers());
+        drop(state);
+        self.changed.notify_all();
+        match ended {
+            Err(error) if !is_complete => tracing::warn!(
+                "worker {} at {from} is lost ({error}); {num_left} workers are left, and compute what it had taken",
+                worker.0
+            ),
+            _ => tracing::info!("worker {} at {from} has left", worker.0),
+        }
+    }
+}
+
+/// The connection of a worker.
+struct Connection<'a> {
+    shared: &'a Shared,
+    stream: ServerStream,
+    /// Set once it has joined the leader.
+    worker: Option<WorkerId>,
+}
+
+impl Connection<'_> {
+    fn serve(&mut self) -> io::Result<()> {
+        let timeout = if self.shared.is_leader {
+            LEASE
+        } else {
+            IDLE_TIMEOUT
+        };
+        loop {
+            let message = self.stream.receive_within(timeout)?;
+            let request = serde_json::from_slice(&message).map_err(io::Error::other)?;
+            match request {
+                Request::Describe => self.reply(&Reply::Job(self.shared.job.clone()))?,
+                Request::Join => self.join()?,
+                Request::Take => self.take()?,
+                Request::Pull { version } => self.pull(version)?,
+                Request::Push(gradient) => self.push(gradient)?,
+                Request::Heartbeat => self.reply(&Reply::Received)?,
+            }
+        }
+    }
+
+    fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+        let message = serde_json::to_vec(reply).map_err(io::Error::other)?;
+        self.stream.send(&message)
+    }
+
+    fn reject(&mut self, reason: &str) -> io::Result<()> {
+        self.reply(&Reply::Rejected(reason.to_owned()))
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        if !self.shared.is_leader || self.worker.is_some() {
+            return self.reject("workers join the leader, once");
+        }
+        let worker = self.shared.lock().queue.join();
+        self.worker = Some(worker);
+        self.reply(&Reply::Joined(worker))
+    }
+
+    fn take(&mut self) -> io::Result<()> {
+        let Some(worker) = self.worker else {
+            return self.reject("the worker has not joined");
+        };
+        let deadline = Instant::now() + POLL_TIMEOUT;
+        let mut state = self.shared.lock();
+        let reply = loop {
+            match state.queue.take(worker) {
+                Take::Piece(piece) => {
+                    let is_synchronous = self.shared.job.is_synchronous;
+                    let version = if is_synchronous { piece.step } else { 0 };
+                    break Reply::Piece { piece, version };
+                }
+                Take::Done => break Reply::Done,
+                Take::Wait => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break Reply::NotYet;
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        drop(state);
+        self.reply(&reply)
+    }
+
+    fn pull(&mut self, version: u64) -> io::Result<()> {
+        let is_new = |state: &State| state.parameters.as_ref().is_some_and(|p| p.0 >= version);
+        let state = self.shared.wait(POLL_TIMEOUT, is_new);
+        let found = state.parameters.clone().filter(|found| found.0 >= version);
+        drop(state);
+        let Some((version, bytes)) = found else {
+            return self.reply(&Reply::NotYet);
+        };
+        self.reply(&Reply::Parameters {
+            version,
+            num_bytes: bytes.len(),
+        })?;
+        bytes
+            .chunks(CHUNK_BYTES)
+            .try_for_each(|chunk| self.stream.send(chunk))
+    }
+
+    fn push(&mut self, gradient: PieceGradient) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(self.shared.num_gradient_bytes);
+        while bytes.len() < self.shared.num_gradient_bytes {
+            bytes.extend(self.stream.receive()?);
+        }
+        if bytes.len() > self.shared.num_gradient_bytes {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        let mut state = self.shared.lock();
+        state.gradients.insert(gradient.piece, (gradient, bytes));
+        if self.shared.is_leader {
+            let (piece, seconds) = (gradient.piece, gradient.seconds);
+            let worker = self.worker.unwrap_or(WorkerId(u64::MAX));
+            let Some(updates) = state.queue.push(worker, piece, seconds) else {
+                drop(state);
+                return self.reject("the worker has not taken this piece");
+            };
+            state.ready.extend(updates);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        self.reply(&Reply::Received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trainyard_tls::RunSecret;
+
+    use super::*;
+    use crate::work_queue::WorkQueueOptions;
+    use crate::{ClientError, ServerGroup, Taken};
+
+    const STEPS: u64 = 3;
+
+    fn job(first: usize) -> JobInfo {
+        JobInfo {
+            digest: "job".to_owned(),
+            global_batch: 4,
+            is_synchronous: true,
+            shards: vec![ParamShard {
+                name: "weight".to_owned(),
+                elements: vec![first..first + 300_000],
+                element_bytes: 4,
+                is_trainable: true,
+            }],
+        }
+    }
+
+    fn server(secret: &RunSecret, first: usize, is_leader: bool) -> ParameterServer {
+        let options = WorkQueueOptions {
+            microbatches_per_step: 4,
+            microbatches_per_piece: 2,
+            num_steps: STEPS,
+            max_staleness: Some(0),
+            is_balanced: false,
+        };
+        let start = Progress {
+            step: 0,
+            applied: Vec::new(),
+        };
+        let queue = WorkQueue::new(options, &start);
+        ParameterServer::start("127.0.0.1:0", secret, job(first), queue, is_leader).unwrap()
+    }
+
+    fn gradient(piece: Piece, version: u64) -> PieceGradient {
+        PieceGradient {
+            piece,
+            version,
+            num_targets: 1,
+            loss: 0.0,
+            seconds: 1.0,
+        }
+    }
+
+    /// Pushes the number of every piece to both servers until there is no work left.
+    fn work(addresses: &[String], secret: &RunSecret) -> Result<u64, ClientError> {
+        let mut servers = ServerGroup::join(addresses, secret, "job")?;
+        let mut num_pieces = 0;
+        loop {
+            let (piece, version) = match servers.take()? {
+                Taken::Work(piece, version) => (piece, version),
+                Taken::NotYet => continue,
+                Taken::Done => break,
+            };
+            let pulled = servers.pull(version)?;
+            assert_eq!(pulled.version, piece.step);
+            assert!(
+                pulled
+                    .servers
+                    .iter()
+                    .flatten()
+                    .all(|&byte| u64::from(byte) == piece.step)
+            );
+            servers.renew_lease()?;
+            let bytes = vec![vec![piece.first as u8; 1_200_000]; 2];
+            servers.push(gradient(piece, pulled.version), &bytes)?;
+            num_pieces += 1;
+        }
+        Ok(num_pieces)
+    }
+
+    #[test]
+    fn all_servers_have_the_gradients_that_the_leader_decides_on() {
+        let secret = RunSecret::random().unwrap();
+        let servers = [server(&secret, 0, true), server(&secret, 300_000, false)];
+        let addresses = servers
+            .each_ref()
+            .map(|server| server.address().to_string());
+        let parameters = |version: u64| vec![version as u8; 1_200_000];
+        servers
+            .iter()
+            .for_each(|server| server.publish(0, parameters(0), None));
+        let num_pieces: u64 = std::thread::scope(|scope| {
+            let worker = || work(&addresses, &secret).unwrap();
+            let workers = [scope.spawn(worker), scope.spawn(worker)];
+            for step in 0..STEPS {
+                let update = loop {
+                    if let Some(update) = servers[0].next_update(LEASE) {
+                        break update;
+                    }
+                };
+                for piece in &update.pieces {
+                    for server in &servers {
+                        let (told, bytes) = server.take_gradient(*piece).unwrap();
+                        assert_eq!(told.piece, *piece);
+                        assert_eq!(bytes, vec![piece.first as u8; 1_200_000]);
+                    }
+                }
+                for server in &servers {
+                    server.publish(step + 1, parameters(step + 1), Some(&update));
+                }
+            }
+            workers.map(|worker| worker.join().unwrap()).iter().sum()
+        });
+        assert_eq!(num_pieces, 2 * STEPS);
+        servers[0].wait_for_workers_to_leave(LEASE);
+        assert_eq!((servers[0].num_workers(), servers[0].num_left()), (0, 2));
+    }
+
+    #[test]
+    fn strangers_other_jobs_and_pieces_that_were_not_taken_are_rejected() {
+        let secret = RunSecret::random().unwrap();
+        let server = server(&secret, 0, true);
+        let addresses = [server.address().to_string()];
+        let stranger = RunSecret::random().unwrap();
+        let refused = ServerGroup::join(&addresses, &stranger, "job").unwrap_err();
+        assert!(
+            matches!(refused, ClientError::Connection { .. }),
+            "{refused}"
+        );
+        let other = ServerGroup::join(&addresses, &secret, "another job").unwrap_err();
+        assert!(matches!(other, ClientError::OtherJob { .. }), "{other}");
+        let mut worker = ServerGroup::join(&addresses, &secret, "job").unwrap();
+        let piece = Piece {
+            step: 0,
+            first: 0,
+            num: 4,
+        };
+        let bytes = vec![vec![0; 1_200_000]];
+        let rejected = worker.push(gradient(piece, 0), &bytes).unwrap_err();
+        assert!(
+            matches!(rejected, ClientError::Rejected { .. }),
+            "{rejected}"
+        );
+    }
+}
