@@ -2,7 +2,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
 
 use rustls::ClientConfig;
 use trainyard_tls::{ClientStream, Identity, RunSecret, Service, TlsError};
@@ -11,6 +13,9 @@ use crate::protocol::{
     CHUNK_BYTES, JobInfo, PROTOCOL, PieceGradient, Pulled, Reply, Request, Taken,
 };
 use crate::work_queue::WorkerId;
+
+/// How often a worker renews its lease: well before it ends.
+pub const LEASE_RENEWAL: Duration = Duration::from_secs(2);
 
 /// A worker and a server cannot work together.
 #[derive(Debug, thiserror::Error)]
@@ -130,19 +135,33 @@ impl ServerGroup {
         let Some((leader, others)) = self.servers.split_first_mut() else {
             return Ok(());
         };
-        for_each(others, |index, server| {
-            server.push(gradient, &bytes[index + 1])
+        let (ended, has_ended) = channel();
+        thread::scope(|scope| {
+            let push = |(server, bytes): (&mut Server, &Vec<u8>), ended: Sender<()>| {
+                let pushed = server.push(gradient, bytes);
+                drop(ended);
+                pushed
+            };
+            let others = others.iter_mut().zip(&bytes[1..]);
+            let threads: Vec<_> = others
+                .map(|other| {
+                    let ended = ended.clone();
+                    scope.spawn(move || push(other, ended))
+                })
+                .collect();
+            drop(ended);
+            // A slow network may take longer than a lease.
+            while has_ended.recv_timeout(LEASE_RENEWAL) == Err(RecvTimeoutError::Timeout) {
+                leader.renew_lease()?;
+            }
+            threads.into_iter().try_for_each(joined)
         })?;
         leader.push(gradient, &bytes[0])
     }
 
     /// Renews the worker's lease.
     pub fn renew_lease(&mut self) -> Result<()> {
-        let Some(leader) = self.servers.first_mut() else {
-            return Ok(());
-        };
-        leader.request(&Request::Heartbeat, "renew its lease")?;
-        Ok(())
+        self.servers.first_mut().map_or(Ok(()), Server::renew_lease)
     }
 }
 
@@ -161,12 +180,16 @@ fn for_each<T: Send>(
             .enumerate()
             .map(|(index, server)| scope.spawn(move || act(index, server)))
             .collect();
-        let joined = threads.into_iter().map(|thread| match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        joined.collect()
+        threads.into_iter().map(joined).collect()
     })
+}
+
+/// The result of a thread, which panics only if this one is to panic too.
+fn joined<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    match thread.join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
 }
 
 impl Server {
@@ -228,6 +251,11 @@ impl Server {
             Reply::Received => Ok(()),
             reply => Err(self.unexpected(OPERATION, &reply)),
         }
+    }
+
+    fn renew_lease(&mut self) -> Result<()> {
+        self.request(&Request::Heartbeat, "renew its lease")?;
+        Ok(())
     }
 
     fn request(&mut self, request: &Request, operation: &'static str) -> Result<Reply> {

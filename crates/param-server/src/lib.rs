@@ -21,7 +21,7 @@ mod protocol;
 mod server;
 mod work_queue;
 
-pub use client::{ClientError, ServerGroup};
+pub use client::{ClientError, LEASE_RENEWAL, ServerGroup};
 pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, Role, SERVERS};
 pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Taken};
 pub use server::ParameterServer;

@@ -66,6 +66,8 @@ pub struct JobInfo {
 /// What a worker says of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PieceGradient {
+    /// Who has computed it.
+    pub worker: WorkerId,
     /// The samples that it is of.
     pub piece: Piece,
     /// The version of the parameters that it was computed with.

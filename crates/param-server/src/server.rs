@@ -15,7 +15,7 @@ use crate::protocol::{CHUNK_BYTES, JobInfo, PROTOCOL, ParamShard, PieceGradient,
 use crate::work_queue::{Piece, Progress, Take, Update, WorkQueue, WorkerId};
 
 /// A worker that the leader has not heard of for this long has lost its lease.
-const LEASE: Duration = Duration::from_secs(10);
+const LEASE: Duration = Duration::from_secs(30);
 /// Only the leader decides which workers are lost; other servers keep connections for longer than any step takes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a request waits for what it asks, before the worker has to ask again: its requests renew its lease.
@@ -44,7 +44,11 @@ struct State {
     queue: WorkQueue,
     /// What the thread with the model has to apply.
     ready: VecDeque<Update>,
-    gradients: HashMap<Piece, (PieceGradient, Vec<u8>)>,
+    /// The bytes of gradients. Until the leader has accepted one, there may be another of the same piece, from a worker that
+    /// has lost its lease.
+    gradients: HashMap<(WorkerId, Piece), Vec<u8>>,
+    /// What workers say of gradients that the leader has accepted.
+    accepted: HashMap<Piece, PieceGradient>,
     parameters: Option<(u64, Arc<Vec<u8>>)>,
     num_left: u64,
 }
@@ -71,6 +75,7 @@ impl ParameterServer {
                 queue,
                 ready: VecDeque::new(),
                 gradients: HashMap::new(),
+                accepted: HashMap::new(),
                 parameters: None,
                 num_left: 0,
             }),
@@ -97,10 +102,9 @@ impl ParameterServer {
         state.ready.pop_front()
     }
 
-    /// What a worker says of the gradient of a piece.
-    pub fn gradient(&self, piece: Piece) -> Option<PieceGradient> {
-        let state = self.shared.lock();
-        state.gradients.get(&piece).map(|(told, _)| *told)
+    /// What a worker says of the gradient of a piece, on the leader.
+    pub fn take_accepted(&self, piece: Piece) -> Option<PieceGradient> {
+        self.shared.lock().accepted.remove(&piece)
     }
 
     /// The number of micro-batches whose gradients have been applied.
@@ -108,9 +112,14 @@ impl ParameterServer {
         self.shared.lock().queue.num_applied()
     }
 
-    /// Removes the gradient of a piece: what its worker says of it, and the bytes of this server's shards.
-    pub fn take_gradient(&self, piece: Piece) -> Option<(PieceGradient, Vec<u8>)> {
-        self.shared.lock().gradients.remove(&piece)
+    /// Removes a gradient, and all others of its piece: the bytes of this server's shards.
+    pub fn take_gradient(&self, gradient: &PieceGradient) -> Option<Vec<u8>> {
+        let mut state = self.shared.lock();
+        let bytes = state.gradients.remove(&(gradient.worker, gradient.piece));
+        state
+            .gradients
+            .retain(|(_, piece), _| *piece != gradient.piece);
+        bytes
     }
 
     /// Gives workers these parameters from now on, which result from `update`.
@@ -292,17 +301,19 @@ impl Connection<'_> {
         if bytes.len() > self.shared.num_gradient_bytes {
             return Err(ErrorKind::InvalidData.into());
         }
+        let PieceGradient { worker, piece, .. } = gradient;
         let mut state = self.shared.lock();
-        state.gradients.insert(gradient.piece, (gradient, bytes));
         if self.shared.is_leader {
-            let (piece, seconds) = (gradient.piece, gradient.seconds);
-            let worker = self.worker.unwrap_or(WorkerId(u64::MAX));
-            let Some(updates) = state.queue.push(worker, piece, seconds) else {
+            let own = self.worker.filter(|own| *own == worker);
+            let updates = own.and_then(|own| state.queue.push(own, piece, gradient.seconds));
+            let Some(updates) = updates else {
                 drop(state);
                 return self.reject("the worker has not taken this piece");
             };
             state.ready.extend(updates);
+            state.accepted.insert(piece, gradient);
         }
+        state.gradients.insert((worker, piece), bytes);
         drop(state);
         self.shared.changed.notify_all();
         self.reply(&Reply::Received)
@@ -326,7 +337,7 @@ mod tests {
             is_synchronous: true,
             shards: vec![ParamShard {
                 name: "weight".to_owned(),
-                elements: vec![first..first + 300_000],
+                elements: vec![first..first + 100_000, first + 100_000..first + 300_000],
                 element_bytes: 4,
                 is_trainable: true,
             }],
@@ -349,8 +360,9 @@ mod tests {
         ParameterServer::start("127.0.0.1:0", secret, job(first), queue, is_leader).unwrap()
     }
 
-    fn gradient(piece: Piece, version: u64) -> PieceGradient {
+    fn gradient(worker: WorkerId, piece: Piece, version: u64) -> PieceGradient {
         PieceGradient {
+            worker,
             piece,
             version,
             num_targets: 1,
@@ -380,7 +392,8 @@ mod tests {
             );
             servers.renew_lease()?;
             let bytes = vec![vec![piece.first as u8; 1_200_000]; 2];
-            servers.push(gradient(piece, pulled.version), &bytes)?;
+            let worker = servers.worker();
+            servers.push(gradient(worker, piece, pulled.version), &bytes)?;
             num_pieces += 1;
         }
         Ok(num_pieces)
@@ -407,9 +420,9 @@ mod tests {
                     }
                 };
                 for piece in &update.pieces {
+                    let told = servers[0].take_accepted(*piece).unwrap();
                     for server in &servers {
-                        let (told, bytes) = server.take_gradient(*piece).unwrap();
-                        assert_eq!(told.piece, *piece);
+                        let bytes = server.take_gradient(&told).unwrap();
                         assert_eq!(bytes, vec![piece.first as u8; 1_200_000]);
                     }
                 }
@@ -444,7 +457,9 @@ mod tests {
             num: 4,
         };
         let bytes = vec![vec![0; 1_200_000]];
-        let rejected = worker.push(gradient(piece, 0), &bytes).unwrap_err();
+        let rejected = worker
+            .push(gradient(worker.worker(), piece, 0), &bytes)
+            .unwrap_err();
         assert!(
             matches!(rejected, ClientError::Rejected { .. }),
             "{rejected}"
