@@ -31,6 +31,7 @@ mod overrides;
 mod rescale;
 mod schema;
 mod section;
+mod served;
 mod shrink;
 mod spec;
 mod suggest;
@@ -51,8 +52,9 @@ pub use section::{
     Dtype, GradientCompression, GuardPolicy, JobSection, LocalUpdateMethod, LocalUpdatesSection,
     LrSchedulerSection, MetricsSection, ModelName, ModelSection, MoeSection, Offload,
     OffloadStates, OptimizerImplementation, OptimizerName, OptimizerSection, ParallelismSection,
-    ParameterCompression, PipelineReduce, ProfilingSection, ReshardAfterForward, ResumeChange,
-    SelectiveOption, TrainingSection, ValidationSection, ValueGuardSection,
+    ParameterCompression, ParameterServerSection, PipelineReduce, ProfilingSection,
+    ReshardAfterForward, ResumeChange, SelectiveOption, Staleness, TrainingSection,
+    ValidationSection, ValueGuardSection,
 };
 pub use spec::ModelSpec;
 
@@ -70,6 +72,8 @@ pub struct Config {
     pub parallelism: ParallelismSection,
     /// Replicas that take optimizer steps of their own.
     pub local_updates: LocalUpdatesSection,
+    /// Workers that push gradients to servers.
+    pub parameter_server: ParameterServerSection,
     /// The optimizer and its hyperparameters.
     pub optimizer: OptimizerSection,
     /// The schedule of the learning rate.

@@ -12,6 +12,7 @@ mod model;
 mod moe;
 mod optimizer;
 mod parallelism;
+mod parameter_server;
 mod profiling;
 mod training;
 mod validation;
@@ -34,6 +35,7 @@ pub use parallelism::{
     ContextMethod, GradientCompression, Offload, OffloadStates, ParallelismSection,
     ParameterCompression, PipelineReduce, ReshardAfterForward,
 };
+pub use parameter_server::{ParameterServerSection, Staleness};
 pub use profiling::ProfilingSection;
 pub use training::{Dataset, Dtype, TrainingSection};
 pub use validation::ValidationSection;
