@@ -67,6 +67,8 @@ pub struct Output {
     pub console: Console,
     /// The local ranks whose output appears there; all if not given.
     pub console_ranks: Option<Vec<usize>>,
+    /// What the prefix calls the ranks, and the number of the first one; `rank` and its global rank if not given.
+    pub label: Option<(String, usize)>,
     /// A directory for `RANK/stdout.log` and `RANK/stderr.log`, created if missing.
     pub log_dir: Option<PathBuf>,
 }

@@ -59,11 +59,11 @@ fn first_line(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The prefix of a rank's lines.
-pub(crate) fn prefix(rank: usize, is_colored: bool) -> String {
+pub(crate) fn prefix(label: &str, number: usize, is_colored: bool) -> String {
     if is_colored {
-        format!("\x1b[{}m[rank{rank}]:\x1b[0m ", 31 + rank % 6)
+        format!("\x1b[{}m[{label}{number}]:\x1b[0m ", 31 + number % 6)
     } else {
-        format!("[rank{rank}]: ")
+        format!("[{label}{number}]: ")
     }
 }
 
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn the_prefix_has_the_rank() {
-        assert_eq!(prefix(12, false), "[rank12]: ");
-        assert!(prefix(0, true).contains("[rank0]:"));
+        assert_eq!(prefix("rank", 12, false), "[rank12]: ");
+        assert!(prefix("rank", 0, true).contains("[rank0]:"));
     }
 
     #[test]

@@ -82,8 +82,13 @@ impl Source {
             .console_ranks
             .as_ref()
             .is_none_or(|ranks| ranks.contains(&local_rank));
+        let (label, number) = match &output.label {
+            Some((label, first)) => (label.as_str(), first + local_rank),
+            None => ("rank", rank),
+        };
+        let is_colored = stream.is_colored(no_color.as_deref());
         let prefix = match output.console {
-            Console::Prefixed => Some(prefix(rank, stream.is_colored(no_color.as_deref()))),
+            Console::Prefixed => Some(prefix(label, number, is_colored)),
             Console::Plain => Some(String::new()),
             Console::Silent => None,
         };
