@@ -238,6 +238,9 @@ pub enum TrainError {
         /// What the user can do.
         advice: &'static str,
     },
+    /// The parameter servers of a run, or its workers, cannot go on.
+    #[error("parameter servers: {0}")]
+    ParameterServer(String),
     /// The model has no parameters.
     #[error("the model has no parameters to train")]
     NoParameters,

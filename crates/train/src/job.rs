@@ -22,6 +22,7 @@ use crate::memory_capacity::memory_capacity;
 use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
+use crate::parameter_server::GradientServer;
 use crate::pipeline;
 use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::rerun::{self, Verdict};
@@ -34,6 +35,15 @@ use crate::value_guard::Incident;
 
 /// Runs a training job on this rank until its last step, or until it is preempted.
 pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
+    run_with(spec, world, None)
+}
+
+/// As [`run`], on a parameter server that listens on `address`: workers compute the gradients, `num_workers` at first.
+pub fn serve(spec: &TrainSpec, world: &World, address: &str, num_workers: usize) -> Result<()> {
+    run_with(spec, world, Some((address, num_workers)))
+}
+
+fn run_with(spec: &TrainSpec, world: &World, served: Option<(&str, usize)>) -> Result<()> {
     memory::observe();
     let spec = &epochs_as_steps(spec, world)?;
     same_job::check(spec, world)?;
@@ -56,6 +66,10 @@ pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     }
     let mut job = Job::new(spec, world, heartbeat)?;
     job.replicate_resumed_state()?;
+    if let Some(served) = served {
+        let server = GradientServer::start(served, spec, &mut job.trainer, world)?;
+        job.gradient_server = Some(server);
+    }
     if !has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;
     }
@@ -94,6 +108,8 @@ struct Job<'a> {
     world: &'a World,
     heartbeat: HeartbeatWriter,
     trainer: Trainer,
+    /// Receives the gradients of workers; `None` if this rank computes its own.
+    gradient_server: Option<GradientServer>,
     loader: Loader,
     training_source: Arc<dyn Source>,
     /// Held-out data; `None` without validation.
@@ -199,6 +215,7 @@ impl<'a> Job<'a> {
             world,
             heartbeat,
             trainer,
+            gradient_server: None,
             loader,
             training_source,
             validation_source,
@@ -425,6 +442,9 @@ impl<'a> Job<'a> {
 
     /// Takes the step, under the memory profiler if it is the step to profile.
     fn take_step(&mut self, batches: &[Batch]) -> Result<(StepOutcome, Option<MemoryProfile>)> {
+        if let Some(server) = &mut self.gradient_server {
+            return Ok((server.step(&mut self.trainer, self.world)?, None));
+        }
         let number = self.trainer.steps_taken() + 1;
         let due = |profiler: &mut MemoryProfiler| profiler.step() == number;
         match self.memory_profiler.take_if(due) {
@@ -437,7 +457,13 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// The micro-batches of the next step; none if workers compute its gradients.
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
+        if self.gradient_server.is_some() {
+            let num_targets = self.trainer.nominal_targets() / self.world.size() as f64;
+            self.window.num_targets += num_targets as i64;
+            return Ok(Vec::new());
+        }
         let began = Instant::now();
         let _span = self.world.ledger().enter(SpanKind::Data, "data");
         let position = self.trainer.samples_seen();
@@ -570,6 +596,9 @@ impl<'a> Job<'a> {
             saver.finish();
         }
         self.sinks.finish();
+        if let Some(server) = &self.gradient_server {
+            server.finish();
+        }
         if self.world.rank() == 0 {
             report_offload(&self.trainer.model().offload_counters());
         }
@@ -632,19 +661,23 @@ fn loader(
 ) -> Result<Loader> {
     let sampler = Sampler::new(batching.global, batching.ranks, batching.num_microbatches)?;
     let sampler = sampler.starting_at(first);
-    let order = match source.len() {
-        Some(_) if phase == Phase::Training => Order::Shuffled {
-            seed: spec.debug.seed,
-        },
-        _ => Order::Sequential,
-    };
     let options = LoaderOptions {
-        order,
+        order: order(spec, phase, &*source),
         device: world.device(),
         num_threads: spec.training.num_loader_threads,
         ..LoaderOptions::default()
     };
     Ok(Loader::new(source, sampler, share, options)?)
+}
+
+/// The order in which a phase reads its samples.
+pub(crate) fn order(spec: &TrainSpec, phase: Phase, source: &dyn Source) -> Order {
+    match source.len() {
+        Some(_) if phase == Phase::Training => Order::Shuffled {
+            seed: spec.debug.seed,
+        },
+        _ => Order::Sequential,
+    }
 }
 
 fn write_trace(spec: &TrainSpec, world: &World) -> Result<()> {

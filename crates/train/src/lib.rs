@@ -23,6 +23,7 @@ mod memory_check;
 mod memory_profiler;
 pub mod metrics;
 pub mod optimizer;
+pub mod parameter_server;
 mod pipeline;
 mod preemption;
 mod recompute;

@@ -11,6 +11,7 @@ use trainyard_parallel::{
     DdpOptions, LossScale, Microbatch, OptimizerStep, OuterLoop, ParamState, RecomputePlan,
     StepDecision, StepInputs, Strategy, cast_floating, scaled,
 };
+use trainyard_param_server::Progress;
 use trainyard_torch::device::StepScope;
 use trainyard_torch::{Group, ReduceOp, Work, World, device, memory, scalar};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -103,6 +104,10 @@ pub struct Trainer {
     cuda_profiler: bool,
     step: u64,
     samples_seen: u64,
+    /// The first micro-batch that this rank computes, counted from the first one of the global batch.
+    first_microbatch: usize,
+    /// Which gradients of later steps parameter servers have applied.
+    served: Option<Progress>,
 }
 
 /// An all-reduce in flight over all ranks: it counts the targets of the global batch, and the ranks that have seen
@@ -221,15 +226,17 @@ impl Trainer {
             ledger: world.ledger().clone(),
             model,
             parameters,
-            data_group,
             target_group: world.group(loss_axes())?,
             num_stages: world.mesh().size(Axis::Pp),
             loss_group: world.group(loss_axes().union(Axis::Pp.into()))?,
             cp: build::context_parallel(spec, world)?,
             end_of_document: spec.training.eos_token_id,
+            first_microbatch: data_group.index() * batching.num_microbatches,
+            data_group,
             batching,
             step: 0,
             samples_seen: 0,
+            served: None,
         })
     }
 
@@ -259,10 +266,16 @@ impl Trainer {
             learning_rate,
             has_incident,
         };
+        self.finish_step(&outcome)?;
+        Ok(outcome)
+    }
+
+    /// Counts a step, joins replicas if they are due, and remembers the values of the step until they can be read.
+    pub(crate) fn finish_step(&mut self, outcome: &StepOutcome) -> Result<()> {
         let first = self.samples_seen;
         self.step += 1;
         if let Some(outer) = &mut self.outer {
-            let _span = ledger.enter(SpanKind::Optimizer, "outer step");
+            let _span = self.ledger.enter(SpanKind::Optimizer, "outer step");
             outer.after_step(self.step)?;
         }
         self.bit_flip = self.bit_flip.filter(|flip| !flip.is_past(self.step));
@@ -272,12 +285,57 @@ impl Trainer {
             self.guard
                 .watch(self.step, first..self.samples_seen, loss, norm)?;
         }
-        Ok(outcome)
+        Ok(())
+    }
+
+    /// Computes the gradients of some micro-batches of a step, beginning with number `first` of its global batch. They stay
+    /// in the parameters. Returns the summed loss, divided by the nominal number of targets of the step, and the number
+    /// of targets.
+    pub(crate) fn gradients(
+        &mut self,
+        batches: &[Batch],
+        step: u64,
+        first: u64,
+    ) -> Result<(Tensor, i64)> {
+        self.resume_at(step, step * self.batching.global as u64);
+        self.first_microbatch = first as usize;
+        let microbatches = &self.local_microbatches(batches)?;
+        let ledger = self.ledger.clone();
+        let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
+        let nominal_targets = self.nominal_targets;
+        let loss = memory::scope(MemoryKind::Activation, || {
+            self.forward_backward(microbatches, nominal_targets)
+        })?;
+        Ok((
+            loss,
+            microbatches.iter().map(|batch| batch.num_targets).sum(),
+        ))
+    }
+
+    /// Reads the values of past steps; whether any of them are not finite.
+    pub(crate) fn has_suspects(&mut self) -> Result<bool> {
+        self.read_values(usize::from(self.is_gpu))?;
+        Ok(self.guard.has_suspects())
+    }
+
+    /// The learning rate of the next step.
+    pub(crate) fn next_learning_rate(&self) -> f64 {
+        (self.learning_rate)(self.step)
+    }
+
+    /// Targets of a step if every position has one.
+    pub(crate) fn nominal_targets(&self) -> f64 {
+        self.nominal_targets
+    }
+
+    /// Which gradients of later steps parameter servers have applied.
+    pub(crate) fn served(&mut self) -> &mut Option<Progress> {
+        &mut self.served
     }
 
     /// Clips the gradients, which are to be multiplied by `factor`, updates the parameters if they are finite, and clears
     /// the gradients. Returns their norm.
-    fn update(&mut self, factor: f64, learning_rate: f64) -> Result<Tensor> {
+    pub(crate) fn update(&mut self, factor: f64, learning_rate: f64) -> Result<Tensor> {
         let ledger = self.ledger.clone();
         let _span = ledger.enter(SpanKind::Optimizer, "optimizer");
         if let Some(flip) = self.bit_flip {
@@ -431,8 +489,7 @@ impl Trainer {
 
     /// The index of the first sample of a micro-batch in the global batch of the step.
     fn first_sample(&self, microbatch: usize) -> u64 {
-        let before = self.data_group.index() * self.batching.num_microbatches + microbatch;
-        (before * self.batching.local) as u64
+        ((self.first_microbatch + microbatch) * self.batching.local) as u64
     }
 
     /// Whether the loss of this rank is NaN for tests: in its share of the batch that begins at sample `first` is a bad
@@ -649,7 +706,11 @@ impl Trainer {
         if self.loss_scale.is_some() {
             self.read_values(0)?;
         }
-        Ok(serde_json::json!({ "loss_scale": self.loss_scale, "value_guard": self.guard.state }))
+        Ok(serde_json::json!({
+            "loss_scale": self.loss_scale,
+            "value_guard": self.guard.state,
+            "parameter_server": self.served,
+        }))
     }
 
     /// Restores the result of [`Trainer::extra_state`]. State that this job does not have is ignored.
@@ -661,6 +722,7 @@ impl Trainer {
         if let Ok(state) = serde_json::from_value(extra_state["value_guard"].clone()) {
             self.guard.state = state;
         }
+        self.served = serde_json::from_value(extra_state["parameter_server"].clone()).ok();
     }
 
     /// Sets the step and sample counters of a resumed job.

@@ -5,7 +5,10 @@ use std::process::ExitCode;
 
 use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
+use trainyard_torch::World;
 use trainyard_trace::Ledger;
+use trainyard_train::parameter_server::{self, Role};
+use trainyard_train::{TrainError, TrainSpec};
 
 use crate::configs::Configs;
 use crate::error::Result;
@@ -29,15 +32,46 @@ pub struct Arguments {
 /// Joins the other ranks and runs the training job.
 pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load(&arguments.config)?;
-    let spec = spec.with_config(fitted(&spec)?);
+    match parameter_server::role()? {
+        Some(role) => run_served(&spec, role),
+        None => run(&spec.with_config(fitted(&spec)?)),
+    }
+}
+
+/// Runs this rank of a job whose ranks exchange gradients.
+fn run(spec: &TrainSpec) -> Result<ExitCode> {
+    trainyard_train::job::run(spec, &join_world(spec)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a parameter server, or a worker of one.
+fn run_served(spec: &TrainSpec, role: Role) -> Result<ExitCode> {
+    let num_ranks = number("WORLD_SIZE").unwrap_or(1);
+    match role {
+        Role::Server {
+            address,
+            num_workers,
+        } => {
+            let config = spec.for_servers(num_ranks, num_workers);
+            let spec = spec.with_config(config.map_err(TrainError::from)?);
+            trainyard_train::job::serve(&spec, &join_world(&spec)?, &address, num_workers)?;
+        }
+        Role::Worker { servers } => {
+            let config = spec.for_worker(spec.training.local_batch_size);
+            let spec = spec.with_config(config.map_err(TrainError::from)?);
+            parameter_server::work(&spec, &join_world(&spec)?, &servers)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn join_world(spec: &TrainSpec) -> Result<World> {
     let ledger = if spec.profiling.enable_profiling {
         Ledger::recording
     } else {
         Ledger::new
     };
-    let world = join(&spec, ledger)?;
-    trainyard_train::job::run(&spec, &world)?;
-    Ok(ExitCode::SUCCESS)
+    join(spec, ledger)
 }
 
 /// Adapts the config of an elastic job to the current number of ranks.

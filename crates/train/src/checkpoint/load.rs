@@ -35,7 +35,7 @@ pub fn latest(store: &dyn Store, world: &World) -> Result<Option<String>> {
 }
 
 /// Broadcasts the bytes of rank 0 to every rank. This is a collective call.
-pub(super) fn broadcast_from_rank0(bytes: &[u8], world: &World) -> Result<Vec<u8>> {
+pub(crate) fn broadcast_from_rank0(bytes: &[u8], world: &World) -> Result<Vec<u8>> {
     let world_group = world.world_group()?;
     let length = Tensor::from_slice(&[bytes.len() as i64]);
     world_group.broadcast(&length, 0, Purpose::State)?.wait()?;

@@ -18,6 +18,7 @@ mod visit;
 
 pub(crate) use destinations::{memory, storage};
 pub use folder::{load, save};
+pub(crate) use load::broadcast_from_rank0;
 pub use load::{agree_on_load, latest, load_opened, load_step};
 pub use peers::peers;
 pub use resume::{ResumeSource, SearchRange, find_resume_source};
