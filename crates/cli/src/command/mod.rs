@@ -17,6 +17,7 @@ mod replica_args;
 mod replica_server;
 mod run;
 mod schedule;
+mod server_args;
 mod simulate;
 mod top;
 mod torchrun;

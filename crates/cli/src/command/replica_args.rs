@@ -130,22 +130,34 @@ impl ReplicaArgs {
 
     /// Starts a replica server for a job on one node. The job runs without one as well, so errors are only logged.
     fn start_local(&self, job: &mut Job) -> ReplicaService {
-        let secret_file = SecretFile::random().map_err(|error| error.to_string());
-        let started = secret_file.and_then(|secret_file| {
-            let server = ReplicaServer::start("127.0.0.1:0", self.capacity(), &secret_file.secret);
-            Ok((server.map_err(|error| error.to_string())?, secret_file))
-        });
-        match started {
-            Ok((server, secret_file)) => {
-                set_environment(job, &server.address().to_string(), 0, &secret_file.path);
-                ReplicaService {
-                    _server: Some(server),
-                    _secret_file: Some(secret_file),
-                }
-            }
+        match SecretFile::random() {
+            Ok(file) => ReplicaService {
+                _server: self.start_on_loopback(&file.secret, &file.path, job),
+                _secret_file: Some(file),
+            },
             Err(error) => {
                 tracing::warn!("there are no in-memory checkpoints: {error}");
                 ReplicaService::default()
+            }
+        }
+    }
+
+    /// Starts a replica server for processes of this node that share a secret. They run without one as well, so errors are
+    /// only logged.
+    pub fn start_on_loopback(
+        &self,
+        secret: &RunSecret,
+        secret_file: &Path,
+        job: &mut Job,
+    ) -> Option<ReplicaServer> {
+        match ReplicaServer::start("127.0.0.1:0", self.capacity(), secret) {
+            Ok(server) => {
+                set_environment(job, &server.address().to_string(), 0, secret_file);
+                Some(server)
+            }
+            Err(error) => {
+                tracing::warn!("there are no in-memory checkpoints: {error}");
+                None
             }
         }
     }

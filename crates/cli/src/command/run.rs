@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_launcher::{ExitStatus, Job, Outcome, launch};
+use trainyard_launcher::{ExitStatus, Job, Outcome, launch, launch_served};
 
 use super::elastic;
 use super::replica_args::ReplicaArgs;
+use super::server_args::ServerArgs;
 use super::torchrun::Torchrun;
 use crate::failure::Failure;
 use crate::log;
@@ -19,6 +20,8 @@ use crate::log;
 /// code of this program. With --max-restarts N the ranks are restarted up to N times and resume from in-memory
 /// checkpoints, which this program keeps across restarts.
 ///
+/// With --servers N the ranks are workers that push gradients to parameter servers, and do not wait for each other.
+///
 /// With --rdzv-backend server or etcd and --rdzv-endpoint the run is elastic: nodes discover each other, and a run
 /// with --nnodes MIN:MAX continues when nodes are lost or join.
 #[derive(Debug, Args)]
@@ -27,6 +30,8 @@ use crate::log;
     trainyard run --nproc-per-node auto train.py --lr 3e-4\n  \
     trainyard run --standalone --nproc-per-node 2 --max-restarts 3 -- \\\n    \
       trainyard train configs/llama-tiny.toml --checkpoint.memory_interval 10\n  \
+    trainyard run --servers 1 --nproc-per-node 4 -- \\\n    \
+      trainyard train configs/llama-tiny.toml --parameter_server.staleness 4\n  \
     trainyard run --nnodes 1:4 --nproc-per-node 8 --rdzv-id llama7 --rdzv-backend server \\\n    \
       --rdzv-endpoint 10.0.0.1:29400 --run-secret-file llama7.secret --max-restarts 3 -- \\\n    \
       trainyard train configs/llama3-8b.toml --checkpoint.memory_interval 10")]
@@ -35,12 +40,18 @@ pub struct Run {
     torchrun: Torchrun,
     #[command(flatten)]
     replicas: ReplicaArgs,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 impl Run {
     /// Runs the job until all ranks have exited.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         let job = self.torchrun.job()?;
+        if self.servers.is_served() {
+            log::to_stderr("warn");
+            return self.launch_served(&job);
+        }
         match self.torchrun.elastic_args()? {
             Some(elastic) => {
                 log::to_stderr("warn,trainyard_elastic=info");
@@ -51,6 +62,21 @@ impl Run {
                 log::to_stderr("warn");
                 self.launch(job)
             }
+        }
+    }
+
+    /// Launches parameter servers and workers. Servers that restart resume from in-memory checkpoints.
+    fn launch_served(self, job: &Job) -> Result<ExitCode, Failure> {
+        if self.torchrun.elastic_args()?.is_some() {
+            let message = "workers join parameter servers without a rendezvous";
+            return Err(Failure::usage(message).hint("omit the --rdzv options"));
+        }
+        let mut run = self.servers.served_run(job, self.replicas.secret_file())?;
+        let _replicas = run.start_replica_server(&self.replicas);
+        let outcome = launch_served(&run.job).map_err(|error| elastic::launch_failure(&error))?;
+        match outcome.report() {
+            None => Ok(ExitCode::SUCCESS),
+            Some(report) => Err(Failure::new(report).with_code(outcome.exit_code())),
         }
     }
 

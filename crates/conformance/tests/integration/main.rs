@@ -17,6 +17,7 @@ mod join;
 mod local_updates;
 mod model_parallel;
 mod oracle;
+mod parameter_server;
 mod peer_checkpoint;
 mod planned;
 mod programs;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     ];
     let trials = [
         oracle::trials(),
+        parameter_server::trials(),
         planned::trials(),
         programs::trials(),
         interrupted::trials(),

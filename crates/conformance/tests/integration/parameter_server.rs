@@ -1,0 +1,275 @@
+//! Parameter servers: synchronous training equals that of ranks which exchange gradients, to the bit, even if workers and
+//! servers are killed; asynchronous training learns, loses no sample, and resumes with other numbers of servers and workers.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use libtest_mimic::Trial;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use trainyard_conformance::as_trials;
+use trainyard_conformance::programs::{Running, describe, find, processes, repository, text};
+
+const MARK: &str = "TRAINYARD_TEST_MARK";
+const IS_SERVER: &str = "TRAINYARD_IS_PARAMETER_SERVER=1";
+const STEPS: u64 = 24;
+/// The step after which a process is killed.
+const FAULT_STEP: u64 = 6;
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// The tests of this module.
+pub fn trials() -> Vec<Trial> {
+    as_trials(
+        "parameter_server",
+        &[
+            (
+                "synchronous_training_is_equal_to_the_bit",
+                synchronous_training_is_equal_to_the_bit,
+            ),
+            (
+                "lost_workers_and_servers_change_nothing",
+                lost_workers_and_servers_change_nothing,
+            ),
+            (
+                "asynchronous_training_learns_and_resumes",
+                asynchronous_training_learns_and_resumes,
+            ),
+            (
+                "a_run_without_workers_ends_with_their_error",
+                a_run_without_workers_ends_with_their_error,
+            ),
+        ],
+    )
+}
+
+fn synchronous_training_is_equal_to_the_bit() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    for (num_servers, sharding) in [("1", "1"), ("2", "-1")] {
+        let served = Training::new(&dir, &format!("served_{num_servers}"), STEPS);
+        let launch = ["--servers", num_servers, "--nproc-per-node", "2"];
+        served.finish(&launch, &["--parameter_server.staleness", "0"])?;
+        let ranks = Training::new(&dir, &format!("ranks_{num_servers}"), STEPS);
+        let degrees = ["--parallelism.data_parallel_shard_degree", sharding];
+        ranks.finish(&["--standalone", "--nproc-per-node", "2"], &degrees)?;
+        assert_same(&served, &ranks)?;
+    }
+    Ok(())
+}
+
+fn lost_workers_and_servers_change_nothing() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let synchronous = [
+        "--parameter_server.staleness",
+        "0",
+        "--checkpoint.memory_interval",
+        "1",
+    ];
+    let launch = [
+        "--servers",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+    ];
+    let quiet = Training::new(&dir, "quiet", STEPS);
+    quiet.finish(&launch, &synchronous)?;
+    for (name, is_server, sign) in [
+        ("worker", false, "worker 0: rank 0"),
+        ("server", true, "resumed from step"),
+    ] {
+        let training = Training::new(&dir, name, STEPS);
+        let output = training.finish_with(&launch, &synchronous, || training.kill(is_server))?;
+        assert!(output.contains(sign), "{name}: {output}");
+        assert_same(&training, &quiet)?;
+    }
+    Ok(())
+}
+
+fn asynchronous_training_learns_and_resumes() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let unbounded = [
+        "--parameter_server.staleness",
+        "inf",
+        "--training.global_batch_size",
+        "8",
+        "--training.local_batch_size",
+        "2",
+        "--parameter_server.balance_batches",
+        "true",
+    ];
+    let first = Training::new(&dir, "asynchronous", STEPS);
+    let launch = ["--servers", "1", "--nproc-per-node", "3"];
+    let output = first.finish_with(&launch, &unbounded, || first.kill(false))?;
+    assert!(output.contains("workers are left"), "{output}");
+    let begin = loss(&output, 1)?;
+    let again = Training::new(&dir, "asynchronous", 2 * STEPS);
+    let output = again.finish(&["--servers", "2", "--nproc-per-node", "2"], &unbounded)?;
+    assert!(output.contains("resumed from step"), "{output}");
+    let end = loss(&output, 2 * STEPS)?;
+    assert!(end < 0.8 * begin, "loss {begin} became {end}");
+    // The same checkpoint continues without servers.
+    let ranks = Training::new(&dir, "asynchronous", 2 * STEPS + 2);
+    let output = ranks.finish(&["--standalone", "--nproc-per-node", "2"], &unbounded)?;
+    let last = loss(&output, 2 * STEPS + 2)?;
+    assert!(last < 1.2 * end, "loss {end} became {last}");
+    Ok(())
+}
+
+fn a_run_without_workers_ends_with_their_error() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let training = Training::new(&dir, "none", STEPS);
+    let launch = ["--servers", "1", "--nproc-per-node", "1"];
+    let mut command = training.command(&launch, &["--parameter_server.staleness", "4"])?;
+    let mut child = Running(
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?,
+    );
+    wait_for_step(&mut child, &mut String::new())?;
+    training.kill(false)?;
+    let status = child.0.wait()?;
+    let mut errors = String::new();
+    if let Some(mut stderr) = child.0.stderr.take() {
+        stderr.read_to_string(&mut errors)?;
+    }
+    assert_eq!(status.code(), Some(128 + 9), "{errors}");
+    assert!(
+        errors.contains("was killed") || errors.contains("SIGKILL"),
+        "{errors}"
+    );
+    Ok(())
+}
+
+/// A run in a folder of its own.
+struct Training {
+    folder: PathBuf,
+    steps: u64,
+}
+
+impl Training {
+    fn new(dir: &TempDir, name: &str, steps: u64) -> Training {
+        Training {
+            folder: dir.path().join(name),
+            steps,
+        }
+    }
+
+    fn mark(&self) -> String {
+        format!("{MARK}={}", self.folder.display())
+    }
+
+    fn checkpoint(&self) -> PathBuf {
+        self.folder.join(format!("checkpoint/step-{}", self.steps))
+    }
+
+    fn command(&self, launch: &[&str], settings: &[&str]) -> Outcome<Command> {
+        let program = find("trainyard")?;
+        let mut command = Command::new(&program);
+        command
+            .current_dir(repository(""))
+            .env(MARK, &self.folder)
+            .arg("run")
+            .args(launch)
+            .arg("--")
+            .arg(&program)
+            .args(["train", "configs/llama-tiny.toml"])
+            .args(["--training.steps", &self.steps.to_string()])
+            .args(["--metrics.log_freq", "1", "--checkpoint.enable", "true"])
+            .args(["--checkpoint.interval", "1000"])
+            .arg("--job.dump_folder")
+            .arg(&self.folder)
+            .args(settings);
+        Ok(command)
+    }
+
+    /// Runs to the end; returns the output.
+    fn finish(&self, launch: &[&str], settings: &[&str]) -> Outcome<String> {
+        let output = self.command(launch, settings)?.output()?;
+        let everything = describe(&output);
+        assert!(output.status.success(), "{everything}");
+        Ok(everything)
+    }
+
+    /// As [`Self::finish`]; `fault` happens after some steps.
+    fn finish_with(
+        &self,
+        launch: &[&str],
+        settings: &[&str],
+        fault: impl FnOnce() -> Outcome,
+    ) -> Outcome<String> {
+        let mut command = self.command(launch, settings)?;
+        let errors = tempfile::tempfile()?;
+        command.stdout(Stdio::piped()).stderr(errors.try_clone()?);
+        let mut child = Running(command.spawn()?);
+        let mut output = String::new();
+        let mut rest = wait_for_step(&mut child, &mut output)?;
+        fault()?;
+        rest.read_to_string(&mut output)?;
+        let status = child.0.wait()?;
+        output += &everything(errors)?;
+        assert!(status.success(), "{output}");
+        Ok(output)
+    }
+
+    /// Kills a server or a worker.
+    fn kill(&self, is_server: bool) -> Outcome {
+        let mark = self.mark();
+        let servers = processes(&[&mark, "RANK=0", IS_SERVER]);
+        let mut pids = processes(&[&mark, "RANK=0"]);
+        pids.retain(|pid| servers.contains(pid) == is_server);
+        let pid = pids.first().copied().ok_or("nobody is running")?;
+        kill_process(Pid::from_raw(pid).ok_or("pid 0")?, Signal::KILL)?;
+        Ok(())
+    }
+}
+
+/// Reads the output until the step of the fault has ended; returns the rest of it.
+fn wait_for_step(child: &mut Running, output: &mut String) -> Outcome<impl Read + use<>> {
+    let stdout = child.0.stdout.take().ok_or("no stdout")?;
+    let mut lines = BufReader::new(stdout);
+    let step = format!("step: {FAULT_STEP:>2} ");
+    while !output.contains(&step) {
+        if lines.read_line(output)? == 0 {
+            return Err(format!("the run ended early: {output}").into());
+        }
+    }
+    Ok(lines)
+}
+
+fn everything(mut file: std::fs::File) -> Outcome<String> {
+    let mut bytes = Vec::new();
+    std::io::Seek::rewind(&mut file)?;
+    file.read_to_end(&mut bytes)?;
+    Ok(text(&bytes))
+}
+
+/// The loss of a step, as printed.
+fn loss(output: &str, step: u64) -> Outcome<f64> {
+    let found = output.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "step:");
+        let number: u64 = words.nth(1)?.parse().ok()?;
+        let loss = words.nth(1)?.parse().ok()?;
+        (number == step).then_some(loss)
+    });
+    found.ok_or_else(|| format!("no loss of step {step}: {output}").into())
+}
+
+/// Whether two runs have the same parameters and optimizer states, to the bit.
+fn assert_same(one: &Training, other: &Training) -> Outcome {
+    let same = |path: &Path| path.display().to_string();
+    let output = Command::new(find("trainyard")?)
+        .args([
+            "ckpt",
+            "diff",
+            &same(&one.checkpoint()),
+            &same(&other.checkpoint()),
+        ])
+        .output()?;
+    assert!(output.status.success(), "{}", describe(&output));
+    Ok(())
+}
