@@ -1,4 +1,4 @@
-//! The cluster a plan is for: `64xH100`, or a TOML file with more detail.
+//! The cluster a plan is for: `64xH100`, two sites as `2x64xH100@10Gb/s,30ms`, or a TOML file with more detail.
 //!
 //! ```toml
 //! nodes = 8
@@ -8,6 +8,9 @@
 //! link_gb_s = 450              # within a node, per direction, to all peers together
 //! nics_per_node = 8
 //! nic_gbit_s = 400
+//! sites = 2                    # nodes / sites nodes are in each of them
+//! site_gbit_s = 10             # from one site to the others, per direction
+//! site_round_trip_ms = 30      # between two sites
 //! [measured]                   # the same keys; reports mark them as measured
 //! matmul_tflops = 760
 //! memory_gb_s = 3100
@@ -26,17 +29,20 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::{Accelerator, Basis, Constants, SourcedValue};
+use crate::sites::MAX_SITES;
+use crate::{Accelerator, Basis, Constants, Sites, SourcedValue};
 
 /// Equal nodes with equal accelerators.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// The accelerator of every rank.
     pub accelerator: Accelerator,
-    /// The number of nodes.
+    /// The number of nodes, of all sites together.
     pub num_nodes: usize,
     /// Accelerators per node.
     pub gpus_per_node: usize,
+    /// The sites, if there are several.
+    pub sites: Option<Sites>,
     /// Efficiency constants from the cluster file, by name.
     pub(crate) constants: BTreeMap<String, f64>,
 }
@@ -45,7 +51,9 @@ pub struct Cluster {
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ClusterError {
     /// The text is not of the form `64xH100`.
-    #[error("cannot read the cluster {text:?}: write it as 64xH100, with one of {names}")]
+    #[error(
+        "cannot read the cluster {text:?}: write it as 64xH100, or two sites as 2x64xH100@10Gb/s,30ms, with one of {names}"
+    )]
     Syntax {
         /// The text.
         text: String,
@@ -71,14 +79,35 @@ pub enum ClusterError {
         value: f64,
     },
     /// A count out of range.
-    #[error("{key} = {value} is out of range: use 1 to {limit}")]
+    #[error("{key} = {value} is out of range: use {least} to {limit}")]
     Count {
         /// The key.
         key: &'static str,
         /// Its value.
         value: usize,
+        /// The smallest valid value.
+        least: usize,
         /// The largest valid value.
         limit: usize,
+    },
+    /// The nodes cannot be divided over the sites.
+    #[error(
+        "{num_nodes} nodes cannot be divided evenly over {num_sites} sites: change nodes or sites"
+    )]
+    UnevenSites {
+        /// The nodes of all sites.
+        num_nodes: usize,
+        /// The sites.
+        num_sites: usize,
+    },
+    /// Several sites without the network between them.
+    #[error("the network between the sites is missing: add site_gbit_s, in Gb/s")]
+    NoSiteNetwork,
+    /// A network between sites, but one site.
+    #[error("{key} is given, but there is one site: add sites = 2, or remove it")]
+    OneSite {
+        /// The key.
+        key: &'static str,
     },
     /// An unknown constant.
     #[error("{name:?} is not a known constant: use one of {}", Constants::names().join(", "))]
@@ -115,15 +144,47 @@ impl Cluster {
         ];
         for (key, value, limit) in counts {
             if value == 0 || value > limit {
-                return Err(ClusterError::Count { key, value, limit });
+                return Err(ClusterError::Count {
+                    key,
+                    value,
+                    least: 1,
+                    limit,
+                });
             }
         }
         Ok(Cluster {
             accelerator,
             num_nodes,
             gpus_per_node,
+            sites: None,
             constants: BTreeMap::new(),
         })
+    }
+
+    /// The cluster with its nodes divided over these sites.
+    ///
+    /// # Errors
+    /// The sites do not divide the nodes.
+    pub fn with_sites(mut self, sites: Sites) -> Result<Cluster, ClusterError> {
+        let (num_nodes, num_sites) = (self.num_nodes, sites.num_sites);
+        if num_sites == 0 || !num_nodes.is_multiple_of(num_sites) {
+            return Err(ClusterError::UnevenSites {
+                num_nodes,
+                num_sites,
+            });
+        }
+        self.sites = Some(sites);
+        Ok(self)
+    }
+
+    /// The number of sites.
+    pub fn num_sites(&self) -> usize {
+        self.sites.as_ref().map_or(1, |sites| sites.num_sites)
+    }
+
+    /// Accelerators per site.
+    pub fn gpus_per_site(&self) -> usize {
+        self.world_size() / self.num_sites()
     }
 
     /// The cluster named by a path that ends in `.toml`, or by a short form such as `64xH100`.
@@ -159,6 +220,17 @@ impl Cluster {
             "nodes = {}\ngpus_per_node = {}\ngpu = {:?}\n",
             self.num_nodes, self.gpus_per_node, self.accelerator.name
         );
+        if let Some(sites) = &self.sites {
+            let _ = writeln!(
+                text,
+                "sites = {}\nsite_gbit_s = {}",
+                sites.num_sites,
+                sites.gbit_s()
+            );
+            if sites.round_trip.basis != Basis::Assumed {
+                let _ = writeln!(text, "site_round_trip_ms = {}", sites.round_trip_ms());
+            }
+        }
         let default = Accelerator::named(&self.accelerator.name);
         let overrides = VALUE_KEYS.iter().map(|(key, unit, of)| {
             let sourced = of(&self.accelerator);
@@ -237,6 +309,9 @@ impl Cluster {
         ];
         measured.apply(&mut accelerator, SourcedValue::measured)?;
         let mut cluster = Cluster::new(accelerator, file.nodes, gpus_per_node)?;
+        if let Some(sites) = file.sites()? {
+            cluster = cluster.with_sites(sites)?;
+        }
         for (name, value) in reached {
             if let Some(value) = value {
                 cluster = cluster.with_constant(name, value)?;
@@ -253,24 +328,46 @@ impl FromStr for Cluster {
     type Err = ClusterError;
 
     fn from_str(text: &str) -> Result<Cluster, ClusterError> {
-        let (count, name) = text
-            .split_once(['x', 'X', '*'])
-            .ok_or_else(|| unknown(text))?;
-        let count: usize = count.trim().parse().map_err(|_| unknown(text))?;
-        let accelerator = Accelerator::named(name.trim()).ok_or_else(|| unknown(text))?;
-        let gpus_per_node = accelerator.gpus_per_node;
-        if count <= gpus_per_node {
-            return Cluster::new(accelerator, 1, count);
-        }
-        if !count.is_multiple_of(gpus_per_node) {
-            return Err(ClusterError::Uneven {
-                count,
-                gpus_per_node,
-                nearest: (count / gpus_per_node).saturating_mul(gpus_per_node),
+        let Some((nodes, network)) = text.split_once('@') else {
+            return one_site(text, 1);
+        };
+        let (num_sites, site) = split_count(nodes).ok_or_else(|| unknown(text))?;
+        if num_sites > MAX_SITES {
+            return Err(ClusterError::Count {
+                key: "sites",
+                value: num_sites,
+                least: 2,
+                limit: MAX_SITES,
             });
         }
-        Cluster::new(accelerator, count / gpus_per_node, gpus_per_node)
+        let sites = Sites::parse(num_sites, network).ok_or_else(|| unknown(text))??;
+        one_site(site, num_sites)?.with_sites(sites)
     }
+}
+
+/// Splits `64xH100` into the number and the rest.
+fn split_count(text: &str) -> Option<(usize, &str)> {
+    let (count, rest) = text.split_once(['x', 'X', '*'])?;
+    Some((count.trim().parse().ok()?, rest.trim()))
+}
+
+/// `num_sites` times as many nodes as `64xH100` describes, without the network between the sites.
+fn one_site(text: &str, num_sites: usize) -> Result<Cluster, ClusterError> {
+    let (count, name) = split_count(text).ok_or_else(|| unknown(text))?;
+    let accelerator = Accelerator::named(name).ok_or_else(|| unknown(text))?;
+    let gpus_per_node = accelerator.gpus_per_node;
+    if count <= gpus_per_node {
+        return Cluster::new(accelerator, num_sites, count);
+    }
+    if !count.is_multiple_of(gpus_per_node) {
+        return Err(ClusterError::Uneven {
+            count,
+            gpus_per_node,
+            nearest: (count / gpus_per_node).saturating_mul(gpus_per_node),
+        });
+    }
+    let num_nodes = (count / gpus_per_node).saturating_mul(num_sites);
+    Cluster::new(accelerator, num_nodes, gpus_per_node)
 }
 
 type ValueOf = fn(&Accelerator) -> &SourcedValue;
@@ -304,10 +401,29 @@ struct File {
     host_gb_s: Option<f64>,
     nics_per_node: Option<usize>,
     nic_gbit_s: Option<f64>,
+    sites: Option<usize>,
+    site_gbit_s: Option<f64>,
+    site_round_trip_ms: Option<f64>,
     #[serde(default)]
     measured: Overrides,
     #[serde(default)]
     constants: BTreeMap<String, f64>,
+}
+
+impl File {
+    fn sites(&self) -> Result<Option<Sites>, ClusterError> {
+        let num_sites = self.sites.unwrap_or(1);
+        let of_several = [
+            ("site_gbit_s", self.site_gbit_s),
+            ("site_round_trip_ms", self.site_round_trip_ms),
+        ];
+        if num_sites == 1 {
+            let given = of_several.iter().find(|(_, value)| value.is_some());
+            return given.map_or(Ok(None), |(key, _)| Err(ClusterError::OneSite { key }));
+        }
+        let gbit_s = self.site_gbit_s.ok_or(ClusterError::NoSiteNetwork)?;
+        Sites::new(num_sites, gbit_s, self.site_round_trip_ms).map(Some)
+    }
 }
 
 #[derive(Copy, Clone, Default, Deserialize)]
@@ -383,6 +499,54 @@ mod tests {
         }
         let uneven = "60xH100".parse::<Cluster>().unwrap_err();
         assert!(uneven.to_string().contains("56"), "{uneven}");
+    }
+
+    #[test]
+    fn short_forms_of_sites() {
+        let cluster: Cluster = "2x64xH100@10Gb/s,30ms".parse().unwrap();
+        assert_eq!((cluster.num_nodes, cluster.world_size()), (16, 128));
+        assert_eq!((cluster.num_sites(), cluster.gpus_per_site()), (2, 64));
+        let sites = cluster.sites.clone().unwrap();
+        assert_eq!((sites.gbit_s(), sites.round_trip_ms()), (10.0, 30.0));
+        assert_eq!(sites.bandwidth.value, 1.25e9);
+        assert_eq!(Cluster::from_toml(&cluster.to_toml()).unwrap(), cluster);
+        let assumed: Cluster = "4 x 2xRTX4090 @ 2.5 Gbps".parse().unwrap();
+        assert_eq!((assumed.num_nodes, assumed.gpus_per_node), (4, 2));
+        let sites = assumed.sites.clone().unwrap();
+        assert_eq!(sites.round_trip.basis, Basis::Assumed);
+        assert_eq!(Cluster::from_toml(&assumed.to_toml()).unwrap(), assumed);
+        for wrong in [
+            "2x64xH100",
+            "64xH100@10Gb/s",
+            "1x64xH100@10Gb/s",
+            "0x64xH100@10Gb/s",
+            "2x60xH100@10Gb/s",
+            "2x64xH100@10",
+            "2x64xH100@-1Gb/s",
+            "2x64xH100@10Gb/s,30",
+            "2x64xH100@10Gb/s,0ms",
+            "99999999xx64xH100@10Gb/s",
+        ] {
+            assert!(wrong.parse::<Cluster>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn files_of_sites() {
+        let file = |keys: &str| Cluster::from_toml(&format!("nodes = 16\ngpu = 'H100'\n{keys}"));
+        let cluster = file("sites = 2\nsite_gbit_s = 10\nsite_round_trip_ms = 30").unwrap();
+        assert_eq!(cluster, "2x64xH100@10Gb/s,30ms".parse().unwrap());
+        assert_eq!(file("sites = 1").unwrap().sites, None);
+        for (wrong, reason) in [
+            ("sites = 2", "site_gbit_s"),
+            ("site_gbit_s = 10", "one site"),
+            ("sites = 3\nsite_gbit_s = 10", "3 sites"),
+            ("sites = 0\nsite_gbit_s = 10", "sites = 0"),
+            ("sites = 2\nsite_gbit_s = 0", "site_gbit_s = 0"),
+        ] {
+            let error = file(wrong).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

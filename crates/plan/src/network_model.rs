@@ -3,7 +3,8 @@
 //! The ranks of a group fill nodes as far as they fit. Within a node a ring runs at link bandwidth. Across nodes it
 //! runs at the bandwidth of the NICs of its ranks in one node: other groups use the other NICs at the same time.
 //! Latency grows with the logarithm of the group size, because communication libraries use trees where latency
-//! matters.
+//! matters. Across sites a ring passes once from each site to the next, and all groups that do so at the same time share
+//! the network between the sites.
 use crate::{Cluster, Constants};
 
 /// A process group's size and its placement on nodes.
@@ -13,17 +14,48 @@ pub struct Group {
     pub size: usize,
     /// Number of its ranks in one node.
     pub in_node: usize,
+    /// Number of its ranks in one site.
+    pub in_site: usize,
+    /// Number of ranks of one site that belong to different groups like this one, if groups cross sites: their rings share
+    /// the network between the sites.
+    pub num_sharing: usize,
 }
 
 impl Group {
     /// A group of `size` ranks with stride `inner`.
     pub fn new(cluster: &Cluster, size: usize, inner: usize) -> Group {
-        let in_node = (cluster.gpus_per_node / inner.max(1)).clamp(1, size.max(1));
-        Group { size, in_node }
+        let inner = inner.max(1);
+        let within = |ranks: usize| (ranks / inner).clamp(1, size.max(1));
+        Group {
+            size,
+            in_node: within(cluster.gpus_per_node),
+            in_site: within(cluster.gpus_per_site()),
+            num_sharing: inner.min(cluster.gpus_per_site()),
+        }
+    }
+
+    /// A group of `size` ranks of one site, `in_node` of them in one node.
+    pub const fn of_one_site(size: usize, in_node: usize) -> Group {
+        Group {
+            size,
+            in_node,
+            in_site: size,
+            num_sharing: 1,
+        }
     }
 
     const fn crosses(&self) -> bool {
         self.in_node < self.size
+    }
+
+    /// Whether the group has ranks in several sites.
+    pub const fn crosses_sites(&self) -> bool {
+        self.in_site < self.size
+    }
+
+    /// The number of sites with ranks of the group.
+    pub const fn num_sites(&self) -> usize {
+        self.size.div_ceil(self.in_site)
     }
 }
 
@@ -45,10 +77,28 @@ impl NetworkModel<'_> {
         self.cluster.accelerator.network.value * self.constants.network
     }
 
+    /// Bandwidth from one site to another, in bytes per second. It is that of the link, without an efficiency: nothing has
+    /// been fitted to runs on several sites.
+    fn between_sites(&self) -> f64 {
+        let sites = self.cluster.sites.as_ref();
+        sites.map_or(f64::INFINITY, |sites| sites.bandwidth.value)
+    }
+
+    /// Seconds of a round trip between two sites.
+    fn round_trip(&self) -> f64 {
+        let sites = self.cluster.sites.as_ref();
+        sites.map_or(0.0, |sites| sites.round_trip.value)
+    }
+
     /// Bandwidth of a ring through the group, in bytes per second.
     pub fn ring(&self, group: Group) -> f64 {
         if group.crosses() {
-            return self.link().min(self.network() * group.in_node as f64);
+            let across = self.link().min(self.network() * group.in_node as f64);
+            return if group.crosses_sites() {
+                across.min(self.between_sites() / group.num_sharing as f64)
+            } else {
+                across
+            };
         }
         // Without a switch, a small group uses few of the links.
         let accelerator = &self.cluster.accelerator;
@@ -83,7 +133,9 @@ impl NetworkModel<'_> {
             return 0.0;
         }
         let size = group.size as f64;
-        self.latency(group) + 2.0 * (size - 1.0) / size * bytes / self.ring(group)
+        // A reduce-scatter and an all-gather each pass half a round trip from every site to the next.
+        let hops = (group.num_sites() - 1) as f64 * self.round_trip();
+        self.latency(group) + hops + 2.0 * (size - 1.0) / size * bytes / self.ring(group)
     }
 
     /// Seconds of an all-to-all in which every rank sends `bytes` in equal chunks.
@@ -94,7 +146,19 @@ impl NetworkModel<'_> {
         let (size, inside) = (group.size as f64, group.in_node as f64);
         let intra_node = bytes * (inside - 1.0) / size / self.link();
         let inter_node = bytes * (size - inside) / size / self.network();
-        self.latency(group) + intra_node.max(inter_node)
+        let mut seconds = self.latency(group) + intra_node.max(inter_node);
+        if group.crosses_sites() {
+            // All ranks of a site send to other sites at the same time.
+            let in_site = group.in_site as f64;
+            let leaving = bytes * (size - in_site) / size * in_site * group.num_sharing as f64;
+            seconds = seconds.max(leaving / self.between_sites()) + self.round_trip() / 2.0;
+        }
+        seconds
+    }
+
+    /// Seconds of a send of `bytes` by each of `num_senders` ranks of a site to another site.
+    pub fn send_to_site(&self, bytes: f64, num_senders: usize) -> f64 {
+        self.round_trip() / 2.0 + bytes * num_senders as f64 / self.between_sites()
     }
 
     /// Seconds of a point-to-point send to the neighboring stage, which all ranks of a node do at the same time. If
@@ -133,6 +197,34 @@ mod tests {
         assert_eq!(network.all_reduce(Group::new(&cluster, 1, 1), 1e9), 0.0);
         let (reduce, gather) = (network.all_reduce(inside, 1e9), network.gather(inside, 1e9));
         assert!((reduce / gather - 2.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn groups_share_the_network_between_sites() {
+        let cluster: Cluster = "2x64xH100@10Gb/s,30ms".parse().unwrap();
+        let constants = Constants::prior();
+        let network = NetworkModel {
+            cluster: &cluster,
+            constants: &constants,
+        };
+        let (all, replicas) = (Group::new(&cluster, 128, 1), Group::new(&cluster, 2, 64));
+        assert!(all.crosses_sites() && replicas.crosses_sites());
+        assert!(!Group::new(&cluster, 64, 1).crosses_sites());
+        assert_eq!(network.ring(all), 1.25e9);
+        assert_eq!(network.ring(replicas), 1.25e9 / 64.0);
+        // 64 rings of a 64th of the bytes take as long as one ring of two ranks with all.
+        let bytes = 32e9;
+        let seconds = network.all_reduce(replicas, bytes / 64.0);
+        assert!(
+            (seconds - (bytes / 1.25e9 + 0.03)).abs() < 1e-2,
+            "{seconds}"
+        );
+        // Half of the bytes of 64 ranks leave a site.
+        let seconds = network.all_to_all(all, 1e9);
+        assert!(
+            (seconds - (32e9 / 1.25e9 + 0.015)).abs() < 1e-2,
+            "{seconds}"
+        );
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl Degrees {
         self.dp_replicate * self.dp_shard
     }
 
+    /// The number of ranks of one pipeline stage.
+    pub const fn stage_size(&self) -> usize {
+        self.dp_replicate * self.dp_shard * self.cp * self.tp
+    }
+
     /// The number of ranks that shard an expert's states after expert parallelism.
     pub const fn expert_shard(&self) -> usize {
         self.dp_shard * self.cp * self.tp / self.ep

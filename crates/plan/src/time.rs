@@ -121,7 +121,7 @@ pub fn time(
     let m = strategy.num_microbatches() as f64;
     let bubble = model.bubble(&slowest);
     let (data, overlapped_data) = model.data(&slowest);
-    let (pipeline, overlapped_pipeline) = model.between_stages();
+    let (pipeline, overlapped_pipeline) = model.between_stages(&slowest);
     let terms = &slowest.terms;
     let overlapped = m * terms.overlapped + overlapped_data + overlapped_pipeline;
     Time {
@@ -347,8 +347,14 @@ impl<'a> StepModel<'a> {
         (wall.forward, wall.backward_input, wall.backward_weight)
     }
 
+    /// The ranks that hold the stages of one pipeline.
+    fn stages(&self) -> Group {
+        let degrees = &self.strategy.degrees;
+        Group::new(self.cluster, degrees.pp, degrees.stage_size())
+    }
+
     /// Sends between stages: exposed and overlapped seconds.
-    fn between_stages(&self) -> (f64, f64) {
+    fn between_stages(&self, slowest: &RankTime) -> (f64, f64) {
         let degrees = &self.strategy.degrees;
         if degrees.pp == 1 {
             return (0.0, 0.0);
@@ -365,12 +371,39 @@ impl<'a> StepModel<'a> {
         let message = 2.0 * self.network.send(crosses, bytes, tp);
         let fill = (degrees.pp - 1) as f64 * message;
         let chunks = self.strategy.pipeline.stages_per_rank as f64;
-        let steady = (self.strategy.num_microbatches() as f64 - 1.0) * chunks * message;
+        let num_messages = (self.strategy.num_microbatches() as f64 - 1.0) * chunks;
+        if self.stages().crosses_sites() {
+            return self.between_sites(bytes / tp as f64, fill, num_messages, slowest);
+        }
+        let steady = num_messages * message;
         if self.calibration.software.overlaps_data {
             (fill, steady)
         } else {
             (fill + steady, 0.0)
         }
+    }
+
+    /// Sends between stages in different sites, of `bytes` by every rank: exposed and overlapped seconds. Forward and backward
+    /// passes send in opposite directions, so both proceed at the same time.
+    fn between_sites(
+        &self,
+        bytes: f64,
+        fill_in_sites: f64,
+        num_messages: f64,
+        slowest: &RankTime,
+    ) -> (f64, f64) {
+        let stages = self.stages();
+        let message = self.network.send_to_site(bytes, stages.num_sharing);
+        let num_boundaries = (stages.num_sites() - 1) as f64;
+        let fill = fill_in_sites + 2.0 * num_boundaries * message;
+        let steady = num_messages * message;
+        let m = self.strategy.num_microbatches() as f64;
+        let exposed = if self.calibration.software.overlaps_data {
+            exposed(steady, m * slowest.wall.total())
+        } else {
+            steady
+        };
+        (fill + exposed, steady - exposed)
     }
 
     /// The parameters of the rank that has the most.
@@ -455,9 +488,12 @@ impl<'a> StepModel<'a> {
             return 0.0;
         }
         let crosses = self.strategy.degrees.world_size() > self.cluster.gpus_per_node;
+        let stages = self.stages();
         let group = Group {
             size: 2,
             in_node: if crosses { 1 } else { 2 },
+            in_site: if stages.crosses_sites() { 1 } else { 2 },
+            ..stages
         };
         let table = self.shape.embedding() as f64 / self.strategy.degrees.tp as f64;
         let wire = self.calibration.software.gradient_on_wire as f64;

@@ -103,7 +103,7 @@ pub(super) fn times(ranks: &[Events], mesh: &Mesh, cluster: &Cluster) -> Vec<Col
         CollectiveTime {
             axes: axes.to_owned(),
             kind,
-            group: Group { size, in_node },
+            group: Group::of_one_site(size, in_node),
             sent_bytes,
             count: seconds.len(),
             seconds: seconds[seconds.len() / 2],
