@@ -4,12 +4,14 @@
 //! what the ledger and the allocator counted, and the planner searches with them.
 
 mod encoding;
+mod outer;
 mod partition;
 mod state_bytes;
 mod volume;
 mod zero;
 
 pub use encoding::Encoding;
+pub use outer::{OUTER_WIDTH, OuterStates};
 pub use partition::{TooManyStages, partition_balanced};
 pub use state_bytes::{ShardedElements, StateBytes, StateWidths};
 pub use volume::{CommCounts, PartialGradBytes, Volume, broadcast_volume, replicated_volume};

@@ -3,7 +3,7 @@
 use super::canonical::canonical;
 use super::{Deviation, Resolution, Setting};
 use trainyard_arch::{DecoderConfig, Norm, NormPlacement, QkNorm};
-use trainyard_plan::{Precision, Strategy};
+use trainyard_plan::{Precision, Strategy, Synchronization};
 
 /// The model and strategy to write, and their deviations from the request.
 pub(super) struct Adapted {
@@ -33,6 +33,19 @@ impl Adapted {
         change(&mut self.strategy);
         self.strategy = canonical(&self.strategy);
         self.note(what, why, Resolution::Approximated(written.into()));
+    }
+
+    /// Takes uncompressed gradients that are averaged in every step, if the config cannot express anything else.
+    pub fn synchronize_in_every_step(&mut self) {
+        let wanted = self.strategy.synchronization;
+        if wanted == Synchronization::PLAIN {
+            return;
+        }
+        let why = format!("the config has no keys for \"{wanted}\"");
+        let written = "gradients that are averaged over all replicas in every step";
+        self.change(Setting::Synchronization, why, written, |s| {
+            s.synchronization = Synchronization::PLAIN;
+        });
     }
 
     /// Records a setting that the framework supports, but that is set outside the config.

@@ -8,7 +8,7 @@ use trainyard_arch::{Activation, BIAS_UPDATE_RATE, DecoderConfig, MoeConfig};
 use trainyard_schedule::ScheduleKind;
 
 use super::{Framework, FrameworkError};
-use trainyard_plan::{Degrees, Offload, PipelineLayout, Strategy};
+use trainyard_plan::{Degrees, Offload, PipelineLayout, Strategy, Synchronization};
 
 /// The largest accepted world size. A larger number is a typing error, and its products could overflow.
 const MOST_RANKS: usize = 1 << 24;
@@ -24,12 +24,17 @@ pub(super) fn canonical(strategy: &Strategy) -> Strategy {
     let mut s = strategy.clone();
     s.pipeline = canonical_pipeline(s.pipeline, s.degrees.pp);
     s.sequence_parallel &= s.degrees.tp > 1;
+    if let Synchronization::EveryStep(_) = s.synchronization {
+        // Replicas that are joined in every step are those of dp_replicate.
+        s.degrees.dp_replicate *= s.degrees.dp_outer;
+        s.degrees.dp_outer = 1;
+    }
     if s.degrees.dp_shard * s.degrees.cp == 1 && s.offload == Offload::None {
         s.zero_stage = 0;
     }
     if s.zero_stage == 0 {
         // Without sharding, dp_replicate and dp_shard mean the same. Expert parallelism uses dp_shard.
-        let all = s.degrees.data_parallel();
+        let all = s.degrees.dp_replicate * s.degrees.dp_shard;
         let has_experts = s.degrees.ep > 1;
         s.degrees.dp_shard = if has_experts { all } else { 1 };
         s.degrees.dp_replicate = if has_experts { 1 } else { all };
@@ -95,7 +100,7 @@ pub(super) fn is_same_model(a: &DecoderConfig, b: &DecoderConfig) -> bool {
 
 /// Rejects degrees of zero and products above the limit. Products of accepted degrees do not overflow.
 pub(super) fn check_degrees(framework: Framework, d: &Degrees) -> Result<(), FrameworkError> {
-    let degrees = [d.pp, d.dp_replicate, d.dp_shard, d.cp, d.tp];
+    let degrees = [d.dp_outer, d.pp, d.dp_replicate, d.dp_shard, d.cp, d.tp];
     let ranks = degrees.iter().try_fold(1usize, |product, &degree| {
         product.checked_mul(degree).filter(|&n| n <= MOST_RANKS)
     });

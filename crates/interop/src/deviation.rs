@@ -29,6 +29,8 @@ pub enum Setting {
     Model,
     /// The split of the data-parallel ranks into replicas and shards.
     DataParallel,
+    /// When and how replicas exchange gradients or parameters.
+    Synchronization,
     /// The ZeRO stage: which states are sharded.
     ZeroStage,
     /// Sequence parallelism (SP).
@@ -57,6 +59,7 @@ impl Setting {
         match self {
             Setting::Model => "the model",
             Setting::DataParallel => "data parallelism",
+            Setting::Synchronization => "the synchronization of replicas",
             Setting::ZeroStage => "the ZeRO stage",
             Setting::SequenceParallel => "sequence parallelism",
             Setting::ContextParallel => "context parallelism",

@@ -13,7 +13,7 @@ use trainyard_schedule::ScheduleKind;
 use super::*;
 use trainyard_plan::{
     BlockActivations, Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute,
-    hardware_flops,
+    Synchronization, hardware_flops,
 };
 
 fn llama() -> DecoderConfig {
@@ -94,6 +94,7 @@ fn degrees(has_experts: bool) -> impl Generator<Value = Degrees> {
     let power = |most: u32| (0..=most).prop_map(|exponent| 1usize << exponent);
     (power(3), power(2), power(3), power(2), power(3), power(3)).prop_map(
         move |(pp, dp_replicate, dp_shard, cp, tp, ep)| Degrees {
+            dp_outer: 1,
             pp,
             dp_replicate,
             dp_shard,
@@ -158,6 +159,7 @@ fn jobs() -> impl Generator<Value = (DecoderConfig, Strategy)> {
                         recompute,
                         offload,
                         precision,
+                        synchronization: Synchronization::PLAIN,
                     };
                     (shape.clone(), strategy)
                 },
@@ -278,6 +280,7 @@ fn plain() -> Strategy {
         recompute: Recompute::Full,
         offload: Offload::None,
         precision: Precision::MIXED,
+        synchronization: Synchronization::PLAIN,
     }
 }
 

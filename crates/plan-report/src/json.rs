@@ -9,7 +9,7 @@ use super::Report;
 use trainyard_plan::{
     Calibration, Cluster, Constants, Degrees, Memory, Offload, Overheads, PipelineLayout, Plan,
     PlanRequest, PrecisionByStage, Recompute, Software, SourcedValue, Strategy, StrategyError,
-    Time,
+    Synchronization, Time,
 };
 
 /// Why a plan file cannot be read.
@@ -70,6 +70,7 @@ struct StrategyJson {
     micro_batch: usize,
     recompute: Recompute,
     offload: Offload,
+    synchronization: Synchronization,
 }
 
 #[derive(Deserialize)]
@@ -121,6 +122,7 @@ impl StrategyJson {
             micro_batch: strategy.micro_batch,
             recompute: strategy.recompute,
             offload: strategy.offload,
+            synchronization: strategy.synchronization,
         }
     }
 
@@ -141,6 +143,7 @@ impl StrategyJson {
             recompute: self.recompute,
             offload: self.offload,
             precision: request.precision.at(self.zero_stage),
+            synchronization: self.synchronization,
         })
     }
 }
@@ -227,6 +230,11 @@ impl Report {
             "name": accelerator.name,
             "num_nodes": self.request.cluster.num_nodes,
             "gpus_per_node": self.request.cluster.gpus_per_node,
+            "sites": self.request.cluster.sites.as_ref().map(|sites| json!({
+                "num_sites": sites.num_sites,
+                "bytes_per_second": sourced(&sites.bandwidth),
+                "round_trip_seconds": sourced(&sites.round_trip),
+            })),
             "peak_flops": sourced(&accelerator.peak),
             "sustained_flops": sourced(&accelerator.sustained),
             "memory_bytes": sourced(&accelerator.memory),
@@ -294,6 +302,7 @@ fn memory(memory: &Memory) -> Value {
         "gradients": memory.states.gradients,
         "optimizer": memory.states.optimizer,
         "gathered": memory.states.gathered,
+        "outer": memory.states.outer,
         "offloaded": memory.states.offloaded,
         "activations": memory.activations,
         "recomputed": memory.recomputed,

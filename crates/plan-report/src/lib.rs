@@ -8,6 +8,7 @@ mod dry_run;
 mod json;
 mod page;
 mod prose;
+mod sites;
 mod table;
 
 use trainyard_plan::diff;

@@ -2,7 +2,8 @@
 
 use super::{Compared, GIB, Report};
 use trainyard_plan::{
-    Bottleneck, Input, NearestMiss, Offload, Plan, PlanDiff, Recompute, Sensitivity,
+    Bottleneck, Input, NearestMiss, Offload, Plan, PlanDiff, Recompute, Sensitivity, Sites,
+    Synchronization,
 };
 
 /// The name of a step time's term in reports.
@@ -19,6 +20,7 @@ pub fn describe_term(name: &str) -> &str {
         "bubble" => "pipeline bubble",
         "optimizer" => "optimizer step",
         "offload" => "offload transfers",
+        "outer" => "outer steps between replicas (dp_outer)",
         other => other,
     }
 }
@@ -43,6 +45,9 @@ pub fn describe(plan: &Plan) -> String {
         Offload::Cpu => settings.push("states offloaded to host memory".to_owned()),
         Offload::Nvme => settings.push("states offloaded to NVMe".to_owned()),
     }
+    if strategy.synchronization != Synchronization::PLAIN {
+        settings.push(strategy.synchronization.to_string());
+    }
     settings.join(", ")
 }
 
@@ -52,6 +57,8 @@ impl Report {
         let mut sentences = match &self.explanation {
             Ok(explanation) => {
                 let mut sentences = vec![bottleneck(&explanation.bottleneck)];
+                let choice = explanation.between_sites.as_ref();
+                sentences.extend(choice.map(|choice| self.describe_site_choice(choice)));
                 let runner_up = explanation.runner_up.as_ref();
                 sentences.extend(runner_up.map(|diff| describe_runner_up(self, diff)));
                 let changes = explanation.sensitivities.iter();
@@ -208,6 +215,10 @@ fn sensitivity(report: &Report, sensitivity: &Sensitivity) -> String {
         Input::Network => (
             accelerator.network.value / 1e9,
             "GB/s of network bandwidth per GPU",
+        ),
+        Input::Sites => (
+            request.cluster.sites.as_ref().map_or(0.0, Sites::gbit_s),
+            "Gb/s between sites",
         ),
         Input::GlobalBatch => (request.global_batch as f64, "samples in the global batch"),
     };

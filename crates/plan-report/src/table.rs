@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io::{IsTerminal, stdout};
 
 use super::{GIB, Report};
-use trainyard_plan::{Cluster, Offload, Plan};
+use trainyard_plan::{Cluster, Offload, Plan, Sites};
 
 /// Whether the text contains ANSI colors.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
@@ -113,7 +113,7 @@ impl Report {
     }
 }
 
-/// A table whose first row is the best. Columns of text are aligned to the left, numbers to the right.
+/// A table whose first row is highlighted. Columns of text are aligned to the left, numbers to the right.
 pub(super) fn table<const N: usize, const T: usize>(
     headings: [&str; N],
     text_columns: [usize; T],
@@ -153,17 +153,30 @@ pub(super) fn table<const N: usize, const T: usize>(
 
 /// A cluster in words, as in `64 H100 (8 nodes x 8 GPUs)`.
 pub(super) fn describe_cluster(cluster: &Cluster) -> String {
-    let nodes = if cluster.num_nodes == 1 {
-        "node"
-    } else {
-        "nodes"
+    let num_nodes = cluster.num_nodes / cluster.num_sites();
+    let nodes = if num_nodes == 1 { "node" } else { "nodes" };
+    let (sites, network) = match &cluster.sites {
+        Some(sites) => (
+            format!("{} sites x ", sites.num_sites),
+            format!("; {}", describe_sites(sites)),
+        ),
+        None => (String::new(), String::new()),
     };
     format!(
-        "{} {} ({} {nodes} x {} GPUs)",
+        "{} {} ({sites}{} {nodes} x {} GPUs{network})",
         cluster.world_size(),
         cluster.accelerator.name,
-        cluster.num_nodes,
+        num_nodes,
         cluster.gpus_per_node,
+    )
+}
+
+/// The network between sites in words, as in `10 Gb/s and 30 ms between sites`.
+pub(super) fn describe_sites(sites: &Sites) -> String {
+    format!(
+        "{} Gb/s and {} ms between sites",
+        sites.gbit_s(),
+        sites.round_trip_ms()
     )
 }
 

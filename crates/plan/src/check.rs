@@ -88,6 +88,7 @@ impl Strategy {
         let most_stages = shape.num_hidden_layers + 2;
         let num_stages = degrees.pp.saturating_mul(self.pipeline.stages_per_rank);
         let sizes = [
+            degrees.dp_outer,
             degrees.dp_replicate,
             degrees.dp_shard,
             degrees.cp,
@@ -125,7 +126,7 @@ mod tests {
 
     use crate::{
         Calibration, Cluster, Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute,
-        Software, Strategy, memory, time,
+        Software, Strategy, Synchronization, memory, time,
     };
 
     fn any() -> impl proptest::strategy::Strategy<Value = Strategy> {
@@ -142,6 +143,7 @@ mod tests {
             let (pp, dp_replicate, dp_shard, cp, tp, ep) = degrees;
             Strategy {
                 degrees: Degrees {
+                    dp_outer: 1,
                     pp,
                     dp_replicate,
                     dp_shard,
@@ -161,6 +163,7 @@ mod tests {
                 recompute: Recompute::None,
                 offload: Offload::None,
                 precision: Precision::BF16,
+                synchronization: Synchronization::PLAIN,
             }
         })
     }
@@ -205,6 +208,7 @@ mod tests {
             recompute: Recompute::None,
             offload: Offload::None,
             precision: Precision::BF16,
+            synchronization: Synchronization::PLAIN,
         };
         assert_eq!(fine.check(&shape), Ok(()));
         let error = |change: fn(&mut Strategy)| {

@@ -11,6 +11,19 @@ pub struct Explanation {
     pub runner_up: Option<PlanDiff>,
     /// The input changes that would lead to another choice.
     pub sensitivities: Vec<Sensitivity>,
+    /// Why replicas in different sites are joined as they are, if there are several sites.
+    pub between_sites: Option<SiteChoice>,
+}
+
+/// The fastest plan of the other way to join sites: in every step, or by local updates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SiteChoice {
+    /// The plan that was not chosen.
+    pub rejected: Plan,
+    /// How many times as many samples per second local updates train as gradients in every step.
+    pub speedup: f64,
+    /// How many times they must train, because they change convergence.
+    pub required_speedup: f64,
 }
 
 /// A plan's bottleneck.
@@ -70,6 +83,8 @@ pub enum Input {
     Link,
     /// Bandwidth of the network between nodes.
     Network,
+    /// Bandwidth of the network between sites.
+    Sites,
     /// Samples in a step.
     GlobalBatch,
 }
@@ -109,6 +124,25 @@ pub fn explain(
         bottleneck: bottleneck(result, best, capacity),
         runner_up: result.plans.get(1).map(|plan| diff(best, plan)),
         sensitivities: sensitivities(request, best.strategy.degrees),
+        between_sites: site_choice(&result.plans),
+    })
+}
+
+/// Compares the best plan with the fastest one of the other way to join sites. A margin that the second one does not reach is
+/// part of the order of plans.
+fn site_choice(plans: &[Plan]) -> Option<SiteChoice> {
+    let is_local = |plan: &Plan| plan.strategy.synchronization.local_updates().is_some();
+    let best = plans.first()?;
+    let rejected = plans.iter().find(|plan| is_local(plan) != is_local(best))?;
+    let (local, plain) = if is_local(best) {
+        (best, rejected)
+    } else {
+        (rejected, best)
+    };
+    Some(SiteChoice {
+        rejected: rejected.clone(),
+        speedup: plain.time.likely / local.time.likely,
+        required_speedup: local.strategy.synchronization.required_speedup(),
     })
 }
 
@@ -154,7 +188,8 @@ pub fn diff(best: &Plan, plan: &Plan) -> PlanDiff {
 
 /// For every input, the smallest increase and decrease that change the choice.
 fn sensitivities(request: &PlanRequest, chosen: Degrees) -> Vec<Sensitivity> {
-    let inputs = [Input::Memory, Input::Link, Input::Network];
+    let mut inputs = vec![Input::Memory, Input::Link, Input::Network];
+    inputs.extend(request.cluster.sites.as_ref().map(|_| Input::Sites));
     let mut found = Vec::new();
     for input in inputs {
         for limit in [MAX_FACTOR, 1.0 / MAX_FACTOR] {
@@ -217,6 +252,12 @@ fn changed(request: &PlanRequest, input: Input, factor: f64) -> PlanRequest {
             scale(&mut accelerator.link_per_peer);
         }
         Input::Network => scale(&mut accelerator.network),
+        Input::Sites => {
+            let sites = request.cluster.sites.as_mut();
+            sites
+                .into_iter()
+                .for_each(|sites| scale(&mut sites.bandwidth));
+        }
         Input::GlobalBatch => {
             let batch = (request.global_batch as f64 * factor).round();
             request.global_batch = (batch as usize).max(1);

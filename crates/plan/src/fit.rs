@@ -225,7 +225,7 @@ fn solve(mut matrix: Matrix, mut right: Point) -> Option<Point> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Degrees, Offload, PipelineLayout, Precision, Recompute};
+    use crate::{Degrees, Offload, PipelineLayout, Precision, Recompute, Synchronization};
 
     /// Synthetic runs whose step times the constants predict exactly.
     fn runs<'a>(cluster: &'a Cluster, truth: &Constants) -> Vec<Run<'a>> {
@@ -252,6 +252,7 @@ mod tests {
                         recompute: Recompute::None,
                         offload: Offload::None,
                         precision: Precision::BF16,
+                        synchronization: Synchronization::PLAIN,
                     },
                     cluster,
                     software: Software::MEGATRON_2021,

@@ -42,6 +42,7 @@ pub mod calibrate;
 mod calibration;
 mod check;
 mod cluster;
+mod compression;
 mod constants;
 pub mod cost_model;
 mod estimate;
@@ -49,9 +50,11 @@ mod explain;
 mod fit;
 mod flops;
 mod hardware;
+mod local_updates;
 mod memory;
 mod network_model;
 mod operator;
+mod outer_step;
 mod search;
 mod sites;
 mod software;
@@ -59,6 +62,7 @@ mod sourced_value;
 mod stages;
 mod states;
 mod strategy;
+mod synchronization;
 mod time;
 
 pub use activations::BlockActivations;
@@ -66,13 +70,15 @@ pub use block::BlockTime;
 pub use calibration::Calibration;
 pub use check::StrategyError;
 pub use cluster::{Cluster, ClusterError};
+pub use compression::Compression;
 pub use constants::{Constants, NUM_CONSTANTS};
 pub use explain::{
-    Bottleneck, Explanation, Input, NearestMiss, PlanDiff, Sensitivity, diff, explain,
+    Bottleneck, Explanation, Input, NearestMiss, PlanDiff, Sensitivity, SiteChoice, diff, explain,
 };
 pub use fit::{Run, fit, fit_to};
 pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
 pub use hardware::Accelerator;
+pub use local_updates::{LocalUpdateMethod, LocalUpdates};
 pub use memory::{Memory, Overheads, memory, peak};
 pub use network_model::{Group, NetworkModel};
 pub use operator::{ComputeModel, Operator, Seconds, block_operators};
@@ -85,4 +91,5 @@ pub use states::{LocalParameters, States};
 pub use strategy::{
     Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute, Strategy,
 };
+pub use synchronization::Synchronization;
 pub use time::{Time, time, time_simulated, timeline};

@@ -156,6 +156,15 @@ impl NetworkModel<'_> {
         seconds
     }
 
+    /// Seconds of a send of `bytes` by every rank to another one of its group.
+    pub fn send_across(&self, group: Group, bytes: f64) -> f64 {
+        if group.crosses_sites() {
+            self.send_to_site(bytes, group.num_sharing)
+        } else {
+            self.send(group.crosses(), bytes, 1)
+        }
+    }
+
     /// Seconds of a send of `bytes` by each of `num_senders` ranks of a site to another site.
     pub fn send_to_site(&self, bytes: f64, num_senders: usize) -> f64 {
         self.round_trip() / 2.0 + bytes * num_senders as f64 / self.between_sites()

@@ -1,7 +1,8 @@
 //! An exhaustive search over strategies: the fastest that fit in memory, and the nearest that do not.
 //!
 //! For each strategy the search first computes memory, then a lower bound on step time, and only then the full
-//! estimate. It reports the fastest strategy of every mesh, so the runner-up is another mesh and not the same one
+//! estimate. Strategies are compared by their effective step time, in which a method that changes convergence counts as
+//! slower than it is. It reports the fastest strategy of every mesh, so the runner-up is another mesh and not the same one
 //! with a different knob. The Pareto front also contains slower strategies that need less memory or cost less.
 
 use std::cmp::Ordering;
@@ -12,9 +13,9 @@ use trainyard_schedule::ScheduleKind;
 
 use crate::flops::matrix_flops;
 use crate::{
-    AttentionKernel, Calibration, Cluster, Degrees, Memory, Offload, Overheads, PipelineLayout,
-    PrecisionByStage, Recompute, Strategy, Time, blocks_of_stage, memory, peak, time,
-    time_simulated,
+    AttentionKernel, Calibration, Cluster, Compression, Degrees, LocalUpdateMethod, LocalUpdates,
+    Memory, Offload, Overheads, PipelineLayout, PrecisionByStage, Recompute, Strategy,
+    Synchronization, Time, blocks_of_stage, memory, peak, time, time_simulated,
 };
 
 /// What to plan: a model, a cluster, a batch, and how the program runs.
@@ -55,8 +56,13 @@ impl Plan {
         self.time.likely * self.strategy.degrees.world_size() as f64
     }
 
+    /// Step time, in seconds, times what the synchronization must be faster by to be worth its effect on convergence.
+    pub fn effective_seconds(&self) -> f64 {
+        effective_seconds(&self.strategy, self.time.likely)
+    }
+
     fn is_dominated_by(&self, other: &Plan) -> bool {
-        let objectives = |plan: &Plan| [plan.time.likely, plan.memory.total(), plan.cost()];
+        let objectives = |plan: &Plan| [plan.effective_seconds(), plan.memory.total(), plan.cost()];
         let (own, theirs) = (objectives(self), objectives(other));
         let never_worse = theirs.iter().zip(&own).all(|(a, b)| a <= b);
         never_worse && theirs.iter().zip(&own).any(|(a, b)| a < b)
@@ -117,7 +123,7 @@ pub fn search_mesh(request: &PlanRequest, degrees: Degrees) -> Option<Plan> {
             _ => 3..=3,
         };
         for zero_stage in stages {
-            state.search_mesh(degrees, zero_stage, offload);
+            state.search_mesh(degrees, zero_stage, offload, Synchronization::PLAIN);
         }
         let found = state.finish();
         let is_last = offload == Offload::Cpu;
@@ -135,7 +141,7 @@ struct SearchState<'a> {
     matrix_flops: f64,
     /// The fastest plan that fits, for every mesh, ZeRO stage and recomputation mode: these trade time for memory.
     best: HashMap<(Degrees, usize, Recompute), Plan>,
-    /// Step time of the fastest plan so far that fits, in seconds.
+    /// Effective step time of the fastest plan so far that fits, in seconds.
     fastest: f64,
     with_more_memory: Option<Plan>,
     nearest_miss: Option<Plan>,
@@ -156,23 +162,46 @@ impl<'a> SearchState<'a> {
     }
 
     fn search_all(&mut self, offload: Offload) {
+        let num_sites = self.request.cluster.num_sites();
+        self.search_replicas(Synchronization::PLAIN, 1, offload);
+        if num_sites > 1 && offload == Offload::None {
+            for synchronization in between_sites() {
+                self.search_replicas(synchronization, num_sites, offload);
+            }
+        }
+    }
+
+    /// Searches the strategies of `dp_outer` replicas.
+    fn search_replicas(
+        &mut self,
+        synchronization: Synchronization,
+        dp_outer: usize,
+        offload: Offload,
+    ) {
         let request = self.request;
-        for degrees in meshes(request) {
+        for degrees in meshes(request, dp_outer) {
             for (zero_stage, dp_replicate) in zero_layouts(request, &degrees, offload) {
                 let degrees = Degrees {
                     dp_replicate,
                     dp_shard: degrees.dp_shard / dp_replicate,
                     ..degrees
                 };
-                if !experts_fit(request, &degrees) {
+                let is_supported = supports(&synchronization, &degrees, zero_stage);
+                if !experts_fit(request, &degrees) || !is_supported {
                     continue;
                 }
-                self.search_mesh(degrees, zero_stage, offload);
+                self.search_mesh(degrees, zero_stage, offload, synchronization);
             }
         }
     }
 
-    fn search_mesh(&mut self, degrees: Degrees, zero_stage: usize, offload: Offload) {
+    fn search_mesh(
+        &mut self,
+        degrees: Degrees,
+        zero_stage: usize,
+        offload: Offload,
+        synchronization: Synchronization,
+    ) {
         let request = self.request;
         let each = request.global_batch / degrees.data_parallel();
         for micro_batch in powers(each).filter(|size| each.is_multiple_of(*size)) {
@@ -190,6 +219,7 @@ impl<'a> SearchState<'a> {
                         recompute,
                         offload,
                         precision: request.precision.at(zero_stage),
+                        synchronization,
                     });
                 }
             }
@@ -215,12 +245,13 @@ impl<'a> SearchState<'a> {
         }
         let to_beat = self.to_beat(&strategy, fits);
         let bound = lower_bound(self.request, self.matrix_flops, &strategy);
+        let bound = effective_seconds(&strategy, bound);
         if memory.total() > 2.0 * capacity || bound >= to_beat {
             return;
         }
         self.result.num_estimated += 1;
         let time = time(shape, &strategy, cluster, calibration);
-        if time.likely < to_beat {
+        if effective_seconds(&strategy, time.likely) < to_beat {
             self.keep(
                 Plan {
                     strategy,
@@ -232,9 +263,9 @@ impl<'a> SearchState<'a> {
         }
     }
 
-    /// The step time, in seconds, that a strategy must beat to be recorded.
+    /// The effective step time, in seconds, that a strategy must beat to be recorded.
     fn to_beat(&self, strategy: &Strategy, fits: bool) -> f64 {
-        let seconds = |plan: Option<&Plan>| plan.map_or(f64::INFINITY, |plan| plan.time.likely);
+        let seconds = |plan: Option<&Plan>| plan.map_or(f64::INFINITY, Plan::effective_seconds);
         if fits {
             seconds(self.best.get(&key(strategy)))
         } else {
@@ -244,7 +275,7 @@ impl<'a> SearchState<'a> {
 
     fn keep(&mut self, plan: Plan, fits: bool) {
         if fits {
-            self.fastest = self.fastest.min(plan.time.likely);
+            self.fastest = self.fastest.min(plan.effective_seconds());
             self.best.insert(key(&plan.strategy), plan);
         } else {
             self.with_more_memory = Some(plan);
@@ -282,9 +313,9 @@ impl<'a> SearchState<'a> {
         front.sort_by(by_time);
         front.dedup_by(|a, b| a.strategy == b.strategy);
         self.result.pareto_front = pareto_front(&front);
-        let fastest = all.first().map_or(f64::INFINITY, |plan| plan.time.likely);
+        let fastest = all.first().map_or(f64::INFINITY, Plan::effective_seconds);
         let more = self.with_more_memory;
-        self.result.with_more_memory = more.filter(|plan| plan.time.likely < fastest);
+        self.result.with_more_memory = more.filter(|plan| plan.effective_seconds() < fastest);
         let miss = self.nearest_miss.filter(|_| all.is_empty());
         self.result.nearest_miss = miss.map(|plan| Plan {
             time: simulated(request, &plan),
@@ -299,9 +330,14 @@ const fn key(strategy: &Strategy) -> (Degrees, usize, Recompute) {
     (strategy.degrees, strategy.zero_stage, strategy.recompute)
 }
 
-/// Sorts by step time, then by memory and mesh, so the order is deterministic.
+/// A step time with the margin for the effect of the strategy's synchronization on convergence.
+fn effective_seconds(strategy: &Strategy, seconds: f64) -> f64 {
+    seconds * strategy.synchronization.required_speedup()
+}
+
+/// Sorts by effective step time, then by memory and mesh, so the order is deterministic.
 fn by_time(a: &Plan, b: &Plan) -> Ordering {
-    let seconds = a.time.likely.total_cmp(&b.time.likely);
+    let seconds = a.effective_seconds().total_cmp(&b.effective_seconds());
     let bytes = a.memory.total().total_cmp(&b.memory.total());
     let degrees = a.strategy.degrees.cmp(&b.strategy.degrees);
     seconds.then(bytes).then(degrees)
@@ -325,15 +361,42 @@ fn pareto_front(plans: &[Plan]) -> Vec<Plan> {
     plans.iter().filter(front).cloned().collect()
 }
 
-/// All meshes, with every data-parallel rank in `dp_shard`. Tensor parallelism stays within a node.
-fn meshes(request: &PlanRequest) -> Vec<Degrees> {
+/// What is tried between sites beside gradients in every step: DiLoCo, and the same with fewer bytes.
+fn between_sites() -> [Synchronization; 2] {
+    let plain = LocalUpdates::plain(LocalUpdateMethod::Diloco);
+    let compressed = LocalUpdates {
+        compression: Compression::Int8,
+        ..plain
+    };
+    [plain, compressed].map(Synchronization::LocalUpdates)
+}
+
+/// Whether the trainer can combine a synchronization with a mesh and a ZeRO stage.
+fn supports(synchronization: &Synchronization, degrees: &Degrees, zero_stage: usize) -> bool {
+    let Some(local) = synchronization.local_updates() else {
+        return true;
+    };
+    if local.num_fragments > 1 && degrees.pp > 1 {
+        return false;
+    }
+    let is_split = degrees.tp > 1 || degrees.pp > 1;
+    let is_sharded = degrees.dp_shard > 1;
+    let shards_states_only = is_sharded && [1, 2].contains(&zero_stage);
+    // Stage 3 over context-parallel ranks alone does not exist.
+    let is_stage_without_shards = !is_sharded && zero_stage > 0;
+    !(shards_states_only || is_stage_without_shards || local.encodes_blocks() && is_split)
+}
+
+/// All meshes of `dp_outer` replicas, with every data-parallel rank of a replica in `dp_shard`. Tensor parallelism stays
+/// within a node.
+fn meshes(request: &PlanRequest, dp_outer: usize) -> Vec<Degrees> {
     let (shape, cluster) = (&request.shape, &request.cluster);
     let mut found = Vec::new();
     if request.seq_len == 0 {
         return found;
     }
-    let mut worlds = vec![cluster.world_size()];
-    if request.allow_fewer_nodes {
+    let mut worlds = vec![cluster.world_size() / dp_outer];
+    if request.allow_fewer_nodes && dp_outer == 1 {
         let node_counts = powers(cluster.num_nodes / 2);
         worlds.extend(node_counts.map(|count| count * cluster.gpus_per_node));
     }
@@ -349,10 +412,11 @@ fn meshes(request: &PlanRequest) -> Vec<Degrees> {
                 let depths = 1..=left.min(shape.num_hidden_layers);
                 for pp in depths.filter(|pp| left.is_multiple_of(*pp)) {
                     let dp_shard = left / pp;
-                    if !request.global_batch.is_multiple_of(dp_shard) {
+                    if !request.global_batch.is_multiple_of(dp_outer * dp_shard) {
                         continue;
                     }
                     let degrees = Degrees {
+                        dp_outer,
                         pp,
                         dp_replicate: 1,
                         dp_shard,
@@ -390,7 +454,7 @@ fn experts_fit(request: &PlanRequest, degrees: &Degrees) -> bool {
     request.shape.moe.is_none() || over.is_multiple_of(degrees.ep)
 }
 
-/// ZeRO stages, each with the number of data-parallel replicas: one, or one per node (HSDP).
+/// ZeRO stages, each with the number of data-parallel replicas: one, one per node, or one per site (HSDP).
 fn zero_layouts(request: &PlanRequest, degrees: &Degrees, offload: Offload) -> Vec<(usize, usize)> {
     let ranks = degrees.dp_shard;
     if ranks == 1 && degrees.cp == 1 {
@@ -401,12 +465,18 @@ fn zero_layouts(request: &PlanRequest, degrees: &Degrees, offload: Offload) -> V
         Offload::None => &[0, 1, 2, 3],
         _ => &[3],
     };
-    let inside = (request.cluster.gpus_per_node / (degrees.tp * degrees.cp)).max(1);
     let mut found: Vec<(usize, usize)> = stages.iter().map(|stage| (*stage, 1)).collect();
-    if inside > 1 && ranks > inside && ranks.is_multiple_of(inside) {
-        let copies = ranks / inside;
-        let sharded = stages.iter().filter(|stage| **stage > 0);
-        found.extend(sharded.map(|stage| (*stage, copies)));
+    let cluster = &request.cluster;
+    let mut sizes = vec![cluster.gpus_per_node];
+    if cluster.num_sites() > 1 {
+        sizes.push(cluster.gpus_per_site());
+    }
+    for size in sizes {
+        let inside = (size / (degrees.tp * degrees.cp)).max(1);
+        if inside > 1 && ranks > inside && ranks.is_multiple_of(inside) {
+            let sharded = stages.iter().filter(|stage| **stage > 0);
+            found.extend(sharded.map(|stage| (*stage, ranks / inside)));
+        }
     }
     found
 }

@@ -1,8 +1,8 @@
 //! Memory of parameters, gradients and optimizer states on a rank.
 
-use crate::{Offload, RankLayers, Strategy};
+use crate::{Offload, RankLayers, Strategy, Synchronization};
 use trainyard_arch::{BlockKind, BlockParameters, DecoderConfig};
-use trainyard_cost::{ShardedElements, Stage, StateBytes, StateWidths};
+use trainyard_cost::{OUTER_WIDTH, ShardedElements, Stage, StateBytes, StateWidths};
 
 /// The parameters of a rank, before data-parallel sharding.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -26,6 +26,19 @@ impl LocalParameters {
             sum.experts += count * unit.experts;
         }
         sum
+    }
+
+    /// The parameters that the rank keeps between steps: its shards, if stage 3 shards them.
+    pub(crate) fn held(&self, strategy: &Strategy) -> u64 {
+        let degrees = &strategy.degrees;
+        let held = |parameters: f64, ranks: usize| {
+            let (parameters, ranks) = (parameters.ceil() as u64, ranks.max(1) as u64);
+            match Stage::numbered(strategy.zero_stage) {
+                Some(Stage::Parameters) => parameters.div_ceil(ranks),
+                _ => parameters,
+            }
+        };
+        held(self.dense, degrees.dp_shard * degrees.cp) + held(self.experts, degrees.expert_shard())
     }
 }
 
@@ -81,6 +94,8 @@ pub struct States {
     pub optimizer: f64,
     /// Temporarily gathered parameters and a full gradient, if they are sharded.
     pub gathered: f64,
+    /// What local updates keep for their outer steps, and what compression has not sent yet.
+    pub outer: f64,
     /// Bytes that are offloaded to host memory or disk instead.
     pub offloaded: f64,
 }
@@ -88,7 +103,7 @@ pub struct States {
 impl States {
     /// Bytes in device memory.
     pub const fn on_device(&self) -> f64 {
-        self.parameters + self.gradients + self.optimizer + self.gathered
+        self.parameters + self.gradients + self.optimizer + self.gathered + self.outer
     }
 
     /// The model states of a rank with these layers.
@@ -102,6 +117,7 @@ impl States {
             sum.parameters += count * both.parameters as f64;
             sum.gradients += count * both.gradients as f64;
             sum.optimizer += count * both.optimizer as f64;
+            sum.outer += count * outer(strategy, local.held(strategy));
         }
         let is_offloaded = strategy.offload != Offload::None;
         if is_offloaded {
@@ -135,6 +151,18 @@ fn states(strategy: &Strategy, parameters: f64, ranks: usize) -> StateBytes {
             optimizer: precision.optimizer as u64,
         },
     )
+}
+
+/// Bytes of outer steps and of error feedback for the parameters that a rank keeps.
+fn outer(strategy: &Strategy, num_parameters: u64) -> f64 {
+    let bytes = match &strategy.synchronization {
+        Synchronization::LocalUpdates(local) => local.state_bytes(num_parameters),
+        Synchronization::EveryStep(compression) if compression.keeps_errors() => {
+            OUTER_WIDTH * num_parameters
+        }
+        _ => 0,
+    };
+    bytes as f64
 }
 
 /// One unit in use, one being prefetched, and the gradient of one: the budget of PyTorch's activation checkpointing

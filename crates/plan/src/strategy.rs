@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use trainyard_mesh::{Axis, Mesh, MeshError};
 use trainyard_schedule::ScheduleKind;
 
+use crate::Synchronization;
+
 /// How one training step is split over ranks: the choices that a planner makes and a framework's config states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strategy {
@@ -29,11 +31,15 @@ pub struct Strategy {
     pub offload: Offload,
     /// Bytes per element of everything that is stored or communicated.
     pub precision: Precision,
+    /// When and how replicas exchange gradients or parameters.
+    pub synchronization: Synchronization,
 }
 
 /// The sizes of the mesh's axes, outermost first; `ep` spans `dp_shard x cp x tp`.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Degrees {
+    /// Replicas that take optimizer steps of their own, or exchange gradients with servers.
+    pub dp_outer: usize,
     /// Pipeline parallel: ranks that hold different layers.
     pub pp: usize,
     /// Data-parallel replicas, each with a full copy of the (possibly sharded) model.
@@ -51,6 +57,7 @@ pub struct Degrees {
 impl Degrees {
     /// A single rank.
     pub const ONE: Degrees = Degrees {
+        dp_outer: 1,
         pp: 1,
         dp_replicate: 1,
         dp_shard: 1,
@@ -60,8 +67,9 @@ impl Degrees {
     };
 
     /// The axes by name, outermost first.
-    pub const fn axes(&self) -> [(&'static str, usize); 6] {
+    pub const fn axes(&self) -> [(&'static str, usize); 7] {
         [
+            ("dp_outer", self.dp_outer),
             ("pp", self.pp),
             ("dp_replicate", self.dp_replicate),
             ("dp_shard", self.dp_shard),
@@ -74,6 +82,7 @@ impl Degrees {
     /// The device mesh of these sizes.
     pub fn mesh(&self) -> Result<Mesh, MeshError> {
         let sizes = [
+            (Axis::DpOuter, self.dp_outer),
             (Axis::Pp, self.pp),
             (Axis::DpReplicate, self.dp_replicate),
             (Axis::DpShard, self.dp_shard),
@@ -85,12 +94,17 @@ impl Degrees {
 
     /// The number of ranks.
     pub const fn world_size(&self) -> usize {
-        self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+        self.dp_outer * self.replica_size()
+    }
+
+    /// The number of ranks of one of the `dp_outer` replicas.
+    pub const fn replica_size(&self) -> usize {
+        self.pp * self.stage_size()
     }
 
     /// The data-parallel degree: how many ranks compute different samples.
     pub const fn data_parallel(&self) -> usize {
-        self.dp_replicate * self.dp_shard
+        self.dp_outer * self.dp_replicate * self.dp_shard
     }
 
     /// The number of ranks of one pipeline stage.

@@ -11,9 +11,13 @@ use trainyard_schedule::{
 
 use crate::activations::tokens;
 use crate::block::BlockTime;
+use crate::compression::Wire;
 use crate::network_model::{Group, NetworkModel};
 use crate::operator::ComputeModel;
-use crate::{Calibration, Cluster, LocalParameters, Offload, RankLayers, Strategy};
+use crate::{
+    Calibration, Cluster, Compression, LocalParameters, Offload, RankLayers, Strategy,
+    Synchronization,
+};
 
 /// The seconds of a step by what they are spent on. The terms sum to `likely`.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -40,6 +44,8 @@ pub struct Time {
     pub optimizer: f64,
     /// Transfers of offloaded states to and from host memory or disk.
     pub offload: f64,
+    /// The share of a step in the outer steps of local updates, or the exchange with parameter servers.
+    pub outer: f64,
     /// The step time if all communication that can overlap with compute does.
     pub low: f64,
     /// The expected step time: the sum of the terms.
@@ -50,7 +56,7 @@ pub struct Time {
 
 impl Time {
     /// The terms with their names, in the order reports show them.
-    pub const fn terms(&self) -> [(&'static str, f64); 11] {
+    pub const fn terms(&self) -> [(&'static str, f64); 12] {
         [
             ("compute", self.compute),
             ("recomputation", self.recomputation),
@@ -63,11 +69,16 @@ impl Time {
             ("bubble", self.bubble),
             ("optimizer", self.optimizer),
             ("offload", self.offload),
+            ("outer", self.outer),
         ]
     }
 
+    fn sum(&self) -> f64 {
+        self.terms().iter().map(|(_, seconds)| seconds).sum()
+    }
+
     pub(crate) fn with_range(mut self, overlapped: f64, mean_error: f64) -> Time {
-        self.likely = self.terms().iter().map(|(_, seconds)| seconds).sum();
+        self.likely = self.sum();
         self.low = (self.likely - self.data - self.pipeline) / (1.0 + mean_error);
         self.high = (self.likely + overlapped) * (1.0 + mean_error);
         self
@@ -98,13 +109,13 @@ impl RankTime {
 }
 
 /// The inputs of the estimate of one strategy.
-struct StepModel<'a> {
-    shape: &'a DecoderConfig,
-    strategy: &'a Strategy,
+pub(crate) struct StepModel<'a> {
+    pub(crate) shape: &'a DecoderConfig,
+    pub(crate) strategy: &'a Strategy,
     cluster: &'a Cluster,
-    calibration: &'a Calibration,
-    compute_model: ComputeModel<'a>,
-    network: NetworkModel<'a>,
+    pub(crate) calibration: &'a Calibration,
+    pub(crate) compute_model: ComputeModel<'a>,
+    pub(crate) network: NetworkModel<'a>,
     /// Every class of ranks and its time per micro-batch.
     ranks: Vec<(RankLayers, RankTime)>,
 }
@@ -124,7 +135,7 @@ pub fn time(
     let (pipeline, overlapped_pipeline) = model.between_stages(&slowest);
     let terms = &slowest.terms;
     let overlapped = m * terms.overlapped + overlapped_data + overlapped_pipeline;
-    Time {
+    let inner = Time {
         compute: m * terms.compute,
         recomputation: m * terms.recomputation,
         launch: m * terms.launch,
@@ -137,8 +148,9 @@ pub fn time(
         optimizer: model.optimizer(),
         offload: model.offload(),
         ..Time::default()
-    }
-    .with_range(overlapped, calibration.mean_error)
+    };
+    let (outer, overlapped_outer) = model.outer(inner.sum());
+    Time { outer, ..inner }.with_range(overlapped + overlapped_outer, calibration.mean_error)
 }
 
 /// The step time with the pipeline schedule simulated action by action, for the few strategies that are shown.
@@ -407,7 +419,7 @@ impl<'a> StepModel<'a> {
     }
 
     /// The parameters of the rank that has the most.
-    fn local(&self) -> LocalParameters {
+    pub(crate) fn local(&self) -> LocalParameters {
         let each = self.ranks.iter();
         let each = each
             .map(|(rank_layers, _)| LocalParameters::of(self.shape, self.strategy, rank_layers));
@@ -449,37 +461,73 @@ impl<'a> StepModel<'a> {
     /// Seconds of communication once per step, and summed over all micro-batches.
     fn traffic(&self, parameters: f64, shard: Group, ranks: usize) -> (f64, f64) {
         let degrees = &self.strategy.degrees;
-        let wire = self.calibration.software.gradient_on_wire as f64;
+        let wire = self.gradient_wire();
         let replicas = Group::new(
             self.cluster,
             degrees.dp_replicate,
             degrees.dp_shard * degrees.cp * degrees.tp,
         );
-        let gradients = parameters * wire;
         let values = parameters * self.strategy.precision.compute as f64;
         let network = &self.network;
-        let share = 1.0 / ranks.max(1) as f64;
-        let across_replicas = network.all_reduce(replicas, gradients * share);
+        let shard_size = parameters / ranks.max(1) as f64;
+        let across_replicas = network.reduce(replicas, shard_size, wire)
+            + match self.strategy.synchronization {
+                Synchronization::EveryStep(_) => {
+                    network.reduce(self.outer_group(), shard_size, wire)
+                }
+                _ => 0.0,
+            };
         let m = self.strategy.num_microbatches() as f64;
         match self.strategy.zero_stage {
             0 => (
-                network.all_reduce(shard, gradients) + network.all_reduce(replicas, gradients),
+                network.reduce(self.unsharded(shard), parameters, wire)
+                    + network.reduce(replicas, parameters, wire),
                 0.0,
             ),
             1 => {
                 let scatter_and_gather =
-                    network.gather(shard, gradients) + network.gather(shard, values);
+                    network.reduce_scatter(shard, parameters, wire) + network.gather(shard, values);
                 (scatter_and_gather + across_replicas, 0.0)
             }
             2 => (
                 network.gather(shard, values) + across_replicas,
-                m * network.gather(shard, gradients),
+                m * network.reduce_scatter(shard, parameters, wire),
             ),
             _ => {
-                let each = 2.0 * network.gather(shard, values) + network.gather(shard, gradients);
+                let each = 2.0 * network.gather(shard, values)
+                    + network.reduce_scatter(shard, parameters, wire);
                 (across_replicas, m * each)
             }
         }
+    }
+
+    /// How the gradients of a step travel.
+    fn gradient_wire(&self) -> Wire {
+        let width = self.calibration.software.gradient_on_wire;
+        match self.strategy.synchronization {
+            Synchronization::EveryStep(compression) => compression.wire(self.shape, width),
+            _ => Compression::None.wire(self.shape, width),
+        }
+    }
+
+    /// The ranks that average the gradients of a step if nothing is sharded: those of all replicas that are joined in every step.
+    fn unsharded(&self, in_replica: Group) -> Group {
+        let (outer, joined) = (self.outer_group(), self.strategy.synchronization);
+        match joined {
+            Synchronization::EveryStep(_) if outer.size > 1 => Group {
+                size: in_replica.size * outer.size,
+                in_site: in_replica.size * outer.in_site,
+                num_sharing: (outer.num_sharing / in_replica.size).max(1),
+                ..in_replica
+            },
+            _ => in_replica,
+        }
+    }
+
+    /// The ranks that hold the same parameters in all replicas.
+    pub(crate) fn outer_group(&self) -> Group {
+        let degrees = &self.strategy.degrees;
+        Group::new(self.cluster, degrees.dp_outer, degrees.replica_size())
     }
 
     /// A tied embedding lives on the first and the last stage, which all-reduce its gradient.

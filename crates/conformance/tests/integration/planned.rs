@@ -9,6 +9,7 @@ use trainyard_conformance::{as_trials, is_full_run};
 use trainyard_interop::Framework;
 use trainyard_plan::{
     Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, States, Strategy,
+    Synchronization,
 };
 use trainyard_schedule::ScheduleKind;
 use trainyard_train::dry_run::dry_run;
@@ -28,6 +29,7 @@ fn strategy(degrees: Degrees, zero_stage: usize) -> Strategy {
         recompute: Recompute::None,
         offload: Offload::None,
         precision: PrecisionByStage::trainyard(2, 4).at(zero_stage),
+        synchronization: Synchronization::PLAIN,
     }
 }
 

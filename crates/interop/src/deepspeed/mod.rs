@@ -68,6 +68,7 @@ pub(super) fn write(
     strategy: &Strategy,
 ) -> Result<EmittedConfig, FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
+    adapted.synchronize_in_every_step();
     adapt_offload(&mut adapted);
     adapt_sharding(&mut adapted);
     adapt_rest(&mut adapted);

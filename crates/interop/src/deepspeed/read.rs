@@ -6,7 +6,7 @@ use super::batch::Sizes;
 use super::file::File;
 use super::zero::{Device, OffloadDevices};
 use super::{BF16, BF16_WIDE, FRAMEWORK, NOTES, PIPELINE, fp32, keys, precision, zero};
-use trainyard_plan::{Degrees, Offload, Precision, Recompute, Software, Strategy};
+use trainyard_plan::{Degrees, Offload, Precision, Recompute, Software, Strategy, Synchronization};
 
 pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
     read_file(&File::parse(text)?, launch)
@@ -45,6 +45,7 @@ fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkErr
     }
     let strategy = Strategy {
         degrees: Degrees {
+            dp_outer: 1,
             pp: axes.pp,
             dp_replicate: if is_sharded { 1 } else { ranks },
             dp_shard: if is_sharded { ranks } else { 1 },
@@ -61,6 +62,7 @@ fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkErr
         recompute: read_recompute(file),
         offload: read_offload(file, &mut unmodeled)?,
         precision: read_precision(file, zero_stage, &mut unmodeled)?,
+        synchronization: Synchronization::PLAIN,
     };
     check(&strategy)?;
     Ok(ParsedJob {

@@ -11,6 +11,7 @@ use trainyard_plan::{Offload, PipelineLayout, Recompute, Strategy};
 pub(super) fn adapt(shape: &DecoderConfig, strategy: &Strategy) -> Result<Adapted, FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
     adapted.leave_out_family_details();
+    adapted.synchronize_in_every_step();
     if adapted.strategy.offload != Offload::None {
         let why =
             "Megatron can offload optimizer states (--optimizer-cpu-offload), but not weights";

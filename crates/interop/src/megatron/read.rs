@@ -8,6 +8,7 @@ use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
 use trainyard_plan::{
     AttentionKernel, Degrees, Offload, PipelineLayout, Recompute, Software, Strategy,
+    Synchronization,
 };
 
 /// Flags that the planner does not model: the flag, why, and what to use instead.
@@ -120,6 +121,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
             (true, true) => BF16_GRADIENTS,
             (false, _) => FP32,
         },
+        synchronization: Synchronization::PLAIN,
     };
     check(FRAMEWORK, shape.as_ref(), &strategy)?;
     adapt::check_interleaving(&strategy)?;
@@ -234,6 +236,7 @@ fn read_degrees(
         (replicas, shards)
     };
     let degrees = Degrees {
+        dp_outer: 1,
         pp,
         dp_replicate,
         dp_shard,

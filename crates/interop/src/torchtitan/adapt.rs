@@ -17,6 +17,7 @@ pub(super) fn adapt(
 ) -> Result<(Adapted, &'static Flavor), FrameworkError> {
     let mut adapted = Adapted::new(shape, strategy);
     let flavor = adapt_model(framework, &mut adapted)?;
+    adapted.synchronize_in_every_step();
     adapt_offload(framework, &mut adapted);
     adapt_sharding(framework, &mut adapted);
     adapt_precision(framework, &mut adapted);

@@ -6,7 +6,9 @@ use super::super::{Framework, FrameworkError, LaunchInfo, ParsedJob, check_degre
 use super::flavors::{FLAVORS, Flavor, Registered};
 use super::keys::Keys;
 use super::{PRECISIONS, mixes_types, precision};
-use trainyard_plan::{Degrees, Offload, PipelineLayout, Precision, Recompute, Software, Strategy};
+use trainyard_plan::{
+    Degrees, Offload, PipelineLayout, Precision, Recompute, Software, Strategy, Synchronization,
+};
 
 /// Keys that the planner supports only at their default: the key, the default, and why.
 const UNSUPPORTED: [(&str, &str, &str); 4] = [
@@ -72,6 +74,7 @@ pub(super) fn read(
             Offload::None
         },
         precision: read_precision(keys)?,
+        synchronization: Synchronization::PLAIN,
     };
     let is_sharded = degrees.dp_shard * degrees.cp > 1;
     if !is_sharded && framework == Framework::Torchtitan {
@@ -131,6 +134,7 @@ fn read_degrees(
     let tp = defaults.map_or(1, |d| d.tensor_parallel_degree);
     let count = |key: &str, default| keys.count(&format!("parallelism.{key}"), default);
     let mut degrees = Degrees {
+        dp_outer: 1,
         pp: count("pipeline_parallel_degree", 1)?,
         dp_replicate: count("data_parallel_replicate_degree", 1)?,
         dp_shard: 1,

@@ -1,6 +1,7 @@
 //! Trainyard's TOML.
 
 mod read;
+mod synchronization;
 
 use std::fmt::{Display, Write as _};
 
@@ -12,7 +13,7 @@ use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting, is_same_model};
 pub(super) use read::read;
 use trainyard_plan::blocks_before;
-use trainyard_plan::{Offload, PrecisionByStage, Recompute, Strategy};
+use trainyard_plan::{Offload, PrecisionByStage, Recompute, Strategy, Synchronization};
 
 const FRAMEWORK: Framework = Framework::Trainyard;
 
@@ -44,6 +45,13 @@ pub(super) fn write(
     shape: &DecoderConfig,
     strategy: &Strategy,
 ) -> Result<EmittedConfig, FrameworkError> {
+    if let Synchronization::ParameterServer { .. } = strategy.synchronization {
+        return Err(FRAMEWORK.unsupported(
+            "a parameter server",
+            "the planner estimates it, but does not write its config",
+            "use local updates, or average gradients in every step",
+        ));
+    }
     let adapted = adapt(shape, strategy);
     let text = text(&adapted);
     Config::parse(&text, &[])?;
@@ -191,6 +199,7 @@ fn text(adapted: &Adapted) -> String {
         Recompute::SelectiveOp | Recompute::Full => "full",
     };
     let _ = writeln!(out, "\n[activation_checkpoint]\nmode = \"{mode}\"");
+    synchronization::write_local_updates(&mut out, &s.synchronization);
     out
 }
 
@@ -299,6 +308,9 @@ fn write_training(out: &mut String, s: &Strategy) {
 fn write_parallelism(out: &mut String, shape: &DecoderConfig, s: &Strategy) {
     let d = &s.degrees;
     out.push_str("\n[parallelism]\n");
+    if d.dp_outer > 1 {
+        let _ = writeln!(out, "data_parallel_outer_degree = {}", d.dp_outer);
+    }
     write_keys(
         out,
         &[
@@ -315,6 +327,7 @@ fn write_parallelism(out: &mut String, shape: &DecoderConfig, s: &Strategy) {
     if s.zero_stage > 0 || d.dp_shard > 1 {
         let _ = writeln!(out, "zero_stage = {}", s.zero_stage);
     }
+    synchronization::write_gradient_compression(out, &s.synchronization);
     let _ = writeln!(out, "enable_sequence_parallel = {}", s.sequence_parallel);
     if s.sequence_parallel && d.tp > 1 {
         // The estimate assumes that saved activations are sharded over the tensor-parallel ranks.

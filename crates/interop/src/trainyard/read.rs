@@ -7,7 +7,7 @@ use trainyard_config::{
 use trainyard_mesh::Axis;
 
 use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, OFFLOAD_UNMODELED, ParsedJob};
-use super::{FRAMEWORK, TYPES};
+use super::{FRAMEWORK, TYPES, synchronization};
 use trainyard_plan::{
     Degrees, Offload, PipelineLayout, PrecisionByStage, Recompute, Software, Strategy,
 };
@@ -35,6 +35,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
     if is_fp16(&config) {
         unmodeled.push(FP16_UNMODELED.to_owned());
     }
+    unmodeled.extend(synchronization::unmodeled(&config));
     let offload = match p.offload {
         trainyard_config::Offload::None => Offload::None,
         _ if p.offload_states == OffloadStates::Optimizer => {
@@ -63,6 +64,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         recompute: read_recompute(&config)?,
         offload,
         precision: read_precision(&config)?.at(zero_stage),
+        synchronization: synchronization::read(&config),
     };
     Ok(ParsedJob {
         software: read_software(&config),
@@ -96,17 +98,8 @@ fn read_degrees(
     launch: &LaunchInfo,
 ) -> Result<(Degrees, Option<usize>), FrameworkError> {
     let p = &config.parallelism;
-    if p.data_parallel_outer_degree != 1 {
-        return Err(FRAMEWORK.unsupported(
-            format!(
-                "parallelism.data_parallel_outer_degree = {}",
-                p.data_parallel_outer_degree
-            ),
-            "a plan is of one replica",
-            "parallelism.data_parallel_outer_degree = 1, on the ranks of one replica",
-        ));
-    }
     let degrees = [
+        p.data_parallel_outer_degree,
         p.data_parallel_replicate_degree,
         p.data_parallel_shard_degree,
         p.pipeline_parallel_degree,
@@ -124,6 +117,7 @@ fn read_degrees(
     };
     let mesh = config.mesh(world)?;
     let degrees = Degrees {
+        dp_outer: mesh.size(Axis::DpOuter),
         pp: mesh.size(Axis::Pp),
         dp_replicate: mesh.size(Axis::DpReplicate),
         dp_shard: mesh.size(Axis::DpShard),

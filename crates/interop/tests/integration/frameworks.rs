@@ -10,7 +10,9 @@ use trainyard_arch::{DecoderConfig, MoeConfig};
 use serde_json::{Value, json};
 use trainyard_arch::Flavor;
 use trainyard_interop::Framework;
-use trainyard_plan::{Degrees, Offload, PipelineLayout, Precision, Recompute, Strategy};
+use trainyard_plan::{
+    Degrees, Offload, PipelineLayout, Precision, Recompute, Strategy, Synchronization,
+};
 use trainyard_schedule::ScheduleKind;
 
 /// The Python environment that `bench/frameworks/setup` creates, if it is complete.
@@ -178,6 +180,7 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
     let (compute, parameter, gradient, optimizer) =
         precisions[(3 * mesh + stage) % precisions.len()];
     let degrees = Degrees {
+        dp_outer: 1,
         pp,
         dp_replicate,
         dp_shard,
@@ -205,6 +208,7 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
             reduced: gradient,
             optimizer,
         },
+        synchronization: Synchronization::PLAIN,
     }
 }
 

@@ -22,7 +22,7 @@ const fn terms(memory: &Memory) -> [f64; 6] {
     [
         states.parameters,
         states.gradients,
-        states.optimizer,
+        states.optimizer + states.outer,
         memory.activations + memory.embedding,
         states.gathered + memory.recomputed + memory.logits + memory.buffers,
         memory.overhead,

@@ -4,3 +4,4 @@
 
 mod expected;
 mod report;
+mod sites;

@@ -5,7 +5,7 @@
 use trainyard_arch::{BlockKind, DecoderConfig};
 use trainyard_plan::{
     Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Software, States, Strategy,
-    hardware_flops_utilization, memory, model_flops_utilization,
+    Synchronization, hardware_flops_utilization, memory, model_flops_utilization,
 };
 use trainyard_schedule::{ScheduleKind, StageTime, bubble};
 
@@ -140,6 +140,7 @@ impl Case {
             recompute,
             offload: Offload::None,
             precision: Precision::BF16,
+            synchronization: Synchronization::PLAIN,
         }
     }
 

@@ -7,4 +7,5 @@ mod measured;
 mod published;
 mod runs;
 mod search;
+mod sites;
 mod time;

@@ -9,7 +9,7 @@ use trainyard_arch::DecoderConfig;
 
 use trainyard_plan::{
     Cluster, Constants, Degrees, Offload, PipelineLayout, Precision, Recompute, Run, Software,
-    Strategy,
+    Strategy, Synchronization,
 };
 use trainyard_schedule::ScheduleKind;
 
@@ -97,6 +97,7 @@ pub fn strategy(tp: usize, dp: usize, pp: usize, chunks: usize) -> Strategy {
         recompute: Recompute::None,
         offload: Offload::None,
         precision: HALF,
+        synchronization: Synchronization::PLAIN,
     }
 }
 

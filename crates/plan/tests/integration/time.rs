@@ -5,7 +5,7 @@ use proptest::strategy::Strategy as _;
 use trainyard_arch::DecoderConfig;
 use trainyard_plan::{
     Calibration, Cluster, Degrees, Offload, PipelineLayout, Precision, Recompute, Software,
-    Strategy, time, time_simulated,
+    Strategy, Synchronization, time, time_simulated,
 };
 use trainyard_schedule::ScheduleKind;
 
@@ -33,6 +33,7 @@ fn make_strategy(
         recompute: Recompute::None,
         offload: Offload::None,
         precision: Precision::BF16,
+        synchronization: Synchronization::PLAIN,
     }
 }
 

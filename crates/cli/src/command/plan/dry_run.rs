@@ -82,7 +82,7 @@ pub(super) fn dry_run_plan(
     };
     let loads = [format!("--debug.routing_skew={routing_skew}")];
     for class_memory in memory(shape, strategy, &Software::MODERN, &Overheads::none()) {
-        let rank = pipeline_position(&parsed, shape, &class_memory) * (world / strategy.degrees.pp);
+        let rank = pipeline_position(&parsed, shape, &class_memory) * strategy.degrees.stage_size();
         match dry_run(file.path(), (world, rank), options.allocator, &loads)? {
             Ok(measured) => found.ranks.push(byte_counts(&class_memory, &measured)),
             Err(why) => return Ok(Err(why)),
@@ -96,7 +96,9 @@ fn byte_counts(class_memory: &Memory, measured: &DryRunMemory) -> RankBytes {
     RankBytes {
         class: class_memory.class,
         states: ByteCounts {
-            formula: class_memory.states.parameters + class_memory.states.optimizer,
+            formula: class_memory.states.parameters
+                + class_memory.states.optimizer
+                + class_memory.states.outer,
             dry_run: (measured.states.parameters + measured.states.optimizer) as f64,
         },
         peak: ByteCounts {

@@ -32,6 +32,7 @@ use crate::failure::Failure;
     trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --emit torchtitan --output job.toml\n  \
     trainyard plan --model configs/llama3-405b.toml --cluster 16384xH100 --global-batch 2048 --seq-len 8192 --compare-mesh pp=16,tp=8\n  \
     trainyard plan --model configs/llama3-8b.toml --cluster 16xH100 --global-batch 64 --seq-len 8192 --dry-run=5\n  \
+    trainyard plan --model configs/llama3-8b.toml --cluster 2x64xH100@10Gb/s,30ms --global-batch 512 --seq-len 8192\n  \
     trainyard plan --model configs/cnn.toml --cluster 8xH100 --global-batch 512\n  \
     trainyard plan check pretrain.sh --cluster 64xH100"
 )]

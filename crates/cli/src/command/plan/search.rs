@@ -22,7 +22,7 @@ pub(super) struct Search {
     /// planned by dry runs of the training code
     #[arg(long, value_name = "MODEL")]
     model: PathBuf,
-    /// The cluster: a short form such as 64xH100, or a cluster TOML
+    /// The cluster: a short form such as 64xH100, two sites as 2x64xH100@10Gb/s,30ms, or a cluster TOML
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
     /// Global batch size: samples in a step, over all ranks
