@@ -195,6 +195,7 @@ impl Report {
             "num_out_of_memory": self.result.num_out_of_memory,
             "inputs": inputs,
             "hardware": self.hardware(),
+            "slow_network": self.slow_network_json(),
             "overheads": {
                 "context": sourced(&request.overheads.context),
                 "fragmentation": sourced(&request.overheads.fragmentation),

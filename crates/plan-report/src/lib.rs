@@ -9,12 +9,13 @@ mod json;
 mod page;
 mod prose;
 mod sites;
+mod slow_network;
 mod table;
 
 use trainyard_plan::diff;
 use trainyard_plan::{
-    Degrees, Explanation, NearestMiss, Plan, PlanDiff, PlanRequest, SearchResult, explain,
-    model_flops_utilization, search, search_mesh,
+    Degrees, Explanation, MethodTable, NearestMiss, Plan, PlanDiff, PlanRequest, SearchResult,
+    explain, model_flops_utilization, search, search_mesh,
 };
 
 pub use any_model::AnyModelReport;
@@ -36,6 +37,8 @@ pub struct Report {
     pub explanation: Result<Explanation, Option<Box<NearestMiss>>>,
     /// A given plan compared with the best one.
     pub compared: Option<Compared>,
+    /// From which bandwidth on methods for slow networks pay, if that was asked for.
+    pub slow_network: Vec<MethodTable>,
     /// Dry runs of the best plans, in order, or why a plan cannot be run.
     pub dry_runs: Vec<Result<DryRun, String>>,
 }
@@ -61,6 +64,7 @@ impl Report {
             result,
             explanation,
             compared: None,
+            slow_network: Vec::new(),
             dry_runs: Vec::new(),
         }
     }

@@ -57,6 +57,7 @@ impl Report {
         for sentence in self.sentences() {
             let _ = write!(text, "\n{}", wrapped(&sentence));
         }
+        text.push_str(&self.slow_network_text(style));
         text.push_str(&self.dry_run_text());
         text.push('\n');
         text

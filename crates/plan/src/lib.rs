@@ -57,6 +57,7 @@ mod operator;
 mod outer_step;
 mod search;
 mod sites;
+mod slow_network;
 mod software;
 mod sourced_value;
 mod stages;
@@ -82,8 +83,11 @@ pub use local_updates::{LocalUpdateMethod, LocalUpdates};
 pub use memory::{Memory, Overheads, memory, peak};
 pub use network_model::{Group, NetworkModel};
 pub use operator::{ComputeModel, Operator, Seconds, block_operators};
-pub use search::{Plan, PlanRequest, SearchResult, search, search_mesh};
+pub use search::{Plan, PlanRequest, SearchResult, search, search_local_updates, search_mesh};
 pub use sites::Sites;
+pub use slow_network::{
+    Estimate, MethodRow, MethodTable, ReplicaUnit, Threshold, between_nodes, between_sites,
+};
 pub use software::{AttentionKernel, Software};
 pub use sourced_value::{Basis, SourcedValue};
 pub use stages::{RankClass, RankLayers, blocks_before, blocks_of_stage};

@@ -101,6 +101,18 @@ pub fn search(request: &PlanRequest) -> SearchResult {
     state.finish()
 }
 
+/// The fastest strategy of one replica per site, if replicas are joined by DiLoCo and fit. Strategies that can be combined with
+/// compression come first.
+pub fn search_local_updates(request: &PlanRequest) -> Option<Plan> {
+    let num_sites = request.cluster.num_sites();
+    let [plain, compressed] = between_sites();
+    [compressed, plain].into_iter().find_map(|synchronization| {
+        let mut state = SearchState::new(request);
+        state.search_replicas(synchronization, num_sites, Offload::None);
+        state.finish().plans.into_iter().next()
+    })
+}
+
 /// The fastest strategy of one mesh; if none fits, the one with the smallest shortfall. Returns `None` if the mesh
 /// cannot divide the batch, heads, sequence, layers or experts.
 pub fn search_mesh(request: &PlanRequest, degrees: Degrees) -> Option<Plan> {
@@ -372,7 +384,11 @@ fn between_sites() -> [Synchronization; 2] {
 }
 
 /// Whether the trainer can combine a synchronization with a mesh and a ZeRO stage.
-fn supports(synchronization: &Synchronization, degrees: &Degrees, zero_stage: usize) -> bool {
+pub(crate) fn supports(
+    synchronization: &Synchronization,
+    degrees: &Degrees,
+    zero_stage: usize,
+) -> bool {
     let Some(local) = synchronization.local_updates() else {
         return true;
     };

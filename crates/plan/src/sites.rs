@@ -66,6 +66,10 @@ impl Sites {
         self.bandwidth.value / GBIT
     }
 
+    pub(crate) fn set_gbit_s(&mut self, gbit_s: f64) {
+        self.bandwidth.value = gbit_s * GBIT;
+    }
+
     /// The round trip in milliseconds.
     pub fn round_trip_ms(&self) -> f64 {
         self.round_trip.value / MS

@@ -36,6 +36,9 @@ const LOCAL_UPDATES: f64 = 1.25;
 /// As local updates without an outer optimizer, which need more samples for the same loss.
 const AVERAGED: f64 = 1.5;
 
+/// Computes the same as gradients in every step, but needs servers, whose cost is not part of a step.
+const SERVERS: f64 = 1.05;
+
 /// Applies gradients of earlier parameters. No publication was found that trains dense models this way with the loss of
 /// synchronous training.
 const STALE: f64 = 1.5;
@@ -59,7 +62,7 @@ impl Synchronization {
                 };
                 of_method * of_compression(local.compression)
             }
-            Synchronization::ParameterServer { staleness: 0 } => 1.0,
+            Synchronization::ParameterServer { staleness: 0 } => SERVERS,
             Synchronization::ParameterServer { .. } => STALE,
         }
     }

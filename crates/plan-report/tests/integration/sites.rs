@@ -4,7 +4,10 @@ use std::path::Path;
 
 use trainyard_config::{Config, LocalUpdateMethod};
 use trainyard_interop::{Framework, load_decoder};
-use trainyard_plan::{Calibration, Cluster, Overheads, PlanRequest, PrecisionByStage, Software};
+use trainyard_plan::{
+    Calibration, Cluster, Overheads, PlanRequest, PrecisionByStage, Software, Synchronization,
+    Threshold,
+};
 use trainyard_plan_report::{PlanFile, Report, Style};
 
 fn report(model: &str, cluster: &str, global_batch: usize) -> Report {
@@ -90,5 +93,39 @@ fn the_config_of_two_sites_trains_the_plan() {
             deviations.iter().any(is_named),
             "{framework}: {deviations:?}"
         );
+    }
+}
+
+#[test]
+fn tables_say_from_which_bandwidth_on_methods_pay() {
+    let mut report = report("llama3-8b.toml", "64xH100", 512);
+    report.compare_methods();
+    println!("{}", report.to_text(1, Style::Plain));
+    let json = report.to_json(1);
+    let tables = &report.slow_network;
+    assert_eq!(tables.len(), 3);
+    assert_eq!(json["slow_network"][2]["round_trip_ms"], 100.0);
+    for table in tables {
+        let plain = &table.methods[0];
+        assert_eq!(plain.synchronization, Synchronization::PLAIN);
+        assert_eq!(plain.pays, Threshold::Never);
+        for method in &table.methods[1..] {
+            let speedups: Vec<f64> = method.estimates.iter().map(|each| each.speedup).collect();
+            let grows = speedups.windows(2).all(|pair| pair[0] >= pair[1] * 0.999);
+            let is_server = matches!(
+                method.synchronization,
+                Synchronization::ParameterServer { .. }
+            );
+            assert!(
+                grows || is_server,
+                "{}: {speedups:?}",
+                method.synchronization
+            );
+            // What the threshold says, the columns say.
+            for (gbit_s, each) in table.gbit_s.iter().zip(&method.estimates) {
+                let pays = method.pays.contains(*gbit_s);
+                assert_eq!(pays, each.pays, "{} at {gbit_s}", method.synchronization);
+            }
+        }
     }
 }

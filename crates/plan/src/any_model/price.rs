@@ -150,7 +150,13 @@ fn add_communication(
         (_, CollectiveKind::Send) => {
             let crosses = degrees.world_size() > cluster.gpus_per_node;
             let each = calls.sent_bytes as f64 / calls.count.max(1) as f64;
-            time.pipeline += calls.count as f64 * network.send(crosses, each, 1);
+            let stages = Group::new(cluster, degrees.pp, degrees.stage_size());
+            let seconds = if stages.crosses_sites() {
+                network.send_to_site(each, stages.num_sharing)
+            } else {
+                network.send(crosses, each, 1)
+            };
+            time.pipeline += calls.count as f64 * seconds;
         }
         (Purpose::Activation, _) if degrees.tp > 1 => {
             time.tensor += seconds(network, tensor, calls)

@@ -41,6 +41,10 @@ pub(super) struct Search {
     /// A mesh to compare with the best, as in pp=16,tp=8; the remaining ranks go to dp_shard
     #[arg(long, value_name = "AXES")]
     compare_mesh: Option<String>,
+    /// Also show from which bandwidth between nodes or sites on compression, local updates and a parameter server pay; the
+    /// default if the cluster has several sites
+    #[arg(long)]
+    slow_network: bool,
     /// Check the best N plans by a dry run of the training code, for every class of ranks
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3", value_parser = count)]
     dry_run: Option<usize>,
@@ -101,6 +105,7 @@ impl Search {
             ("--compare-mesh", self.compare_mesh.is_some()),
             ("--dry-run", self.dry_run.is_some()),
             ("--precision", self.precision.is_some()),
+            ("--slow-network", self.slow_network),
         ];
         match of_formulas.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => Failure::usage(format!(
@@ -142,6 +147,9 @@ impl Search {
                 ))
                 .hint(hint));
             }
+        }
+        if self.slow_network || report.request.cluster.sites.is_some() {
+            report.compare_methods();
         }
         let options = DryRunOptions {
             routing_skew: self.routing_skew,
