@@ -1,8 +1,8 @@
 //! The configs of parameter servers and of their workers, which differ from that of the run in their parallelism only.
 
 use crate::{
-    Config, ConfigError, Dtype, GradientCompression, GuardPolicy, LocalUpdateMethod, Offload,
-    ParallelismSection,
+    Backend, Config, ConfigError, Dtype, GradientCompression, GuardPolicy, LocalUpdateMethod,
+    Offload, ParallelismSection,
 };
 
 impl Config {
@@ -19,6 +19,8 @@ impl Config {
         server.parallelism.data_parallel_shard_degree =
             i64::try_from(num_servers).unwrap_or(i64::MAX);
         server.parallelism.zero_stage = 3;
+        // States of servers are in host memory; GPUs are for workers.
+        server.comm.backend = Backend::Gloo;
         server.batching(num_servers)?;
         Ok(server)
     }

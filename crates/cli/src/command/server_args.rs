@@ -96,7 +96,8 @@ impl ServerArgs {
             worker.output.log_dir = subdir(job, &format!("worker_{index}"));
             // A worker waits for others as long as the staleness bound says; servers notice one that is lost.
             worker.hang_timeout = None;
-            worker
+            // Its GPU is that of its number.
+            worker.env("LOCAL_RANK", index.to_string())
         });
         Ok(ServedRun {
             job: ServedJob {

@@ -12,7 +12,7 @@ mod worker;
 use std::path::PathBuf;
 
 use trainyard_checkpoint::Digest;
-use trainyard_config::Config;
+use trainyard_config::{CommSection, Config};
 use trainyard_peer_checkpoint::SECRET_FILE;
 use trainyard_tls::RunSecret;
 
@@ -36,13 +36,14 @@ fn run_secret() -> Result<RunSecret> {
     RunSecret::read(&path).map_err(|error| TrainError::ParameterServer(error.to_string()))
 }
 
-/// What servers and workers must have in common: everything but the division of the model and the global batch size, which
+/// What servers and workers must have in common: everything but communication, the division of the model, and the global batch size, which
 /// servers tell workers.
 fn digest(config: &Config) -> Result<String> {
     let mut config = config.clone();
     config.parallelism.data_parallel_shard_degree = 1;
     config.parallelism.zero_stage = 3;
     config.training.global_batch_size = None;
+    config.comm = CommSection::default();
     let text = config.to_toml()?;
     Ok(Digest::of(text.as_bytes()).to_string())
 }
