@@ -22,8 +22,10 @@ pub enum Synchronization {
     },
 }
 
-/// Rounds gradients, and changes nothing else. Published runs reach the same loss; the margin is the price of a deviation
-/// that nobody has measured for the model at hand.
+// All margins are judgments. No run of this trainer has measured how these methods converge.
+
+/// Rounds gradients, and changes nothing else. The margin is the price of a deviation that nobody has measured for the model
+/// at hand.
 const ROUNDED: f64 = 1.05;
 
 /// Sends most of a gradient late, which slows the beginning of training down.
@@ -33,14 +35,14 @@ const ERROR_FEEDBACK: f64 = 1.25;
 /// learning rate and the interval are two more hyperparameters, and the loss is not that of the synchronous run.
 const LOCAL_UPDATES: f64 = 1.25;
 
-/// As local updates without an outer optimizer, which need more samples for the same loss.
+/// As local updates without an outer optimizer. They are assumed to need more samples for the same loss.
 const AVERAGED: f64 = 1.5;
 
 /// Computes the same as gradients in every step, but needs servers, whose cost is not part of a step.
 const SERVERS: f64 = 1.05;
 
-/// Applies gradients of earlier parameters. No publication was found that trains dense models this way with the loss of
-/// synchronous training.
+/// Applies gradients of earlier parameters. Dense models are rarely trained this way, and reports of it are mostly of worse
+/// results.
 const STALE: f64 = 1.5;
 
 impl Synchronization {
