@@ -15,7 +15,7 @@ use super::table::{Style, table, wrapped};
 const ROUND_TRIPS_MS: [f64; 2] = [30.0, 100.0];
 
 const EXPLANATION: &str = "A number is how many times as many samples per second a method trains as gradients in every step, with \
-    the same strategy inside a replica; * marks where that is at least what it needs. `needs` stands for the effect on \
+    the same strategy inside a replica (a worker of a parameter server is one GPU); * marks where that is at least what it needs. `needs` stands for the effect on \
     convergence, which the planner does not predict. Methods that the strategy does not support, or that do not fit, are left out.";
 
 impl Report {

@@ -159,7 +159,7 @@ impl NetworkModel<'_> {
     /// Seconds of a send of `bytes` by every rank to another one of its group.
     pub fn send_across(&self, group: Group, bytes: f64) -> f64 {
         if group.crosses_sites() {
-            self.send_to_site(bytes, group.num_sharing)
+            self.send_to_site(bytes, group.in_site * group.num_sharing)
         } else {
             self.send(group.crosses(), bytes, 1)
         }

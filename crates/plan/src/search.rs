@@ -389,8 +389,10 @@ pub(crate) fn supports(
     degrees: &Degrees,
     zero_stage: usize,
 ) -> bool {
-    let Some(local) = synchronization.local_updates() else {
-        return true;
+    let local = match synchronization {
+        Synchronization::EveryStep(_) => return true,
+        Synchronization::ParameterServer { .. } => return degrees.replica_size() == 1,
+        Synchronization::LocalUpdates(local) => local,
     };
     if local.num_fragments > 1 && degrees.pp > 1 {
         return false;

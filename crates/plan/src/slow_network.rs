@@ -1,13 +1,15 @@
 //! From which bandwidth between replicas on a method for slow networks pays.
 //!
 //! A replica of the model is one node or one site. The strategy inside of it stays the same; only what replicas exchange
-//! changes. A method pays if it trains as many times more samples per second than gradients in every step as
+//! changes; workers of parameter servers are the exception, each of which is one rank. A method pays if it trains as many times more samples per second than gradients in every step as
 //! [`Synchronization::required_speedup`] demands.
+
+use trainyard_schedule::ScheduleKind;
 
 use crate::search::{search_local_updates, supports};
 use crate::{
-    ClusterError, Compression, LocalUpdateMethod, LocalUpdates, PlanRequest, Sites, Strategy,
-    Synchronization, peak, time,
+    ClusterError, Compression, Degrees, LocalUpdateMethod, LocalUpdates, PipelineLayout,
+    PlanRequest, Recompute, Sites, Strategy, Synchronization, peak, time,
 };
 
 /// The bandwidths of a table, in Gb/s.
@@ -175,18 +177,62 @@ fn combined(
     synchronization: Synchronization,
 ) -> Option<Strategy> {
     let mut strategy = synchronized(plain, synchronization);
-    if let Synchronization::EveryStep(compression) = synchronization {
-        if compression.keeps_errors() {
-            strategy.zero_stage = 0;
-            strategy.precision = request.precision.at(0);
+    match synchronization {
+        Synchronization::EveryStep(compression) => {
+            if compression.keeps_errors() {
+                strategy.zero_stage = 0;
+                strategy.precision = request.precision.at(0);
+            }
+            if compression.encodes_blocks() && strategy.degrees.tp > 1 {
+                return None;
+            }
         }
-        if compression.encodes_blocks() && strategy.degrees.tp > 1 {
-            return None;
+        Synchronization::ParameterServer { .. } => {
+            return workers(request, plain, synchronization);
         }
+        Synchronization::LocalUpdates(_) => {}
     }
-    let fits = peak(&request.memories(&strategy))
-        .is_some_and(|memory| memory.total() <= request.cluster.accelerator.memory.value);
-    (fits && supports(&synchronization, &strategy.degrees, strategy.zero_stage)).then_some(strategy)
+    let is_supported = supports(&synchronization, &strategy.degrees, strategy.zero_stage);
+    (is_supported && fits(request, &strategy)).then_some(strategy)
+}
+
+/// A worker of parameter servers on every rank. It computes whole gradients by itself, and recomputes activations if they do not
+/// fit otherwise.
+fn workers(
+    request: &PlanRequest,
+    plain: &Strategy,
+    synchronization: Synchronization,
+) -> Option<Strategy> {
+    let dp_outer = plain.degrees.world_size();
+    let alone = Strategy {
+        degrees: Degrees {
+            dp_outer,
+            ..Degrees::ONE
+        },
+        zero_stage: 0,
+        sequence_parallel: false,
+        pipeline: PipelineLayout {
+            schedule: ScheduleKind::OneForwardOneBackward,
+            stages_per_rank: 1,
+        },
+        micro_batch: 1,
+        precision: request.precision.at(0),
+        ..synchronized(plain, synchronization)
+    };
+    if !alone.global_batch.is_multiple_of(dp_outer) {
+        return None;
+    }
+    let recompute = [Recompute::None, Recompute::Full].into_iter();
+    let mut strategies = recompute.map(|recompute| Strategy {
+        recompute,
+        ..alone.clone()
+    });
+    strategies.find(|strategy| fits(request, strategy))
+}
+
+fn fits(request: &PlanRequest, strategy: &Strategy) -> bool {
+    let capacity = request.cluster.accelerator.memory.value;
+    peak(&request.memories(strategy)).is_some_and(|memory| memory.total() <= capacity)
 }
 
 fn synchronized(strategy: &Strategy, synchronization: Synchronization) -> Strategy {

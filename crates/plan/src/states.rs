@@ -119,6 +119,10 @@ impl States {
             sum.optimizer += count * both.optimizer as f64;
             sum.outer += count * outer(strategy, local.held(strategy));
         }
+        if let Synchronization::ParameterServer { .. } = strategy.synchronization {
+            // Servers hold the optimizer states.
+            sum.optimizer = 0.0;
+        }
         let is_offloaded = strategy.offload != Offload::None;
         if is_offloaded {
             sum.offloaded = sum.parameters + sum.optimizer;

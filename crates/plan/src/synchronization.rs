@@ -15,7 +15,7 @@ pub enum Synchronization {
     EveryStep(Compression),
     /// Replicas along `dp_outer` take optimizer steps of their own.
     LocalUpdates(LocalUpdates),
-    /// Workers along `dp_outer` send gradients to servers and receive parameters from them.
+    /// Workers along `dp_outer`, each of one rank, send gradients to servers and receive parameters from them.
     ParameterServer {
         /// The number of steps by which a worker may be ahead of the slowest one.
         staleness: u64,

@@ -2,8 +2,8 @@
 
 use trainyard_arch::{DecoderConfig, Flavor};
 use trainyard_plan::{
-    Calibration, Cluster, Compression, LocalUpdateMethod, LocalUpdates, Offload, Overheads, Plan,
-    PlanRequest, Precision, PrecisionByStage, Software, Synchronization, search,
+    Calibration, Cluster, Compression, Degrees, LocalUpdateMethod, LocalUpdates, Offload,
+    Overheads, Plan, PlanRequest, Precision, PrecisionByStage, Software, Synchronization, search,
 };
 
 fn request(flavor: Flavor, cluster: &str, global_batch: usize) -> PlanRequest {
@@ -105,16 +105,25 @@ fn an_outer_step_costs_its_bytes() {
     assert!((outer(often).0 / plain - 10.0).abs() < 1e-6);
 }
 
+/// Every GPU is a worker with a whole gradient, and the workers of a site share the network to the servers.
 #[test]
 fn workers_of_a_parameter_server_wait_only_without_staleness() {
-    let request = request(Flavor::Llama3_8b, "2x64xH100@100Gb/s,30ms", 1024);
+    let request = request(Flavor::Llama3_8b, "2x64xH100@100000Gb/s,30ms", 1024);
     let mut strategy = best(Flavor::Llama3_8b, "2x64xH100@10Gb/s,30ms").strategy;
-    let mut outer = |staleness| {
-        strategy.synchronization = Synchronization::ParameterServer { staleness };
-        request.estimate(&strategy).unwrap().time.outer
+    strategy.degrees = Degrees {
+        dp_outer: 128,
+        ..Degrees::ONE
     };
-    let (waits, overlaps) = (outer(0), outer(4));
-    let seconds = 2.0 * (4.0 * request.shape.num_parameters() as f64 / 12.5e9) + 0.03;
-    assert!((waits / seconds - 1.0).abs() < 0.02, "{waits}");
-    assert!(overlaps < 0.2 * waits, "{overlaps}");
+    strategy.zero_stage = 0;
+    let mut plan = |staleness| {
+        strategy.synchronization = Synchronization::ParameterServer { staleness };
+        request.estimate(&strategy).unwrap()
+    };
+    let (waits, overlaps) = (plan(0), plan(4));
+    let whole = 4.0 * request.shape.num_parameters() as f64;
+    let seconds = 2.0 * 64.0 * whole / 12.5e12 + 0.03;
+    let outer = waits.time.outer;
+    assert!((outer / seconds - 1.0).abs() < 0.02, "{outer}");
+    assert!(overlaps.time.outer < 0.2 * outer);
+    assert_eq!(waits.memory.states.optimizer, 0.0, "servers have them");
 }
