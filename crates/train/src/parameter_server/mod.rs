@@ -1,7 +1,7 @@
 //! Asynchronous data parallelism: servers hold parameters and optimizer states, workers compute gradients.
 //!
 //! The servers run the training loop of every other job ([`job`](crate::job)): they shard the states over each other, save
-//! checkpoints, validate and report. Only the gradients of their steps come from workers ([`GradientServer`]). A worker runs
+//! checkpoints, validate and report. Only the gradients of their steps come from workers. A worker runs
 //! a loop of its own ([`work`]): it pulls parameters, computes the gradients of some micro-batches, and pushes them.
 
 mod connection;
