@@ -420,9 +420,9 @@ mod tests {
                     }
                 };
                 for piece in &update.pieces {
-                    let told = servers[0].take_accepted(*piece).unwrap();
+                    let accepted = servers[0].take_accepted(*piece).unwrap();
                     for server in &servers {
-                        let bytes = server.take_gradient(&told).unwrap();
+                        let bytes = server.take_gradient(&accepted).unwrap();
                         assert_eq!(bytes, vec![piece.first as u8; 1_200_000]);
                     }
                 }

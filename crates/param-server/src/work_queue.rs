@@ -91,7 +91,7 @@ pub struct WorkQueue {
     pushed: BTreeSet<Piece>,
     /// Pieces of updates that have been returned and not been applied yet.
     in_updates: BTreeSet<Piece>,
-    /// What nobody has taken, by step.
+    /// Pieces that no worker has taken, by step.
     free: BTreeMap<u64, Vec<Piece>>,
     /// Steps from this one on are free as a whole.
     next_step: u64,

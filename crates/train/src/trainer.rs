@@ -274,6 +274,8 @@ impl Trainer {
     pub(crate) fn finish_step(&mut self, outcome: &StepOutcome) -> Result<()> {
         let first = self.samples_seen;
         self.step += 1;
+        // What servers had applied ahead of an earlier step says nothing of this one.
+        self.served = None;
         if let Some(outer) = &mut self.outer {
             let _span = self.ledger.enter(SpanKind::Optimizer, "outer step");
             outer.after_step(self.step)?;

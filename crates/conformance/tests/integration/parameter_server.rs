@@ -222,7 +222,7 @@ impl Training {
         let servers = processes(&[&mark, "RANK=0", IS_SERVER]);
         let mut pids = processes(&[&mark, "RANK=0"]);
         pids.retain(|pid| servers.contains(pid) == is_server);
-        let pid = pids.first().copied().ok_or("nobody is running")?;
+        let pid = pids.first().copied().ok_or("no such process is running")?;
         kill_process(Pid::from_raw(pid).ok_or("pid 0")?, Signal::KILL)?;
         Ok(())
     }

@@ -196,8 +196,8 @@ impl GradientServer {
         };
         self.last_seen_worker = Instant::now();
         let gradients = update.pieces.iter().map(|&piece| {
-            let told = self.server.take_accepted(piece);
-            told.ok_or_else(|| missing(piece))
+            let accepted = self.server.take_accepted(piece);
+            accepted.ok_or_else(|| missing(piece))
         });
         let gradients = gradients.collect::<Result<Vec<_>>>()?;
         let applied = self.server.num_applied();

@@ -85,7 +85,9 @@ impl Client<'_> {
     /// Joins the servers and works until there is no work left.
     fn session(&mut self, servers: &[String]) -> Result<(), Ended> {
         let group = ServerGroup::join(servers, &run_secret()?, &digest(self.spec)?)?;
-        let connection = Connection::start(group).map_err(TrainError::Signals)?;
+        let connection = Connection::start(group).map_err(|error| {
+            TrainError::ParameterServer(format!("cannot start a thread: {error}"))
+        })?;
         let number = connection.worker.0;
         tracing::info!(
             "worker {number} has joined {} parameter servers",
