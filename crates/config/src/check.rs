@@ -478,7 +478,7 @@ mod tests {
                 "is not valid",
                 "\"attention\"",
             ),
-            ("optimizer.lr = nan", "optimizer.lr = NaN", "finite number"),
+            ("optimizer.lr = nan", "optimizer.lr expects", "a number"),
             ("optimizer.lr = -1", "optimizer.lr = -1", "choice is 0"),
             ("optimizer.lr = inf", "finite", "finite number"),
             (

@@ -40,7 +40,9 @@ impl Kind {
             (Kind::Bool, Value::Boolean(_)) => true,
             (Kind::Count, Value::Integer(number)) => *number >= 0,
             (Kind::Integer, Value::Integer(_)) => true,
-            (Kind::Float, Value::Float(_) | Value::Integer(_)) => true,
+            (Kind::Float, Value::Integer(_)) => true,
+            // No setting means anything as NaN, and a config that holds one is not equal to itself.
+            (Kind::Float, Value::Float(number)) => !number.is_nan(),
             (Kind::Text, Value::String(_)) => true,
             (Kind::Any, _) => true,
             (Kind::OneOf(choices) | Kind::Open(choices), Value::String(text)) => {

@@ -129,3 +129,15 @@ fn deep_nesting_is_refused() {
         assert!(Config::parse(&text, &[]).is_err());
     }
 }
+
+#[test]
+fn no_key_accepts_nan() {
+    let table = toml::Table::try_from(Config::default()).unwrap();
+    for (section, keys) in &table {
+        for (key, value) in keys.as_table().unwrap() {
+            if value.is_float() {
+                Config::parse(&format!("{section}.{key} = nan"), &[]).unwrap_err();
+            }
+        }
+    }
+}
