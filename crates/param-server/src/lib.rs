@@ -25,4 +25,6 @@ pub use client::{ClientError, LEASE_RENEWAL, ServerGroup};
 pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, Role, SERVERS};
 pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Taken};
 pub use server::ParameterServer;
-pub use work_queue::{Piece, Progress, Take, Update, WorkQueue, WorkQueueOptions, WorkerId};
+pub use work_queue::{
+    Piece, Progress, Take, Update, UpdateRule, WorkQueue, WorkQueueOptions, WorkerId,
+};

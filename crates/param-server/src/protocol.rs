@@ -57,6 +57,8 @@ pub struct JobInfo {
     pub digest: String,
     /// Samples of a step.
     pub global_batch: usize,
+    /// Pieces of a step, if all have the same size.
+    pub pieces_per_step: usize,
     /// Whether gradients of one step are applied together.
     pub is_synchronous: bool,
     /// What this server holds.

@@ -3,7 +3,7 @@
 //! Connections have threads of their own, which never touch tensors: they copy bytes in and out. One thread owns the model. On
 //! the leader it waits for the next update, tells the other servers, applies it and publishes the parameters.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,7 @@ struct Shared {
     job: JobInfo,
     num_gradient_bytes: usize,
     is_leader: bool,
+    grace_period: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -42,8 +43,8 @@ struct Shared {
 struct State {
     /// The work of all workers; the leader's decides.
     queue: WorkQueue,
-    /// What the thread with the model has to apply.
-    ready: VecDeque<Update>,
+    /// Since when there are enough gradients for an update.
+    has_quorum_since: Option<Instant>,
     /// The bytes of gradients. Until the leader has accepted one, there may be another of the same piece, from a worker that
     /// has lost its lease.
     gradients: HashMap<(WorkerId, Piece), Vec<u8>>,
@@ -54,12 +55,13 @@ struct State {
 }
 
 impl ParameterServer {
-    /// Listens on `address`. Workers wait until parameters are [published](Self::publish).
+    /// Listens on `address`. Workers wait until parameters are [published](Self::publish). Once there are enough gradients for
+    /// an update, the leader waits for more during the grace period.
     pub fn start(
         address: &str,
         secret: &RunSecret,
         job: JobInfo,
-        queue: WorkQueue,
+        (queue, grace_period): (WorkQueue, Duration),
         is_leader: bool,
     ) -> io::Result<ParameterServer> {
         let shared = Arc::new(Shared {
@@ -71,9 +73,10 @@ impl ParameterServer {
                 .sum(),
             job,
             is_leader,
+            grace_period,
             state: Mutex::new(State {
                 queue,
-                ready: VecDeque::new(),
+                has_quorum_since: None,
                 gradients: HashMap::new(),
                 accepted: HashMap::new(),
                 parameters: None,
@@ -96,10 +99,21 @@ impl ParameterServer {
 
     /// Waits for the next update that the leader has to apply; `None` if there is none within `timeout`.
     pub fn next_update(&self, timeout: Duration) -> Option<Update> {
-        let mut state = self.shared.wait(timeout, |state| {
-            !state.ready.is_empty() || state.queue.is_complete()
-        });
-        state.ready.pop_front()
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.lock();
+        loop {
+            let update = state.next_update(self.shared.grace_period);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if update.is_some() || left.is_zero() || state.queue.is_complete() {
+                return update;
+            }
+            let left = match state.has_quorum_since {
+                Some(since) => left.min(self.shared.grace_period.saturating_sub(since.elapsed())),
+                None => left,
+            };
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// What a worker says of the gradient of a piece, on the leader.
@@ -152,6 +166,18 @@ impl ParameterServer {
     pub fn wait_for_workers_to_leave(&self, timeout: Duration) {
         let left = |state: &State| state.queue.num_workers() == 0;
         drop(self.shared.wait(timeout, left));
+    }
+}
+
+impl State {
+    fn next_update(&mut self, grace_period: Duration) -> Option<Update> {
+        let has_quorum = self.queue.has_quorum();
+        let since = self.has_quorum_since.unwrap_or_else(Instant::now);
+        self.has_quorum_since = has_quorum.then_some(since);
+        let is_grace_over = has_quorum && since.elapsed() >= grace_period;
+        let update = self.queue.next_update(is_grace_over)?;
+        self.has_quorum_since = None;
+        Some(update)
     }
 }
 
@@ -304,13 +330,11 @@ impl Connection<'_> {
         let PieceGradient { worker, piece, .. } = gradient;
         let mut state = self.shared.lock();
         if self.shared.is_leader {
-            let own = self.worker.filter(|own| *own == worker);
-            let updates = own.and_then(|own| state.queue.push(own, piece, gradient.seconds));
-            let Some(updates) = updates else {
+            let is_own = self.worker == Some(worker);
+            if !is_own || !state.queue.push(worker, piece, gradient.seconds) {
                 drop(state);
                 return self.reject("the worker has not taken this piece");
-            };
-            state.ready.extend(updates);
+            }
             state.accepted.insert(piece, gradient);
         }
         state.gradients.insert((worker, piece), bytes);
@@ -325,7 +349,7 @@ mod tests {
     use trainyard_tls::RunSecret;
 
     use super::*;
-    use crate::work_queue::WorkQueueOptions;
+    use crate::work_queue::{UpdateRule, WorkQueueOptions};
     use crate::{ClientError, ServerGroup, Taken};
 
     const STEPS: u64 = 3;
@@ -334,6 +358,7 @@ mod tests {
         JobInfo {
             digest: "job".to_owned(),
             global_batch: 4,
+            pieces_per_step: 2,
             is_synchronous: true,
             shards: vec![ParamShard {
                 name: "weight".to_owned(),
@@ -350,13 +375,14 @@ mod tests {
             microbatches_per_piece: 2,
             num_steps: STEPS,
             max_staleness: Some(0),
+            update_rule: UpdateRule::Step,
             is_balanced: false,
         };
         let start = Progress {
             step: 0,
             applied: Vec::new(),
         };
-        let queue = WorkQueue::new(options, &start);
+        let queue = (WorkQueue::new(options, &start), Duration::ZERO);
         ParameterServer::start("127.0.0.1:0", secret, job(first), queue, is_leader).unwrap()
     }
 

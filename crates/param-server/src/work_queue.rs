@@ -6,8 +6,10 @@
 //!
 //! Staleness is bounded in steps: a piece of step `t` is handed out only if all gradients of steps before `t - s` have been
 //! applied. That is the rule of stale synchronous parallel training, where a worker at clock `t` waits for workers behind clock
-//! `t - s`; here a faster worker computes more pieces instead of waiting. With `s = 0`, the gradients of a step are
-//! applied together, as one update.
+//! `t - s`; here a faster worker computes more pieces instead of waiting.
+//!
+//! The [`UpdateRule`] says which gradients make an update. For replicas that take steps of their own, it is a quorum: an update
+//! does not wait for the slowest replica, whose movement is part of a later one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +37,18 @@ pub struct Update {
     pub pieces: Vec<Piece>,
 }
 
+/// Which gradients are applied together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateRule {
+    /// All of a step.
+    Step,
+    /// Each alone, as it comes.
+    Each,
+    /// Those of at least this many micro-batches. Once there are as many, others have a grace period to be part of the
+    /// same update.
+    Quorum(u64),
+}
+
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
@@ -58,6 +72,8 @@ pub struct WorkQueueOptions {
     pub num_steps: u64,
     /// How many steps ahead of the oldest incomplete one a worker may be; `None` if there is no bound.
     pub max_staleness: Option<u64>,
+    /// Which gradients are applied together.
+    pub update_rule: UpdateRule,
     /// Whether the pieces of a worker are as large as its share of the measured speed of all workers.
     pub is_balanced: bool,
 }
@@ -87,10 +103,10 @@ pub struct WorkQueue {
     oldest_step: u64,
     /// Applied pieces of later steps.
     applied: BTreeSet<Piece>,
-    /// Pieces that have been pushed and wait for others of their step.
-    pushed: BTreeSet<Piece>,
-    /// Pieces of updates that have been returned and not been applied yet.
-    in_updates: BTreeSet<Piece>,
+    /// Pieces that have been pushed and wait for others, with the worker.
+    pushed: BTreeMap<Piece, WorkerId>,
+    /// Pieces of updates that have been returned and not been applied yet, with the worker.
+    in_updates: BTreeMap<Piece, WorkerId>,
     /// Pieces that no worker has taken, by step.
     free: BTreeMap<u64, Vec<Piece>>,
     /// Steps from this one on are free as a whole.
@@ -121,8 +137,8 @@ impl WorkQueue {
             oldest_step: progress.step,
             free: steps.map(|step| (step, gaps(step))).collect(),
             applied,
-            pushed: BTreeSet::new(),
-            in_updates: BTreeSet::new(),
+            pushed: BTreeMap::new(),
+            in_updates: BTreeMap::new(),
             next_step,
             workers: BTreeMap::new(),
             num_joined: 0,
@@ -156,7 +172,8 @@ impl WorkQueue {
             return Take::Done;
         }
         let size = self.piece_size(worker);
-        let Some(step) = self.first_free_step() else {
+        let limit = self.last_step_of(worker);
+        let Some(step) = self.first_free_step(limit) else {
             return Take::Wait;
         };
         let free = self.free.entry(step).or_default();
@@ -177,27 +194,43 @@ impl WorkQueue {
         Take::Piece(piece)
     }
 
-    /// Records that a worker has pushed the gradient of a piece, which took `seconds` to compute. Returns what is to be
-    /// applied now; `None` if the worker did not have the piece.
-    pub fn push(&mut self, worker: WorkerId, piece: Piece, seconds: f64) -> Option<Vec<Update>> {
-        let member = self.workers.get_mut(&worker)?;
-        if !member.taken.remove(&piece) {
-            return None;
-        }
+    /// Records that a worker has pushed the gradient of a piece, which took `seconds` to compute. Returns whether the worker
+    /// had the piece.
+    #[must_use]
+    pub fn push(&mut self, worker: WorkerId, piece: Piece, seconds: f64) -> bool {
+        let member = self.workers.get_mut(&worker);
+        let Some(member) = member.filter(|member| member.taken.contains(&piece)) else {
+            return false;
+        };
+        member.taken.remove(&piece);
         member.observe(piece.num as f64 / seconds);
-        self.pushed.insert(piece);
-        let updates = self.ready_updates();
-        for piece in updates.iter().flat_map(|update| &update.pieces) {
-            self.pushed.remove(piece);
-            self.in_updates.insert(*piece);
+        self.pushed.insert(piece, worker);
+        true
+    }
+
+    /// Whether there are enough gradients for an update, so that the grace period of the others begins.
+    pub fn has_quorum(&self) -> bool {
+        match self.options.update_rule {
+            UpdateRule::Quorum(quorum) => num_microbatches(self.pushed.keys()) >= quorum.max(1),
+            UpdateRule::Step | UpdateRule::Each => false,
         }
-        Some(updates)
+    }
+
+    /// The next update to apply, if there is one.
+    pub fn next_update(&mut self, is_grace_over: bool) -> Option<Update> {
+        let pieces = self.ready_pieces(is_grace_over);
+        for piece in &pieces {
+            if let Some(worker) = self.pushed.remove(piece) {
+                self.in_updates.insert(*piece, worker);
+            }
+        }
+        (!pieces.is_empty()).then_some(Update { pieces })
     }
 
     /// Records that an update has been applied.
     pub fn apply(&mut self, update: &Update) {
         for piece in &update.pieces {
-            if self.in_updates.remove(piece) {
+            if self.in_updates.remove(piece).is_some() {
                 self.applied.insert(*piece);
             }
         }
@@ -211,8 +244,7 @@ impl WorkQueue {
 
     /// The number of micro-batches whose gradients have been applied.
     pub fn num_applied(&self) -> u64 {
-        let later: u64 = self.applied.iter().map(|piece| piece.num).sum();
-        self.oldest_step * self.options.microbatches_per_step + later
+        self.oldest_step * self.options.microbatches_per_step + num_microbatches(&self.applied)
     }
 
     /// What has been applied, for a checkpoint.
@@ -223,15 +255,27 @@ impl WorkQueue {
         }
     }
 
-    /// The first step with free pieces that the bound allows, which becomes divisible if it was free as a whole.
-    fn first_free_step(&mut self) -> Option<u64> {
+    /// The last step of which a worker may take a piece. A replica whose movement waits for an update goes on with the
+    /// parameters that result from it, unless its step still has pieces that nobody computes.
+    fn last_step_of(&self, worker: WorkerId) -> u64 {
+        if !matches!(self.options.update_rule, UpdateRule::Quorum(_)) {
+            return u64::MAX;
+        }
+        let waiting = self.pushed.iter().chain(&self.in_updates);
+        let own = waiting.filter(|(_, by)| **by == worker);
+        own.map(|(piece, _)| piece.step).min().unwrap_or(u64::MAX)
+    }
+
+    /// The first step with free pieces that the bound allows, at most `limit`, which becomes divisible if it was free as a
+    /// whole.
+    fn first_free_step(&mut self, limit: u64) -> Option<u64> {
         let found = self.free.iter().find(|(_, pieces)| !pieces.is_empty());
         let step = found.map_or(self.next_step, |(&step, _)| step);
         let is_allowed = self
             .options
             .max_staleness
             .is_none_or(|bound| step - self.oldest_step <= bound);
-        if step >= self.options.num_steps || !is_allowed {
+        if step >= self.options.num_steps || step > limit || !is_allowed {
             return None;
         }
         if step == self.next_step {
@@ -258,20 +302,33 @@ impl WorkQueue {
         ((total as f64 * share).round() as u64).clamp(1, total)
     }
 
-    /// What can be applied: complete steps if training is synchronous, otherwise everything that has been pushed.
-    fn ready_updates(&self) -> Vec<Update> {
-        if self.options.max_staleness != Some(0) {
-            let single = |&piece: &Piece| Update {
-                pieces: vec![piece],
-            };
-            return self.pushed.iter().map(single).collect();
-        }
-        let num: u64 = self.pushed.iter().map(|piece| piece.num).sum();
-        if num < self.options.microbatches_per_step {
-            return Vec::new();
-        }
-        let pieces = self.pushed.iter().copied().collect();
-        vec![Update { pieces }]
+    /// The pieces of the next update; none if it has to wait for more.
+    fn ready_pieces(&self, is_grace_over: bool) -> Vec<Piece> {
+        let is_ready = match self.options.update_rule {
+            UpdateRule::Each => return self.pushed.keys().take(1).copied().collect(),
+            UpdateRule::Step => self.has_all_of_oldest_step(),
+            UpdateRule::Quorum(_) => {
+                let is_computing = self.workers.values().any(|worker| !worker.taken.is_empty());
+                let is_due = self.has_quorum() && (is_grace_over || !is_computing);
+                is_due || self.has_all_of_oldest_step()
+            }
+        };
+        let pushed = self.pushed.keys().filter(|_| is_ready);
+        // An update ends one step at most.
+        let mut num = 0;
+        let fits = pushed.take_while(|piece| {
+            num += piece.num;
+            num <= self.options.microbatches_per_step
+        });
+        fits.copied().collect()
+    }
+
+    /// Whether nobody has to compute a piece of the oldest step any more.
+    fn has_all_of_oldest_step(&self) -> bool {
+        let pieces = self.pushed.keys().chain(self.in_updates.keys());
+        let pieces = pieces.chain(&self.applied);
+        let of_oldest = pieces.filter(|piece| piece.step == self.oldest_step);
+        num_microbatches(of_oldest) >= self.options.microbatches_per_step
     }
 
     fn drop_complete_steps(&mut self) {
@@ -281,8 +338,7 @@ impl WorkQueue {
                 .applied
                 .iter()
                 .filter(|piece| piece.step == self.oldest_step);
-            let num: u64 = of_oldest.map(|piece| piece.num).sum();
-            if num < total {
+            if num_microbatches(of_oldest) < total {
                 return;
             }
             let oldest = self.oldest_step;
@@ -302,6 +358,10 @@ impl Worker {
             self.speed = Some(old + SHARE_OF_NEWEST * (speed - old));
         }
     }
+}
+
+fn num_microbatches<'a>(pieces: impl IntoIterator<Item = &'a Piece>) -> u64 {
+    pieces.into_iter().map(|piece| piece.num).sum()
 }
 
 /// The pieces of a step that are not among these, which do not overlap.
@@ -343,6 +403,10 @@ mod tests {
             microbatches_per_piece: 2,
             num_steps: 3,
             max_staleness,
+            update_rule: match max_staleness {
+                Some(0) => UpdateRule::Step,
+                _ => UpdateRule::Each,
+            },
             is_balanced: false,
         }
     }
@@ -358,13 +422,15 @@ mod tests {
         assert_eq!(queue.take(a), Take::Piece(piece(0, 0, 2)));
         assert_eq!(queue.take(b), Take::Piece(piece(0, 2, 2)));
         assert_eq!(queue.take(a), Take::Wait);
-        assert_eq!(queue.push(b, piece(0, 2, 2), 1.0), Some(vec![]));
-        assert_eq!(queue.push(b, piece(0, 2, 2), 1.0), None, "only once");
-        let updates = queue.push(a, piece(0, 0, 2), 1.0).unwrap();
-        assert_eq!(updates[0].pieces, [piece(0, 0, 2), piece(0, 2, 2)]);
+        assert!(queue.push(b, piece(0, 2, 2), 1.0));
+        assert!(!queue.push(b, piece(0, 2, 2), 1.0), "only once");
+        assert_eq!(queue.next_update(true), None);
+        assert!(queue.push(a, piece(0, 0, 2), 1.0));
+        let update = queue.next_update(false).unwrap();
+        assert_eq!(update.pieces, [piece(0, 0, 2), piece(0, 2, 2)]);
         assert_eq!(queue.take(a), Take::Wait, "it has not been applied");
         assert_eq!(queue.progress(), START);
-        queue.apply(&updates[0]);
+        queue.apply(&update);
         assert_eq!(queue.take(a), Take::Piece(piece(1, 0, 2)));
     }
 
@@ -376,11 +442,82 @@ mod tests {
             panic!("no work");
         };
         queue.leave(a);
-        assert_eq!(queue.push(a, first, 1.0), None, "it has left");
-        assert_eq!(queue.push(b, second, 1.0), Some(vec![]));
+        assert!(!queue.push(a, first, 1.0), "it has left");
+        assert!(queue.push(b, second, 1.0));
         assert_eq!(queue.take(b), Take::Piece(first));
-        let update = queue.push(b, first, 1.0).unwrap();
-        assert_eq!(update[0].pieces, [first, second]);
+        assert!(queue.push(b, first, 1.0));
+        assert_eq!(queue.next_update(false).unwrap().pieces, [first, second]);
+    }
+
+    #[test]
+    fn a_step_that_was_asynchronous_before_a_restart_ends_synchronously() {
+        let half = Progress {
+            step: 0,
+            applied: vec![piece(0, 0, 2)],
+        };
+        let mut queue = WorkQueue::new(options(Some(0)), &half);
+        let worker = queue.join();
+        assert_eq!(queue.take(worker), Take::Piece(piece(0, 2, 2)));
+        assert!(queue.push(worker, piece(0, 2, 2), 1.0));
+        let update = queue.next_update(false).unwrap();
+        queue.apply(&update);
+        assert_eq!(queue.progress().step, 1);
+    }
+
+    /// Replicas of a run with one piece each, of which `quorum` make an update.
+    fn replicas(num: u64, quorum: u64, max_staleness: u64) -> WorkQueue {
+        let options = WorkQueueOptions {
+            microbatches_per_step: num,
+            microbatches_per_piece: 1,
+            update_rule: UpdateRule::Quorum(quorum),
+            ..options(Some(max_staleness))
+        };
+        WorkQueue::new(options, &START)
+    }
+
+    #[test]
+    fn an_update_does_not_wait_for_a_slow_replica_longer_than_the_grace_period() {
+        let mut queue = replicas(3, 2, 1);
+        let [a, b, slow] = [queue.join(), queue.join(), queue.join()];
+        for (worker, first) in [(a, 0), (b, 1), (slow, 2)] {
+            assert_eq!(queue.take(worker), Take::Piece(piece(0, first, 1)));
+        }
+        assert!(queue.push(a, piece(0, 0, 1), 1.0));
+        assert!(!queue.has_quorum());
+        assert_eq!(
+            queue.take(a),
+            Take::Wait,
+            "its movement has not been applied"
+        );
+        assert!(queue.push(b, piece(0, 1, 1), 1.0));
+        assert!(queue.has_quorum());
+        assert_eq!(queue.next_update(false), None, "the grace period");
+        let update = queue.next_update(true).unwrap();
+        assert_eq!(update.pieces, [piece(0, 0, 1), piece(0, 1, 1)]);
+        queue.apply(&update);
+        // The late movement is part of the next update.
+        assert_eq!(queue.take(a), Take::Piece(piece(1, 0, 1)));
+        assert_eq!(queue.take(b), Take::Piece(piece(1, 1, 1)));
+        assert!(queue.push(slow, piece(0, 2, 1), 9.0));
+        assert!(queue.push(a, piece(1, 0, 1), 1.0));
+        let update = queue.next_update(true).unwrap();
+        assert_eq!(update.pieces, [piece(0, 2, 1), piece(1, 0, 1)]);
+        queue.apply(&update);
+        assert_eq!(queue.progress().step, 1);
+    }
+
+    #[test]
+    fn a_replica_computes_what_others_have_left_behind() {
+        let mut queue = replicas(2, 2, 1);
+        let (a, lost) = (queue.join(), queue.join());
+        assert_eq!(queue.take(a), Take::Piece(piece(0, 0, 1)));
+        assert_eq!(queue.take(lost), Take::Piece(piece(0, 1, 1)));
+        assert!(queue.push(a, piece(0, 0, 1), 1.0));
+        assert_eq!(queue.take(a), Take::Wait);
+        queue.leave(lost);
+        assert_eq!(queue.take(a), Take::Piece(piece(0, 1, 1)));
+        assert!(queue.push(a, piece(0, 1, 1), 1.0));
+        assert_eq!(queue.next_update(false).unwrap().pieces.len(), 2);
     }
 
     #[test]
@@ -398,16 +535,18 @@ mod tests {
                 panic!("no work");
             };
             assert_eq!(piece.num, 4);
-            queue.push(worker, piece, seconds);
+            assert!(queue.push(worker, piece, seconds));
         }
         assert_eq!(queue.take(fast), Take::Piece(piece(1, 0, 6)));
         assert_eq!(queue.take(slow), Take::Piece(piece(1, 6, 2)));
     }
 
-    /// Applies updates, and counts the micro-batches in them.
-    fn apply(queue: &mut WorkQueue, updates: &[Update], applied: &mut [[u64; 4]]) {
-        for update in updates {
-            queue.apply(update);
+    /// Applies all updates, and counts the micro-batches in them.
+    fn apply(queue: &mut WorkQueue, is_grace_over: bool, applied: &mut [[u64; 4]]) {
+        while let Some(update) = queue.next_update(is_grace_over) {
+            let num_steps = queue.num_applied() / 4;
+            queue.apply(&update);
+            assert!(queue.num_applied() / 4 <= num_steps + 1);
             for piece in &update.pieces {
                 let own = piece.first as usize..(piece.first + piece.num) as usize;
                 let step = &mut applied[piece.step as usize];
@@ -417,11 +556,15 @@ mod tests {
     }
 
     /// Lets workers act in any order, lose connections and restart the servers; every micro-batch must be applied once.
-    fn simulate(max_staleness: Option<u64>, actions: &[(u8, u8)]) {
-        let options = WorkQueueOptions {
+    fn simulate(max_staleness: Option<u64>, quorum: Option<u64>, actions: &[(u8, u8)]) {
+        let mut options = WorkQueueOptions {
             num_steps: 5,
             ..options(max_staleness)
         };
+        if let Some(quorum) = quorum {
+            options.microbatches_per_piece = 1;
+            options.update_rule = UpdateRule::Quorum(quorum);
+        }
         let mut queue = WorkQueue::new(options, &START);
         let mut applied = vec![[0; 4]; 5];
         let mut workers: Vec<(WorkerId, Vec<Piece>)> = Vec::new();
@@ -442,9 +585,10 @@ mod tests {
                 1 => {
                     let (id, taken) = &mut workers[who];
                     let Some(piece) = taken.pop() else { continue };
-                    let updates = queue.push(*id, piece, 1.0).unwrap();
-                    apply(&mut queue, &updates, &mut applied);
+                    assert!(queue.push(*id, piece, 1.0));
+                    apply(&mut queue, false, &mut applied);
                 }
+                5 => apply(&mut queue, true, &mut applied),
                 2 => queue.leave(workers.remove(who).0),
                 4 => {
                     let progress = queue.progress();
@@ -459,8 +603,8 @@ mod tests {
         }
         let last = queue.join();
         while let Take::Piece(piece) = queue.take(last) {
-            let updates = queue.push(last, piece, 1.0).unwrap();
-            apply(&mut queue, &updates, &mut applied);
+            assert!(queue.push(last, piece, 1.0));
+            apply(&mut queue, false, &mut applied);
         }
         assert_eq!(queue.take(last), Take::Done);
         assert_eq!(queue.num_applied(), 20);
@@ -471,9 +615,10 @@ mod tests {
         #[test]
         fn every_microbatch_is_applied_once(
             max_staleness in proptest::option::of(0u64..4),
-            actions in proptest::collection::vec((0u8..5, 0u8..4), 0..120),
+            quorum in proptest::option::of(1u64..=4),
+            actions in proptest::collection::vec((0u8..6, 0u8..4), 0..120),
         ) {
-            simulate(max_staleness, &actions);
+            simulate(max_staleness, quorum, &actions);
         }
     }
 }

@@ -241,6 +241,17 @@ pub enum TrainError {
     /// The parameter servers of a run, or its workers, cannot go on.
     #[error("parameter servers: {0}")]
     ParameterServer(String),
+    /// The steps of a checkpoint are outer steps of another length than those of this run.
+    #[error(
+        "a step of the checkpoint is {saved} steps of every worker, a step of this run is {own}: use `trainyard run --servers` \
+         and the local_updates.sync_steps of the checkpoint, or begin anew with its parameters (`trainyard ckpt convert --to hf`, model.initial_weights)"
+    )]
+    OtherStepUnit {
+        /// The steps of a worker in a step of the checkpoint.
+        saved: u64,
+        /// The steps of a worker in a step of this run.
+        own: u64,
+    },
     /// The model has no parameters.
     #[error("the model has no parameters to train")]
     NoParameters,
@@ -253,6 +264,7 @@ impl TrainError {
             self,
             TrainError::ResumeChanged { .. }
                 | TrainError::DifferentJobs { .. }
+                | TrainError::OtherStepUnit { .. }
                 | TrainError::NoWholeCheckpoint
                 | TrainError::StorageRefused { is_final: true, .. }
                 | TrainError::Checkpoint(CheckpointError::Owned { .. })

@@ -22,7 +22,7 @@ use crate::memory_capacity::memory_capacity;
 use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
-use crate::parameter_server::GradientServer;
+use crate::parameter_server::{GradientServer, ServedState, Service};
 use crate::pipeline;
 use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::rerun::{self, Verdict};
@@ -38,12 +38,12 @@ pub fn run(spec: &TrainSpec, world: &World) -> Result<()> {
     run_with(spec, world, None)
 }
 
-/// As [`run`], on a parameter server that listens on `address`: workers compute the gradients, `num_workers` at first.
-pub fn serve(spec: &TrainSpec, world: &World, address: &str, num_workers: usize) -> Result<()> {
-    run_with(spec, world, Some((address, num_workers)))
+/// As [`run`], on a parameter server: workers compute the gradients.
+pub fn serve(spec: &TrainSpec, world: &World, service: Service<'_>) -> Result<()> {
+    run_with(spec, world, Some(service))
 }
 
-fn run_with(spec: &TrainSpec, world: &World, served: Option<(&str, usize)>) -> Result<()> {
+fn run_with(spec: &TrainSpec, world: &World, service: Option<Service<'_>>) -> Result<()> {
     memory::observe();
     let spec = &epochs_as_steps(spec, world)?;
     same_job::check(spec, world)?;
@@ -66,9 +66,18 @@ fn run_with(spec: &TrainSpec, world: &World, served: Option<(&str, usize)>) -> R
     }
     let mut job = Job::new(spec, world, heartbeat)?;
     job.replicate_resumed_state()?;
-    if let Some(served) = served {
-        let server = GradientServer::start(served, spec, &mut job.trainer, world)?;
-        job.gradient_server = Some(server);
+    match service {
+        Some(service) => {
+            let server = GradientServer::start(service, steps, &mut job.trainer, world)?;
+            job.gradient_server = Some(server);
+        }
+        None if spec.local_updates.quorum.is_some() => {
+            return Err(TrainError::ParameterServer(
+                "local_updates.quorum is for workers of parameter servers: start them with `trainyard run --servers N`"
+                    .to_owned(),
+            ));
+        }
+        None => ServedState::check(job.trainer.served().as_ref(), 1)?,
     }
     if !has_peer_checkpoints {
         stop_flag.watch_sigterm().map_err(TrainError::Signals)?;

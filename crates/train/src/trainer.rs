@@ -11,7 +11,6 @@ use trainyard_parallel::{
     DdpOptions, LossScale, Microbatch, OptimizerStep, OuterLoop, ParamState, RecomputePlan,
     StepDecision, StepInputs, Strategy, cast_floating, scaled,
 };
-use trainyard_param_server::Progress;
 use trainyard_torch::device::StepScope;
 use trainyard_torch::{Group, ReduceOp, Work, World, device, memory, scalar};
 use trainyard_trace::{Ledger, MemoryKind, Purpose, SpanKind};
@@ -23,6 +22,7 @@ use crate::error::Result;
 use crate::expert_load::{ExpertLoad, ExpertLoadTracker};
 use crate::expert_traffic::{ExpertTraffic, TrafficMeter};
 use crate::optimizer;
+use crate::parameter_server::ServedState;
 use crate::pipeline;
 use crate::recompute;
 use crate::registry::LrFn;
@@ -106,8 +106,8 @@ pub struct Trainer {
     samples_seen: u64,
     /// The first micro-batch that this rank computes, counted from the first one of the global batch.
     first_microbatch: usize,
-    /// Which gradients of later steps parameter servers have applied.
-    served: Option<Progress>,
+    /// The work of parameter servers.
+    served: Option<ServedState>,
 }
 
 /// An all-reduce in flight over all ranks: it counts the targets of the global batch, and the ranks that have seen
@@ -299,8 +299,7 @@ impl Trainer {
         step: u64,
         first: u64,
     ) -> Result<(Tensor, i64)> {
-        self.resume_at(step, step * self.batching.global as u64);
-        self.first_microbatch = first as usize;
+        self.seek(step, self.batching.global, first as usize);
         let microbatches = &self.local_microbatches(batches)?;
         let ledger = self.ledger.clone();
         let _step = ledger.enter(SpanKind::Step, format!("step {}", self.step + 1));
@@ -312,6 +311,12 @@ impl Trainer {
             loss,
             microbatches.iter().map(|batch| batch.num_targets).sum(),
         ))
+    }
+
+    /// Goes to a step with `global_batch` samples, of which this rank computes the micro-batches from number `first` on.
+    pub(crate) fn seek(&mut self, step: u64, global_batch: usize, first: usize) {
+        self.resume_at(step, step * global_batch as u64);
+        self.first_microbatch = first;
     }
 
     /// Reads the values of past steps; whether any of them are not finite.
@@ -330,8 +335,8 @@ impl Trainer {
         self.nominal_targets
     }
 
-    /// Which gradients of later steps parameter servers have applied.
-    pub(crate) fn served(&mut self) -> &mut Option<Progress> {
+    /// The work of parameter servers, if this trainer serves or a checkpoint of one was loaded.
+    pub(crate) fn served(&mut self) -> &mut Option<ServedState> {
         &mut self.served
     }
 

@@ -23,7 +23,7 @@ pub enum LocalUpdateMethod {
     SparseLoco,
 }
 
-/// `[local_updates]`, for the `data_parallel_outer_degree` replicas of `[parallelism]`.
+/// `[local_updates]`, for the `data_parallel_outer_degree` replicas of `[parallelism]`, or for the workers of parameter servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalUpdatesSection {
@@ -51,6 +51,10 @@ pub struct LocalUpdatesSection {
     pub compression_ratio: f64,
     /// The share of what earlier outer steps have not sent that is sent later.
     pub error_decay: f64,
+    /// Workers of parameter servers that make an outer step; all if absent. The others are part of a later one.
+    pub quorum: Option<u64>,
+    /// How long an outer step waits for the others once there is a quorum.
+    pub grace_seconds: f64,
 }
 
 impl Default for LocalUpdatesSection {
@@ -68,6 +72,8 @@ impl Default for LocalUpdatesSection {
             compression: GradientCompression::None,
             compression_ratio: 0.02,
             error_decay: 0.95,
+            quorum: None,
+            grace_seconds: 10.0,
         }
     }
 }
@@ -93,6 +99,8 @@ impl LocalUpdatesSection {
         within("local_updates.error_decay", self.error_decay, 0.0, 1.0)?;
         let ratio = self.compression_ratio;
         within("local_updates.compression_ratio", ratio, 1.0 / 4096.0, 1.0)?;
+        at_least_one("local_updates.quorum", self.quorum.unwrap_or(1))?;
+        within("local_updates.grace_seconds", self.grace_seconds, 0.0, 1e6)?;
         let (lr, momentum) = self.outer_optimizer();
         within("local_updates.outer_lr", lr, 0.0, f64::INFINITY)?;
         within("local_updates.outer_momentum", momentum, 0.0, 1.0)?;

@@ -1,10 +1,11 @@
 //! Parameter servers: synchronous training equals that of ranks which exchange gradients, to the bit, even if workers and
 //! servers are killed; asynchronous training learns, loses no sample, and resumes with other numbers of servers and workers.
+//! Workers that take steps of their own equal replicas of one job, and outer steps do not wait for lost or stopped ones.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
 use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,6 +41,14 @@ pub fn trials() -> Vec<Trial> {
             (
                 "a_run_without_workers_ends_with_their_error",
                 a_run_without_workers_ends_with_their_error,
+            ),
+            (
+                "local_updates_equal_those_of_ranks",
+                local_updates_equal_those_of_ranks,
+            ),
+            (
+                "a_quorum_goes_on_without_the_others",
+                a_quorum_goes_on_without_the_others,
             ),
         ],
     )
@@ -82,7 +91,7 @@ fn lost_workers_and_servers_change_nothing() -> Outcome {
         ("server", true, "resumed from step"),
     ] {
         let training = Training::new(&dir, name, STEPS);
-        let output = training.finish_with(&launch, &synchronous, || training.kill(is_server))?;
+        let output = training.finish_with(&launch, &synchronous, |_| training.kill(is_server))?;
         assert!(output.contains(sign), "{name}: {output}");
         assert_same(&training, &quiet)?;
     }
@@ -103,7 +112,7 @@ fn asynchronous_training_learns_and_resumes() -> Outcome {
     ];
     let first = Training::new(&dir, "asynchronous", STEPS);
     let launch = ["--servers", "1", "--nproc-per-node", "3"];
-    let output = first.finish_with(&launch, &unbounded, || first.kill(false))?;
+    let output = first.finish_with(&launch, &unbounded, |_| first.kill(false))?;
     assert!(output.contains("workers are left"), "{output}");
     let begin = loss(&output, 1)?;
     let again = Training::new(&dir, "asynchronous", 2 * STEPS);
@@ -130,7 +139,8 @@ fn a_run_without_workers_ends_with_their_error() -> Outcome {
             .stderr(Stdio::piped())
             .spawn()?,
     );
-    wait_for_step(&mut child, &mut String::new())?;
+    let mut log = Log::of(&mut child)?;
+    log.wait_for_step(FAULT_STEP)?;
     training.kill(false)?;
     let status = child.0.wait()?;
     let mut errors = String::new();
@@ -142,6 +152,88 @@ fn a_run_without_workers_ends_with_their_error() -> Outcome {
         errors.contains("was killed") || errors.contains("SIGKILL"),
         "{errors}"
     );
+    Ok(())
+}
+
+const SYNC_STEPS: u64 = 4;
+const DILOCO: [&str; 4] = [
+    "--local_updates.method",
+    "diloco",
+    "--local_updates.sync_steps",
+    "4",
+];
+
+/// With SGD, replicas have no state but their parameters, so it does not matter which worker takes which share.
+fn local_updates_equal_those_of_ranks() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    // Products with powers of two are exact, so that two orders of the same operations have the same result.
+    let optimizers = [
+        "--optimizer.name",
+        "SGD",
+        "--optimizer.momentum",
+        "0",
+        "--local_updates.outer_lr",
+        "0.5",
+        "--local_updates.outer_momentum",
+        "0.5",
+    ];
+    let settings = [&DILOCO[..], &optimizers].concat();
+    let served = Training::new(&dir, "served", STEPS);
+    served.finish(&["--servers", "2", "--nproc-per-node", "2"], &settings)?;
+    let ranks = Training::new(&dir, "ranks", STEPS);
+    let outer = ["--parallelism.data_parallel_outer_degree", "2"];
+    let launch = ["--standalone", "--nproc-per-node", "2"];
+    ranks.finish(&launch, &[&settings[..], &outer].concat())?;
+    let different = differences(
+        &served.checkpoint_of(STEPS / SYNC_STEPS),
+        &ranks.checkpoint_of(STEPS),
+    )?;
+    let of_model: Vec<_> = different
+        .iter()
+        .filter(|name| name.starts_with("model/"))
+        .collect();
+    assert!(of_model.is_empty(), "{of_model:?}");
+    Ok(())
+}
+
+/// Of three workers, one is stopped for a while and another one is killed: outer steps do not wait for them.
+fn a_quorum_goes_on_without_the_others() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let quorum = [
+        "--local_updates.quorum",
+        "1",
+        "--local_updates.grace_seconds",
+        "0.1",
+        "--parameter_server.staleness",
+        "inf",
+        "--training.local_batch_size",
+        "2",
+        "--training.global_batch_size",
+        "12",
+    ];
+    let settings = [&DILOCO[..], &quorum].concat();
+    let first = Training::new(&dir, "quorum", STEPS * SYNC_STEPS);
+    let launch = ["--servers", "1", "--nproc-per-node", "3"];
+    let output = first.finish_with(&launch, &settings, |log| {
+        let workers = first.processes(false);
+        let [one, other, ..] = workers[..] else {
+            return Err(format!("workers {workers:?}").into());
+        };
+        kill_process(one, Signal::STOP)?;
+        log.wait_for_step(FAULT_STEP + 4)?;
+        kill_process(other, Signal::KILL)?;
+        log.wait_for_step(FAULT_STEP + 6)?;
+        kill_process(one, Signal::CONT)?;
+        Ok(())
+    })?;
+    assert!(output.contains("workers are left"), "{output}");
+    let (begin, end) = (loss(&output, 1)?, loss(&output, STEPS)?);
+    assert!(end < 0.7 * begin, "loss {begin} became {end}");
+    let again = Training::new(&dir, "quorum", (STEPS + 4) * SYNC_STEPS);
+    let output = again.finish(&["--servers", "2", "--nproc-per-node", "2"], &settings)?;
+    assert!(output.contains("resumed from step"), "{output}");
+    let last = loss(&output, STEPS + 4)?;
+    assert!(last < 0.7 * begin, "loss {begin} became {end}, then {last}");
     Ok(())
 }
 
@@ -164,7 +256,11 @@ impl Training {
     }
 
     fn checkpoint(&self) -> PathBuf {
-        self.folder.join(format!("checkpoint/step-{}", self.steps))
+        self.checkpoint_of(self.steps)
+    }
+
+    fn checkpoint_of(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("checkpoint/step-{step}"))
     }
 
     fn command(&self, launch: &[&str], settings: &[&str]) -> Outcome<Command> {
@@ -195,50 +291,70 @@ impl Training {
         Ok(everything)
     }
 
-    /// As [`Self::finish`]; `fault` happens after some steps.
+    /// As [`Self::finish`]; `fault` happens after some steps, and can wait for more of them.
     fn finish_with(
         &self,
         launch: &[&str],
         settings: &[&str],
-        fault: impl FnOnce() -> Outcome,
+        fault: impl FnOnce(&mut Log) -> Outcome,
     ) -> Outcome<String> {
         let mut command = self.command(launch, settings)?;
         let errors = tempfile::tempfile()?;
         command.stdout(Stdio::piped()).stderr(errors.try_clone()?);
         let mut child = Running(command.spawn()?);
-        let mut output = String::new();
-        let mut rest = wait_for_step(&mut child, &mut output)?;
-        fault()?;
-        rest.read_to_string(&mut output)?;
+        let mut log = Log::of(&mut child)?;
+        log.wait_for_step(FAULT_STEP)?;
+        fault(&mut log)?;
+        log.lines.read_to_string(&mut log.text)?;
         let status = child.0.wait()?;
-        output += &everything(errors)?;
+        let output = log.text + &everything(errors)?;
         assert!(status.success(), "{output}");
         Ok(output)
     }
 
     /// Kills a server or a worker.
     fn kill(&self, is_server: bool) -> Outcome {
+        let pids = self.processes(is_server);
+        let pid = pids.first().copied().ok_or("no such process is running")?;
+        Ok(kill_process(pid, Signal::KILL)?)
+    }
+
+    /// The leader of the servers, or all workers.
+    fn processes(&self, is_server: bool) -> Vec<Pid> {
         let mark = self.mark();
         let servers = processes(&[&mark, "RANK=0", IS_SERVER]);
-        let mut pids = processes(&[&mark, "RANK=0"]);
-        pids.retain(|pid| servers.contains(pid) == is_server);
-        let pid = pids.first().copied().ok_or("no such process is running")?;
-        kill_process(Pid::from_raw(pid).ok_or("pid 0")?, Signal::KILL)?;
-        Ok(())
+        let pids = processes(&[&mark, "RANK=0"]);
+        let pids = pids.into_iter();
+        pids.filter(|pid| servers.contains(pid) == is_server)
+            .filter_map(Pid::from_raw)
+            .collect()
     }
 }
 
-/// Reads the output until the step of the fault has ended; returns the rest of it.
-fn wait_for_step(child: &mut Running, output: &mut String) -> Outcome<impl Read + use<>> {
-    let stdout = child.0.stdout.take().ok_or("no stdout")?;
-    let mut lines = BufReader::new(stdout);
-    let step = format!("step: {FAULT_STEP:>2} ");
-    while !output.contains(&step) {
-        if lines.read_line(output)? == 0 {
-            return Err(format!("the run ended early: {output}").into());
-        }
+/// The output of a run, as far as it was read.
+struct Log {
+    lines: BufReader<ChildStdout>,
+    text: String,
+}
+
+impl Log {
+    fn of(child: &mut Running) -> Outcome<Log> {
+        let stdout = child.0.stdout.take().ok_or("no stdout")?;
+        Ok(Log {
+            lines: BufReader::new(stdout),
+            text: String::new(),
+        })
     }
-    Ok(lines)
+
+    /// Reads until a step has ended.
+    fn wait_for_step(&mut self, step: u64) -> Outcome {
+        while loss(&self.text, step).is_err() {
+            if self.lines.read_line(&mut self.text)? == 0 {
+                return Err(format!("the run ended early: {}", self.text).into());
+            }
+        }
+        Ok(())
+    }
 }
 
 fn everything(mut file: std::fs::File) -> Outcome<String> {
@@ -261,15 +377,22 @@ fn loss(output: &str, step: u64) -> Outcome<f64> {
 
 /// Whether two runs have the same parameters and optimizer states, to the bit.
 fn assert_same(one: &Training, other: &Training) -> Outcome {
-    let same = |path: &Path| path.display().to_string();
-    let output = Command::new(find("trainyard")?)
-        .args([
-            "ckpt",
-            "diff",
-            &same(&one.checkpoint()),
-            &same(&other.checkpoint()),
-        ])
-        .output()?;
-    assert!(output.status.success(), "{}", describe(&output));
+    let different = differences(&one.checkpoint(), &other.checkpoint())?;
+    assert!(different.is_empty(), "{different:?}");
     Ok(())
+}
+
+/// The names of the tensors in which two checkpoints differ.
+fn differences(one: &Path, other: &Path) -> Outcome<Vec<String>> {
+    let mut command = Command::new(find("trainyard")?);
+    let output = command
+        .args(["ckpt", "diff", "--json"])
+        .args([one, other])
+        .output()?;
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("{error}: {}", describe(&output)))?;
+    let names = found.as_array().into_iter().flatten();
+    Ok(names
+        .map(|difference| difference["name"].as_str().unwrap_or_default().to_owned())
+        .collect())
 }

@@ -7,7 +7,7 @@ use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
 use trainyard_torch::World;
 use trainyard_trace::Ledger;
-use trainyard_train::parameter_server::{self, Role};
+use trainyard_train::parameter_server::{self, Role, Service};
 use trainyard_train::{TrainError, TrainSpec};
 
 use crate::configs::Configs;
@@ -53,13 +53,18 @@ fn run_served(spec: &TrainSpec, role: Role) -> Result<ExitCode> {
             num_workers,
         } => {
             let config = spec.for_servers(num_ranks, num_workers);
-            let spec = spec.with_config(config.map_err(TrainError::from)?);
-            trainyard_train::job::serve(&spec, &join_world(&spec)?, &address, num_workers)?;
+            let server = spec.with_config(config.map_err(TrainError::from)?);
+            let service = Service {
+                run: spec,
+                address: &address,
+                num_workers,
+            };
+            trainyard_train::job::serve(&server, &join_world(&server)?, service)?;
         }
         Role::Worker { servers } => {
             let config = spec.for_worker(spec.training.local_batch_size);
-            let spec = spec.with_config(config.map_err(TrainError::from)?);
-            parameter_server::work(&spec, &join_world(&spec)?, &servers)?;
+            let worker = spec.with_config(config.map_err(TrainError::from)?);
+            parameter_server::work(spec, &join_world(&worker)?, &servers)?;
         }
     }
     Ok(ExitCode::SUCCESS)

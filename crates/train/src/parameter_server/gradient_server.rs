@@ -10,16 +10,15 @@ use tch::Tensor;
 use trainyard_nn::Parameter;
 use trainyard_parallel::scaled;
 use trainyard_param_server::{
-    JobInfo, ParamShard, ParameterServer, Piece, PieceGradient, Progress, Update, WorkQueue,
-    WorkQueueOptions,
+    JobInfo, ParamShard, ParameterServer, Piece, PieceGradient, Progress, Update, UpdateRule,
+    WorkQueue, WorkQueueOptions,
 };
 use trainyard_torch::{World, scalar};
 
 use super::shards::{append_bytes, held_shards, take_elements};
-use super::{digest, run_secret};
+use super::{ServedState, Service, digest, run_secret};
 use crate::checkpoint::broadcast_from_rank0;
 use crate::error::{Result, TrainError};
-use crate::train_spec::TrainSpec;
 use crate::trainer::{StepOutcome, Trainer};
 
 /// How long the leader waits before it tells the other servers that there is nothing to do: less than the timeout of
@@ -55,6 +54,8 @@ pub(crate) struct GradientServer {
     /// The number of updates of the published parameters.
     version: u64,
     is_staleness_aware: bool,
+    /// The steps of a worker in one step of the servers.
+    sync_steps: u64,
     /// How long to wait for a worker.
     patience: Duration,
     last_seen_worker: Instant,
@@ -69,15 +70,15 @@ struct StepSums {
 }
 
 impl GradientServer {
-    /// Serves the parameters of `trainer` at an address; a step is divided among as many pieces as the run has workers at
-    /// its start.
+    /// Serves the parameters of `trainer`.
     pub(crate) fn start(
-        (address, num_workers): (&str, usize),
-        spec: &TrainSpec,
+        service: Service<'_>,
+        num_steps: u64,
         trainer: &mut Trainer,
         world: &World,
     ) -> Result<GradientServer> {
-        let section = &spec.parameter_server;
+        let (run, sync_steps) = (service.run, service.sync_steps());
+        ServedState::check(trainer.served().as_ref(), sync_steps)?;
         if trainer.parameters().iter().any(Parameter::is_running_stat) {
             return Err(TrainError::ParameterServer(
                 "models with running statistics (batch normalization) are not supported: workers would have \
@@ -86,21 +87,21 @@ impl GradientServer {
             ));
         }
         let num_microbatches = trainer.batching().global / trainer.batching().local;
-        let options = WorkQueueOptions {
-            microbatches_per_step: num_microbatches as u64,
-            microbatches_per_piece: num_microbatches.div_ceil(num_workers.max(1)) as u64,
-            num_steps: spec.training.steps,
-            max_staleness: section.staleness.bound(),
-            is_balanced: section.balance_batches,
-        };
+        let options = queue_options(service, num_microbatches as u64, num_steps);
         let shards = held_shards(trainer.parameters(), world)?;
         let job = JobInfo {
-            digest: digest(spec)?,
+            digest: digest(run)?,
             global_batch: trainer.batching().global,
-            is_synchronous: options.max_staleness == Some(0),
+            pieces_per_step: service.num_workers.max(1),
+            is_synchronous: options.update_rule == UpdateRule::Step,
             shards: shards.clone(),
         };
+        let address = service.address;
         let queue = WorkQueue::new(options, &progress(trainer));
+        let queue = (
+            queue,
+            Duration::from_secs_f64(run.local_updates.grace_seconds),
+        );
         let server = ParameterServer::start(address, &run_secret()?, job, queue, world.rank() == 0);
         let server = server.map_err(|error| {
             TrainError::ParameterServer(format!("cannot listen on {address}: {error}"))
@@ -110,16 +111,17 @@ impl GradientServer {
             shards,
             options,
             version: trainer.steps_taken(),
-            is_staleness_aware: section.staleness_aware_lr,
-            patience: Duration::from_secs(section.reconnect_timeout_seconds),
+            is_staleness_aware: run.parameter_server.staleness_aware_lr,
+            sync_steps,
+            patience: Duration::from_secs(run.parameter_server.reconnect_timeout_seconds),
             last_seen_worker: Instant::now(),
         };
         server.publish(trainer, None)?;
         if world.rank() == 0 {
             tracing::info!(
-                "parameter servers: {}; staleness {}",
+                "parameter servers: {}; {}",
                 world.size(),
-                section.staleness
+                description(&options, sync_steps)
             );
         }
         Ok(server)
@@ -153,7 +155,10 @@ impl GradientServer {
             trainer.finish_step(&outcome)?;
             // Workers take pieces of the next step only now: the values of this one have been watched.
             self.publish(trainer, Some(&update))?;
-            *trainer.served() = Some(self.server.progress());
+            *trainer.served() = Some(ServedState {
+                sync_steps: self.sync_steps,
+                progress: self.server.progress(),
+            });
             return Ok(outcome);
         }
     }
@@ -303,14 +308,59 @@ impl StepSums {
     }
 }
 
+/// The work of a run. A step is divided among as many pieces as there are workers at its start; a replica that takes steps of its
+/// own takes one of them at a time.
+fn queue_options(service: Service<'_>, num_microbatches: u64, num_steps: u64) -> WorkQueueOptions {
+    let (run, num_workers) = (service.run, service.num_workers.max(1) as u64);
+    let section = &run.parameter_server;
+    let bound = section.staleness.bound();
+    let (max_staleness, update_rule) = match (run.has_local_updates(), run.local_updates.quorum) {
+        (true, Some(quorum)) if bound != Some(0) => (bound, UpdateRule::Quorum(quorum)),
+        (false, _) if bound != Some(0) => (bound, UpdateRule::Each),
+        _ => (Some(0), UpdateRule::Step),
+    };
+    let (microbatches_per_step, microbatches_per_piece) = if run.has_local_updates() {
+        (num_workers, 1)
+    } else {
+        (num_microbatches, num_microbatches.div_ceil(num_workers))
+    };
+    WorkQueueOptions {
+        microbatches_per_step,
+        microbatches_per_piece,
+        num_steps,
+        max_staleness,
+        update_rule,
+        is_balanced: section.balance_batches,
+    }
+}
+
+fn description(options: &WorkQueueOptions, sync_steps: u64) -> String {
+    let staleness = options
+        .max_staleness
+        .map_or("unbounded".to_owned(), |bound| bound.to_string());
+    let num = options.microbatches_per_step;
+    match options.update_rule {
+        UpdateRule::Quorum(quorum) => format!(
+            "outer steps with {quorum} of {num} replicas after {sync_steps} steps of their own; staleness {staleness}"
+        ),
+        UpdateRule::Step if sync_steps > 1 => {
+            format!("outer steps with {num} replicas after {sync_steps} steps of their own")
+        }
+        UpdateRule::Step | UpdateRule::Each => format!("staleness {staleness}"),
+    }
+}
+
 /// Where the work of a trainer begins.
 fn progress(trainer: &mut Trainer) -> Progress {
     let step = trainer.steps_taken();
     let saved = trainer.served().clone();
-    saved.unwrap_or(Progress {
-        step,
-        applied: Vec::new(),
-    })
+    saved.map_or(
+        Progress {
+            step,
+            applied: Vec::new(),
+        },
+        |saved| saved.progress,
+    )
 }
 
 fn missing(piece: Piece) -> TrainError {

@@ -3,24 +3,74 @@
 //! The servers run the training loop of every other job ([`job`](crate::job)): they shard the states over each other, save
 //! checkpoints, validate and report. Only the gradients of their steps come from workers. A worker runs
 //! a loop of its own ([`work`]): it pulls parameters, computes the gradients of some micro-batches, and pushes them.
+//!
+//! With `[local_updates]`, a worker is a replica that takes some steps of its own and pushes how far it has moved, and a step of
+//! the servers is an outer step. Replicas come and go without a restart of the others.
 
 mod connection;
 mod gradient_server;
+mod local_steps;
 mod shards;
 mod worker;
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::Digest;
 use trainyard_config::{CommSection, Config};
 use trainyard_peer_checkpoint::SECRET_FILE;
 use trainyard_tls::RunSecret;
 
+use trainyard_param_server::Progress;
 pub use trainyard_param_server::Role;
 
 use crate::error::{Result, TrainError};
 pub(crate) use gradient_server::GradientServer;
 pub use worker::work;
+
+/// What servers serve, and where.
+#[derive(Clone, Copy)]
+pub struct Service<'a> {
+    /// The config of the run, from which those of servers and workers follow.
+    pub run: &'a Config,
+    /// The address that this server listens on.
+    pub address: &'a str,
+    /// The number of workers at the start.
+    pub num_workers: usize,
+}
+
+impl Service<'_> {
+    /// The steps of a worker in one step of the servers.
+    fn sync_steps(&self) -> u64 {
+        if self.run.has_local_updates() {
+            self.run.local_updates.sync_steps
+        } else {
+            1
+        }
+    }
+}
+
+/// What a checkpoint of servers says of their work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServedState {
+    /// The steps of a worker in one step of the servers.
+    pub sync_steps: u64,
+    /// Which gradients of later steps have been applied.
+    pub progress: Progress,
+}
+
+impl ServedState {
+    /// Rejects a checkpoint that counts other steps than this job.
+    pub(crate) fn check(saved: Option<&ServedState>, sync_steps: u64) -> Result<()> {
+        match saved {
+            Some(saved) if saved.sync_steps != sync_steps => Err(TrainError::OtherStepUnit {
+                saved: saved.sync_steps,
+                own: sync_steps,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// The role that the launcher has given to this process; `None` in a run without parameter servers.
 pub fn role() -> Result<Option<Role>> {
@@ -36,12 +86,10 @@ fn run_secret() -> Result<RunSecret> {
     RunSecret::read(&path).map_err(|error| TrainError::ParameterServer(error.to_string()))
 }
 
-/// What servers and workers must have in common: everything but communication, the division of the model, and the global batch size, which
-/// servers tell workers.
+/// What servers and workers must have in common: everything but communication, and the global batch size, which servers tell
+/// workers.
 fn digest(config: &Config) -> Result<String> {
     let mut config = config.clone();
-    config.parallelism.data_parallel_shard_degree = 1;
-    config.parallelism.zero_stage = 3;
     config.training.global_batch_size = None;
     config.comm = CommSection::default();
     let text = config.to_toml()?;

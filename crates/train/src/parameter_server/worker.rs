@@ -1,4 +1,5 @@
-//! A worker: pulls parameters, computes the gradients of some micro-batches, pushes them.
+//! A worker: pulls parameters, computes the gradients of some micro-batches or takes some steps of its own, and pushes the
+//! result.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use trainyard_param_server::{ClientError, JobInfo, Piece, PieceGradient, ServerG
 use trainyard_torch::World;
 
 use super::connection::{Connection, Work};
+use super::local_steps::LocalSteps;
 use super::shards::{append_bytes, elements_of, take_elements};
 use super::{digest, run_secret};
 use crate::build::{self, Phase};
@@ -78,6 +80,8 @@ struct Client<'a> {
 struct Worker {
     trainer: Trainer,
     samples: SampleStream,
+    /// Set if it takes steps of its own.
+    local_steps: Option<LocalSteps>,
     num_pieces: u64,
 }
 
@@ -96,20 +100,24 @@ impl Client<'_> {
         let worker = match &mut self.worker {
             Some(worker) => worker,
             None => {
-                let global_batch = connection.jobs.first().map_or(0, |job| job.global_batch);
+                let leader = connection.jobs.first();
+                let leader = leader.ok_or_else(|| {
+                    TrainError::ParameterServer("there are no servers".to_owned())
+                })?;
                 self.worker
-                    .insert(Worker::new(self.spec, self.world, global_batch)?)
+                    .insert(Worker::new(self.spec, self.world, leader)?)
             }
         };
+        // The next piece and its parameters arrive while this one is computed, unless they depend on it.
         let is_synchronous = self.spec.parameter_server.staleness.bound() == Some(0);
+        let takes_ahead = !is_synchronous && !self.spec.has_local_updates();
         connection.request_work();
         while let Some(work) = connection.receive_work()? {
-            // The next piece and its parameters arrive while this one is computed; in synchronous training they depend on it.
-            if !is_synchronous {
+            if takes_ahead {
                 connection.request_work();
             }
             worker.compute(&work, &connection)?;
-            if is_synchronous {
+            if !takes_ahead {
                 connection.request_work();
             }
             self.last_success = Instant::now();
@@ -119,8 +127,10 @@ impl Client<'_> {
 }
 
 impl Worker {
-    fn new(spec: &TrainSpec, world: &World, global_batch: usize) -> Result<Worker> {
-        let spec = &spec.with_config(spec.for_worker(global_batch)?);
+    fn new(run: &TrainSpec, world: &World, job: &JobInfo) -> Result<Worker> {
+        let local_steps = LocalSteps::new(run, job);
+        let global_batch = local_steps.map_or(job.global_batch, LocalSteps::replica_batch);
+        let spec = &run.with_config(run.for_worker(global_batch)?);
         let source = build::source(spec, Phase::Training)?;
         Ok(Worker {
             trainer: Trainer::new(spec, world, world.device().into())?,
@@ -129,6 +139,7 @@ impl Worker {
                 source,
                 device: world.device(),
             },
+            local_steps,
             num_pieces: 0,
         })
     }
@@ -139,12 +150,18 @@ impl Worker {
         for (job, bytes) in connection.jobs.iter().zip(&parameters.servers) {
             load_parameters(self.trainer.parameters(), job, bytes)?;
         }
-        let batches = self.batches(*piece)?;
-        let (loss, num_targets) = self.trainer.gradients(&batches, piece.step, piece.first)?;
-        let gradients = connection.jobs.iter();
-        let gradients = gradients.map(|job| gradient_bytes(self.trainer.parameters(), job));
-        let gradients = gradients.collect::<Result<Vec<_>>>()?;
-        self.trainer.model().zero_grad()?;
+        let (loss, num_targets, gradients) = match self.local_steps {
+            None => self.gradients(*piece, &connection.jobs)?,
+            Some(local) => {
+                let trainer = &mut self.trainer;
+                let (loss, num_targets) = local.take(trainer, &self.samples, *piece)?;
+                let servers = connection.jobs.iter().zip(&parameters.servers);
+                let weight = local.weight(trainer, num_targets);
+                let moved = servers
+                    .map(|(job, from)| movement_bytes(trainer.parameters(), job, from, weight));
+                (loss, num_targets, moved.collect::<Result<Vec<_>>>()?)
+            }
+        };
         let gradient = PieceGradient {
             worker: connection.worker,
             piece: *piece,
@@ -156,6 +173,18 @@ impl Worker {
         connection.push(gradient, gradients);
         self.num_pieces += 1;
         Ok(())
+    }
+
+    /// The summed loss of a piece, the number of its targets, and the gradients for every server.
+    fn gradients(&mut self, piece: Piece, jobs: &[JobInfo]) -> Result<(Tensor, i64, Vec<Vec<u8>>)> {
+        let batches = self.batches(piece)?;
+        let (loss, num_targets) = self.trainer.gradients(&batches, piece.step, piece.first)?;
+        let gradients = jobs
+            .iter()
+            .map(|job| gradient_bytes(self.trainer.parameters(), job));
+        let gradients = gradients.collect::<Result<Vec<_>>>()?;
+        self.trainer.model().zero_grad()?;
+        Ok((loss, num_targets, gradients))
     }
 
     /// The micro-batches of a piece.
@@ -181,6 +210,28 @@ fn load_parameters(parameters: &[Parameter], job: &JobInfo, bytes: &[u8]) -> Res
         }
     }
     Ok(())
+}
+
+/// How far the parameters have moved from what a server holds, times `weight`.
+fn movement_bytes(
+    parameters: &[Parameter],
+    job: &JobInfo,
+    from: &[u8],
+    weight: f64,
+) -> Result<Vec<u8>> {
+    let (mut from, mut bytes) = (from, Vec::new());
+    for (parameter, shard) in parameters.iter().zip(&job.shards) {
+        for elements in &shard.elements {
+            let values = take_elements(&mut from, elements.len(), parameter.kind())?;
+            if !shard.is_trainable {
+                continue;
+            }
+            let own = elements_of(parameter.tensor(), elements)?;
+            let moved = values.f_sub(&own.f_to_device(tch::Device::Cpu)?)?;
+            append_bytes(&moved.f_mul_scalar(weight)?, &mut bytes)?;
+        }
+    }
+    Ok(bytes)
 }
 
 /// The gradients of what a server holds; zeros for a parameter without a gradient.
