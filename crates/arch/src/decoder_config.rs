@@ -233,6 +233,10 @@ impl DecoderConfig {
 
     /// Whether this is a GPT-2 of some size, or an encoder of its blocks: it has names and a layout of parameters of its own.
     pub fn is_gpt2(&self) -> bool {
+        // Most others are told apart by this, without a comparison of everything.
+        if self.positions != Positions::Learned || self.hidden_size != self.query_width() {
+            return false;
+        }
         let plain = DecoderConfig::gpt(
             self.num_hidden_layers,
             self.hidden_size,
@@ -250,8 +254,7 @@ impl DecoderConfig {
             resid_pdrop: self.resid_pdrop,
             ..plain
         };
-        let is_whole = self.hidden_size == self.query_width();
-        is_whole && *self == plain
+        *self == plain
     }
 
     /// Total width of all query heads.

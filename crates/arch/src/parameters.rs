@@ -39,8 +39,12 @@ impl ParameterSpec {
 
     /// The number of elements.
     pub fn num_elements(&self) -> u64 {
-        self.shape.iter().map(|&length| length as u64).product()
+        num_elements(&self.shape)
     }
+}
+
+fn num_elements(shape: &[usize]) -> u64 {
+    shape.iter().map(|&length| length as u64).product()
 }
 
 /// A block with or without experts.
@@ -73,27 +77,35 @@ impl BlockParameters {
 impl DecoderConfig {
     /// The parameters of a block, in the order in which the model has them.
     pub fn block_parameters(&self, kind: BlockKind) -> Vec<ParameterSpec> {
-        let mut list = ParameterList::default();
-        if self.is_gpt2() {
-            self.add_gpt2_block(&mut list);
-        } else {
-            self.add_named_block(kind, &mut list);
-        }
-        list.0
+        let mut parameters = Vec::new();
+        self.visit_block(kind, &mut |name, shape, sharding| {
+            parameters.push(ParameterSpec::new(name, shape, sharding));
+        });
+        parameters
     }
 
     /// The number of parameters of a block, by how they are sharded.
     pub fn block(&self, kind: BlockKind) -> BlockParameters {
         let mut sums = BlockParameters::default();
-        for parameter in self.block_parameters(kind) {
-            let sum = match parameter.sharding {
+        // The planner counts parameters for every strategy, so this does not build the list.
+        self.visit_block(kind, &mut |_, shape, sharding| {
+            let sum = match sharding {
                 Sharding::Colwise | Sharding::Rowwise => &mut sums.sharded,
                 Sharding::Replicated => &mut sums.replicated,
                 Sharding::Experts => &mut sums.experts,
             };
-            *sum += parameter.num_elements();
-        }
+            *sum += num_elements(shape);
+        });
         sums
+    }
+
+    fn visit_block(&self, kind: BlockKind, visit: Visit<'_>) {
+        let list = &mut ParameterList(visit);
+        if self.is_gpt2() {
+            self.add_gpt2_block(list);
+        } else {
+            self.add_named_block(kind, list);
+        }
     }
 
     /// The total number of parameters.
@@ -151,7 +163,7 @@ impl DecoderConfig {
     }
 
     /// The names of Llama and its relatives.
-    fn add_named_block(&self, kind: BlockKind, list: &mut ParameterList) {
+    fn add_named_block(&self, kind: BlockKind, list: &mut ParameterList<'_>) {
         let hidden = self.hidden_size;
         if self.norm_placement != NormPlacement::After {
             list.norm(["input_layernorm.weight", "input_layernorm.bias"], self);
@@ -213,7 +225,7 @@ impl DecoderConfig {
         }
     }
 
-    fn add_attention(&self, list: &mut ParameterList) {
+    fn add_attention(&self, list: &mut ParameterList<'_>) {
         let (hidden, query, key_value) =
             (self.hidden_size, self.query_width(), self.key_value_width());
         let has_bias = self.has_biases || self.attention_bias;
@@ -252,7 +264,7 @@ impl DecoderConfig {
         }
     }
 
-    fn add_latent_attention(&self, list: &mut ParameterList) {
+    fn add_latent_attention(&self, list: &mut ParameterList<'_>) {
         let Some(latent) = &self.latent else {
             return;
         };
@@ -278,7 +290,7 @@ impl DecoderConfig {
         list.rowwise(["self_attn.o_proj.weight", ""], values, hidden, false);
     }
 
-    fn add_experts(&self, list: &mut ParameterList) {
+    fn add_experts(&self, list: &mut ParameterList<'_>) {
         let Some(moe) = &self.moe else {
             return;
         };
@@ -323,7 +335,7 @@ impl DecoderConfig {
     }
 
     /// GPT-2's names and transposed matrices.
-    fn add_gpt2_block(&self, list: &mut ParameterList) {
+    fn add_gpt2_block(&self, list: &mut ParameterList<'_>) {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
         list.norm(["ln_1.weight", "ln_1.bias"], self);
         list.add(
@@ -342,13 +354,15 @@ impl DecoderConfig {
     }
 }
 
-/// A list of parameters that grows by layers.
-#[derive(Default)]
-struct ParameterList(Vec<ParameterSpec>);
+/// What happens to a parameter: its name, shape and sharding.
+type Visit<'a> = &'a mut dyn FnMut(&'static str, &[usize], Sharding);
 
-impl ParameterList {
+/// A list of parameters that grows by layers.
+struct ParameterList<'a>(Visit<'a>);
+
+impl ParameterList<'_> {
     fn add(&mut self, name: &'static str, shape: &[usize], sharding: Sharding) {
-        self.0.push(ParameterSpec::new(name, shape, sharding));
+        (self.0)(name, shape, sharding);
     }
 
     fn replicated(&mut self, name: &'static str, shape: &[usize]) {
