@@ -1,6 +1,7 @@
 //! Starts ranks of this program on this host, and joins the world of a rank.
 
 use std::ffi::OsString;
+use std::process::Command;
 use std::time::Duration;
 
 use trainyard_config::{Backend as Named, Config};
@@ -35,6 +36,35 @@ pub fn run_locally(nproc: usize, args: &[OsString], console: Console) -> Result<
                 .unwrap_or_else(|| "a rank failed".to_owned()),
         ))
     }
+}
+
+/// Runs `trainyard-engine ARGS` as parameter servers and as workers on this host, and waits for all of them.
+pub fn run_served_locally(
+    (num_servers, num_workers): (usize, usize),
+    args: &[OsString],
+) -> Result<()> {
+    let engine = std::env::current_exe().map_err(|source| EngineError::Io {
+        path: "trainyard-engine".into(),
+        source,
+    })?;
+    let launcher = engine.with_file_name("trainyard");
+    let output = Command::new(&launcher)
+        .args(["run", "--servers", &num_servers.to_string()])
+        .args(["--nproc-per-node", &num_workers.to_string(), "--"])
+        .arg(&engine)
+        .args(args)
+        .output()
+        .map_err(|source| EngineError::Io {
+            path: launcher,
+            source,
+        })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let report = [output.stdout, output.stderr].concat();
+    Err(EngineError::Rank(
+        String::from_utf8_lossy(&report).into_owned(),
+    ))
 }
 
 /// Joins the world that the environment of the launcher describes, with the mesh of the config.

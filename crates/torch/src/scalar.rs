@@ -15,3 +15,9 @@ pub fn zero_like(tensor: &Tensor) -> Result<Tensor> {
 pub fn like(tensor: &Tensor, value: f64) -> Result<Tensor> {
     Ok(zero_like(tensor)?.f_add_scalar(value)?)
 }
+
+/// A float64 scalar on the device of `tensor`.
+pub fn double_like(tensor: &Tensor, value: f64) -> Result<Tensor> {
+    let zero = zero_like(tensor)?.f_to_kind(Kind::Double)?;
+    Ok(zero.f_add_scalar(value)?)
+}

@@ -70,18 +70,29 @@ pub struct CollectiveRow {
 
 /// Simulates one step of `rank` in a world of `world_size` ranks.
 pub fn dry_run(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<DryRun> {
+    dry_run_with(spec, (world_size, rank), |trainer, _| {
+        let batches = empty_batches(spec, trainer, Device::Meta)?;
+        trainer.step(&batches).map(drop)
+    })
+}
+
+/// As [`dry_run`], with a step of its own, which is given the ledger of the rank.
+pub(crate) fn dry_run_with(
+    spec: &TrainSpec,
+    (world_size, rank): (usize, usize),
+    step: impl Fn(&mut Trainer, &Ledger) -> Result<()>,
+) -> Result<DryRun> {
     memory::observe();
     let mesh = spec.mesh(world_size)?;
     let ledger = Ledger::new(rank);
     let world = World::fake(mesh, rank, ledger.clone())?;
     let mut trainer = Trainer::new(spec, &world, Device::Meta)?;
-    let batches = empty_batches(spec, &trainer, Device::Meta)?;
     // The first step allocates the optimizer state; the second is like all later ones.
-    trainer.step(&batches)?;
+    step(&mut trainer, &ledger)?;
     memory::reset_peak();
     let before = ledger.totals();
     let (stepped, operators) =
-        operators::record(|| profiled_step(spec, &mut trainer, &batches, &ledger))?;
+        operators::record(|| profiled(spec, &ledger, || step(&mut trainer, &ledger)))?;
     stepped?;
     let totals = ledger.totals() - before;
     let report = memory::report()?;
@@ -164,19 +175,14 @@ fn on_gpu(gpu: tch::Device) -> Result<DeviceMemory> {
     Ok(memory.ok_or_else(|| TorchError::Invalid(format!("{gpu:?} is not a GPU")))?)
 }
 
-/// Takes the step, under the memory profiler if the config enables it.
-fn profiled_step(
-    spec: &TrainSpec,
-    trainer: &mut Trainer,
-    batches: &[Batch],
-    ledger: &Ledger,
-) -> Result<()> {
+/// Takes a step, under the memory profiler if the config enables it.
+fn profiled(spec: &TrainSpec, ledger: &Ledger, step: impl FnOnce() -> Result<()>) -> Result<()> {
     match MemoryProfiler::from_config(spec, ledger.rank(), 0) {
         Some(profiler) => {
-            let (_, memory) = profiler.profile(ledger, || trainer.step(batches))?;
+            let ((), memory) = profiler.profile(ledger, step)?;
             memory.write()
         }
-        None => trainer.step(batches).map(drop),
+        None => step(),
     }
 }
 
@@ -223,7 +229,11 @@ pub(crate) fn peak_with_plan(spec: &TrainSpec, mesh: Mesh, plan: &RecomputePlan)
 }
 
 /// The micro-batches of a step, uninitialized.
-fn empty_batches(spec: &TrainSpec, trainer: &Trainer, device: Device) -> Result<Vec<Batch>> {
+pub(crate) fn empty_batches(
+    spec: &TrainSpec,
+    trainer: &Trainer,
+    device: Device,
+) -> Result<Vec<Batch>> {
     let (batching, layout) = (trainer.batching(), SampleLayout::of(spec)?);
     (0..batching.num_microbatches)
         .map(|_| empty_batch(&layout, batching.local, device))
@@ -231,7 +241,7 @@ fn empty_batches(spec: &TrainSpec, trainer: &Trainer, device: Device) -> Result<
 }
 
 /// An uninitialized micro-batch with `rows` samples.
-fn empty_batch(layout: &SampleLayout, rows: usize, device: Device) -> Result<Batch> {
+pub(crate) fn empty_batch(layout: &SampleLayout, rows: usize, device: Device) -> Result<Batch> {
     let empty = |(shape, kind): &(Vec<usize>, Kind)| {
         let shape: Vec<usize> = std::iter::once(rows).chain(shape.iter().copied()).collect();
         device.empty(&shape, *kind)

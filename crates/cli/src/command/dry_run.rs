@@ -15,10 +15,11 @@ use crate::failure::Failure;
 /// their bytes, and FLOPs. A model for 1024 ranks fits on a laptop.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R | --servers N] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
     after_help = "Example:\n  \
     trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json\n  \
-    trainyard dry-run configs/llama3-8b.toml --world 8 --allocator cuda,expandable"
+    trainyard dry-run configs/llama3-8b.toml --world 8 --allocator cuda,expandable\n  \
+    trainyard dry-run configs/llama-tiny.toml --world 4 --servers 2"
 )]
 pub struct DryRun {
     #[command(flatten)]
@@ -29,6 +30,9 @@ pub struct DryRun {
     /// The rank to run
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: u64,
+    /// Run a worker and one of this many parameter servers; the ranks are workers
+    #[arg(long, value_name = "N", conflicts_with_all = ["rank", "allocator"], value_parser = clap::value_parser!(u64).range(1..))]
+    servers: Option<u64>,
     /// Also measure the memory of CUDA's caching allocator, on a simulated GPU: `cuda` for its default settings,
     /// `expandable` for expandable_segments:True
     #[arg(long, value_delimiter = ',', value_name = "SETTINGS", value_parser = ALLOCATORS)]

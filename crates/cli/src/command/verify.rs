@@ -12,9 +12,10 @@ use crate::failure::Failure;
 /// bytes sent with the closed form. Exits with 1 if anything differs.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard verify CONFIG.toml --nproc N [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard verify CONFIG.toml --nproc N [--servers N] [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
     after_help = "Examples:\n  \
     trainyard verify configs/llama-tiny.toml --nproc 2\n  \
+    trainyard verify configs/llama-tiny.toml --nproc 2 --servers 1 --parameter_server.staleness 0\n  \
     trainyard verify configs/llama3-70b.toml --nproc 4 --shrink --json"
 )]
 pub struct Verify {
@@ -23,6 +24,9 @@ pub struct Verify {
     /// Number of local ranks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     nproc: u64,
+    /// Compare this many parameter servers, with the ranks as their workers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    servers: Option<u64>,
     /// Steps to compare
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u64,

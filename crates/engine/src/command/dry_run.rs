@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use trainyard_config::Config;
 use trainyard_train::dry_run::{AllocatorPeak, DryRun, dry_run};
+use trainyard_train::parameter_server::{self, ServedDryRun};
 
 use super::allocator::{self, Allocator};
 use crate::configs::Configs;
@@ -22,6 +24,9 @@ pub struct Arguments {
     /// The rank to simulate
     #[arg(long, default_value_t = 0)]
     rank: usize,
+    /// Simulate a parameter server and a worker; the ranks are workers
+    #[arg(long, conflicts_with_all = ["rank", "allocator"])]
+    servers: Option<usize>,
     /// Also measure the memory of CUDA's caching allocator
     #[arg(long, value_delimiter = ',', value_name = "SETTINGS")]
     allocator: Vec<Allocator>,
@@ -42,6 +47,11 @@ struct Results<'a> {
 /// Simulates one step and prints the results.
 pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load(&arguments.config)?;
+    if let Some(num_servers) = arguments.servers {
+        let found = parameter_server::dry_run(&spec, num_servers, arguments.world)?;
+        print_served(&found, &spec, arguments.json);
+        return Ok(ExitCode::SUCCESS);
+    }
     let found = dry_run(&spec, arguments.world, arguments.rank)?;
     let job = (arguments.config.as_path(), arguments.world, arguments.rank);
     let peaks = allocator::measure(&arguments.allocator, job, &configs.overrides)?;
@@ -61,6 +71,24 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
         print!("{}{}", table(&found), allocator_table(&peaks))
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_served(found: &ServedDryRun, config: &Config, is_json: bool) {
+    if is_json {
+        let found = serde_json::to_string_pretty(found).unwrap_or_default();
+        println!("{found}");
+        return;
+    }
+    let worker = if config.has_local_updates() {
+        format!(
+            "a worker, in one step; it exchanges parameters after every {} of them",
+            config.local_updates.sync_steps
+        )
+    } else {
+        "a worker, for one piece of a step".to_owned()
+    };
+    println!("{worker}:\n{}", table(&found.worker));
+    println!("a server, in one step:\n{}", table(&found.server));
 }
 
 fn table(found: &DryRun) -> String {

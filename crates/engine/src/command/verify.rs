@@ -7,17 +7,20 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use tempfile::TempDir;
 use trainyard_config::{
     Config, Dtype, GradientCompression, LocalUpdateMethod, LocalUpdatesSection, OptimizerName,
-    ParameterCompression,
+    ParameterCompression, Staleness,
 };
 use trainyard_launcher::Console;
+use trainyard_train::parameter_server;
 
 use crate::configs::Configs;
 use crate::error::{EngineError, Result};
-use crate::ranks::run_locally;
-use crate::verify::compare::{Comparison, Tolerance, compare};
+use crate::ranks::{run_locally, run_served_locally};
+use crate::verify::compare::{Comparison, Tolerance, compare, compare_served};
 use crate::verify::rank::{self, InjectedFault};
+use crate::verify::served;
 
 /// Verify that a parallel strategy computes the same as one rank
 #[derive(Debug, clap::Args)]
@@ -27,6 +30,9 @@ pub struct Arguments {
     /// Number of local ranks
     #[arg(long)]
     nproc: usize,
+    /// Compare parameter servers, with the ranks as their workers
+    #[arg(long)]
+    servers: Option<usize>,
     /// Steps to compare
     #[arg(long, default_value_t = 5)]
     steps: u64,
@@ -63,6 +69,62 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     if arguments.shrink {
         config = config.shrink();
     }
+    config.validation.enable = false;
+    config.checkpoint.enable = false;
+    let report = match arguments.servers {
+        Some(num_servers) => verify_served(&arguments, config, num_servers)?,
+        None => verify_ranks(&arguments, config)?,
+    };
+    Ok(report.print(&arguments))
+}
+
+/// The comparisons of a verification.
+struct Report {
+    /// What is compared with one rank.
+    strategy: String,
+    comparisons: Vec<Comparison>,
+}
+
+impl Report {
+    fn print(&self, arguments: &Arguments) -> ExitCode {
+        let passed = self.comparisons.iter().all(Comparison::passed);
+        if arguments.json {
+            let report = serde_json::json!({
+                "mesh": self.strategy,
+                "nproc": arguments.nproc,
+                "steps": arguments.steps,
+                "passed": passed,
+                "comparisons": self.comparisons,
+            });
+            let report = serde_json::to_string_pretty(&report).unwrap_or_default();
+            println!("{report}");
+        } else {
+            println!(
+                "{} on {} ranks compared with one rank, {} steps\n",
+                self.strategy, arguments.nproc, arguments.steps
+            );
+            for comparison in &self.comparisons {
+                println!("{comparison}");
+            }
+            println!("{}", if passed { "PASS" } else { "FAIL" });
+        }
+        if passed {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn temporary_folder() -> Result<TempDir> {
+    tempfile::tempdir().map_err(|source| EngineError::Io {
+        path: std::env::temp_dir(),
+        source,
+    })
+}
+
+/// Compares ranks that exchange gradients with one rank.
+fn verify_ranks(arguments: &Arguments, mut config: Config) -> Result<Report> {
     let mesh = config.mesh(arguments.nproc)?;
     let ranks = mesh.size_of(trainyard_train::data_axes());
     // The reference must train on the same global batch.
@@ -73,13 +135,7 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
         // Replicas are joined after the last step.
         config.training.steps = arguments.steps;
     }
-    config.validation.enable = false;
-    config.checkpoint.enable = false;
-
-    let folder = tempfile::tempdir().map_err(|source| EngineError::Io {
-        path: std::env::temp_dir(),
-        source,
-    })?;
+    let folder = temporary_folder()?;
     let mut comparisons = Vec::new();
     for (config, tolerance) in [
         in_fp64(&config),
@@ -110,45 +166,81 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
         )?;
         comparisons.push(compare(&reference, &strategy, arguments.nproc, tolerance)?);
     }
-    let passed = comparisons.iter().all(Comparison::passed);
-    if arguments.json {
-        let report = serde_json::json!({
-            "mesh": mesh.to_string(),
-            "nproc": arguments.nproc,
-            "steps": arguments.steps,
-            "passed": passed,
-            "comparisons": comparisons,
-        });
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&report).unwrap_or_default()
-        );
-    } else {
-        println!(
-            "{mesh} on {} ranks compared with one rank, {} steps\n",
-            arguments.nproc, arguments.steps
-        );
-        for comparison in &comparisons {
-            println!("{comparison}");
-        }
-        println!("{}", if passed { "PASS" } else { "FAIL" });
-    }
-    Ok(if passed {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    Ok(Report {
+        strategy: mesh.to_string(),
+        comparisons,
     })
+}
+
+/// Compares parameter servers and their workers with one rank.
+fn verify_served(arguments: &Arguments, mut config: Config, num_servers: usize) -> Result<Report> {
+    let (steps, num_workers) = (arguments.steps, arguments.nproc);
+    let global_batch = config.training.local_batch_size * num_workers;
+    config
+        .training
+        .global_batch_size
+        .get_or_insert(global_batch);
+    config.training.steps = steps;
+    config.lr_scheduler.warmup_steps = config.lr_scheduler.warmup_steps.min(steps);
+    // Pieces by measured speed have no closed form.
+    config.parameter_server.balance_batches = false;
+    let folder = temporary_folder()?;
+    let mut comparisons = Vec::new();
+    for (config, tolerance) in served_configs(&config) {
+        let name = tolerance.name;
+        if !arguments.json {
+            eprintln!(
+                "{name}: running on 1 rank, then on parameter servers ({num_servers}) and workers ({num_workers}) ..."
+            );
+        }
+        let reference = folder.path().join(format!("{name}-1"));
+        let strategy = folder.path().join(format!("{name}-served"));
+        run(&config.on_one_rank(), 1, &reference, steps, None)?;
+        let args = rank_arguments(&config, &strategy, steps, None)?;
+        run_served_locally((num_servers, num_workers), &args)?;
+        comparisons.push(compare_served(
+            &reference,
+            &strategy,
+            num_servers,
+            tolerance,
+        )?);
+    }
+    Ok(Report {
+        strategy: format!("parameter servers ({num_servers}) with workers"),
+        comparisons,
+    })
+}
+
+/// What is compared: in float64 without staleness, and as the config says. Replicas with steps of their own equal one rank only in
+/// the first.
+fn served_configs(config: &Config) -> Vec<(Config, Tolerance)> {
+    let (mut exact, tolerance) = in_fp64(config);
+    exact.parameter_server.staleness = Staleness::Bounded(0);
+    let mut configs = vec![(exact, tolerance)];
+    if !config.has_local_updates() {
+        let is_synchronous = config.parameter_server.staleness == Staleness::Bounded(0);
+        let tolerance = if is_synchronous {
+            Tolerance::of(config.training.compute_dtype(), config)
+        } else {
+            Tolerance::STALE
+        };
+        configs.push((config.clone(), tolerance));
+    }
+    configs
 }
 
 /// Trains on this rank and writes the results to `out`.
 pub fn execute_rank(arguments: RankArguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load_plain(&arguments.config)?;
-    rank::run(
-        &spec,
-        arguments.steps,
-        &arguments.out,
-        arguments.inject_fault,
-    )?;
+    match parameter_server::role()? {
+        Some(role) => served::run(&spec, role, &arguments.out)?,
+        None => rank::run(
+            &spec,
+            arguments.steps,
+            &arguments.out,
+            arguments.inject_fault,
+        )?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -159,6 +251,17 @@ fn run(
     steps: u64,
     inject_fault: Option<InjectedFault>,
 ) -> Result<()> {
+    let args = rank_arguments(config, out, steps, inject_fault)?;
+    run_locally(nproc, &args, Console::Silent)
+}
+
+/// Writes the config of a run to its folder, and returns the arguments of its ranks.
+fn rank_arguments(
+    config: &Config,
+    out: &Path,
+    steps: u64,
+    inject_fault: Option<InjectedFault>,
+) -> Result<Vec<OsString>> {
     let io = |source| EngineError::Io {
         path: out.to_owned(),
         source,
@@ -176,7 +279,7 @@ fn run(
     if let Some(inject_fault) = inject_fault {
         args.extend(["--inject-fault".into(), inject_fault.to_string().into()]);
     }
-    run_locally(nproc, &args, Console::Silent)
+    Ok(args)
 }
 
 /// The job in float64, in which it equals one rank. Replicas that take steps of their own do if they take one step of SGD

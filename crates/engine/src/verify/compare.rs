@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 use trainyard_config::{
     Config, Dtype, GradientCompression, LocalUpdateMethod, ParameterCompression,
@@ -12,6 +13,7 @@ use trainyard_config::{
 
 use crate::error::{EngineError, Result};
 use crate::verify::rank::{RankReport, parameters_file, report_file};
+use crate::verify::served::{ServerReport, WorkerReport, worker_reports};
 
 /// The largest differences that count as equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,6 +38,16 @@ impl Tolerance {
     pub const FP64_REPLICAS: Tolerance = Tolerance {
         grad_norms: None,
         ..Tolerance::FP64
+    };
+
+    /// The tolerance for gradients of earlier parameters, whose order differs from run to run.
+    pub const STALE: Tolerance = Tolerance {
+        name: "stale gradients",
+        losses: 5e-2,
+        grad_norms: None,
+        parameters: None,
+        by_element: false,
+        gradients: None,
     };
 
     /// The tolerance for float64.
@@ -146,10 +158,10 @@ pub fn compare(
     num_ranks: usize,
     tolerance: Tolerance,
 ) -> Result<Comparison> {
-    let expected = report(reference, 0)?;
+    let expected: RankReport = report(reference, 0)?;
     let ranks = (0..num_ranks)
         .map(|rank| report(strategy, rank))
-        .collect::<Result<Vec<_>>>()?;
+        .collect::<Result<Vec<RankReport>>>()?;
     let found = &ranks[0];
     let mut rows = vec![scalars(
         "losses",
@@ -173,6 +185,47 @@ pub fn compare(
     if num_ranks > 1 {
         rows.extend(bytes(&ranks));
     }
+    Ok(Comparison {
+        types: tolerance.name,
+        rows,
+    })
+}
+
+/// As [`compare`], with the results of parameter servers and their workers.
+pub fn compare_served(
+    reference: &Path,
+    strategy: &Path,
+    num_servers: usize,
+    tolerance: Tolerance,
+) -> Result<Comparison> {
+    let expected: RankReport = report(reference, 0)?;
+    let found: ServerReport = report(strategy, 0)?;
+    let (losses, norms) = (&expected.losses, &expected.grad_norms);
+    let mut rows = vec![scalars("losses", losses, &found.losses, tolerance.losses)];
+    if let Some(allowed) = tolerance.grad_norms {
+        rows.push(scalars("gradient norms", norms, &found.grad_norms, allowed));
+    }
+    let first = parameters(strategy, 0)?;
+    if let Some(allowed) = tolerance.parameters {
+        let wanted = parameters(reference, 0)?;
+        rows.push(tensors(&wanted, &first, allowed, tolerance.by_element)?);
+    }
+    rows.push(identical(&first, strategy, num_servers)?);
+    let workers = worker_reports(strategy)?;
+    let sum = |of: fn(&WorkerReport) -> u64| workers.iter().map(of).sum::<u64>();
+    let (pushed, pulled) = (sum(|worker| worker.pushed), sum(|worker| worker.pulled));
+    rows.extend([
+        exact(
+            "gradient bytes pushed, all workers",
+            pushed,
+            found.pushed_formula,
+        ),
+        exact(
+            "parameter bytes pulled, all workers",
+            pulled,
+            found.pulled_formula,
+        ),
+    ]);
     Ok(Comparison {
         types: tolerance.name,
         rows,
@@ -266,12 +319,6 @@ fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> 
 /// Compares the bytes that all ranks sent with the formulas (exactly) and with the kernel's counters.
 fn bytes(ranks: &[RankReport]) -> Vec<Row> {
     let sum = |of: fn(&RankReport) -> u64| ranks.iter().map(of).sum::<u64>();
-    let exact = |what: &str, found: u64, expected: u64| Row {
-        what: what.to_owned(),
-        worst: found.abs_diff(expected) as f64,
-        at: format!("{found} of {expected}"),
-        allowed: 0.0,
-    };
     let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
     let (sent, wire) = (sum(|r| r.sent), sum(|r| r.wire_sent));
     let formula = &ranks[0];
@@ -332,6 +379,16 @@ fn bytes(ranks: &[RankReport]) -> Vec<Row> {
     rows
 }
 
+/// Compares a number of bytes with a formula.
+fn exact(what: &str, found: u64, expected: u64) -> Row {
+    Row {
+        what: what.to_owned(),
+        worst: found.abs_diff(expected) as f64,
+        at: format!("{found} of {expected}"),
+        allowed: 0.0,
+    }
+}
+
 fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: f64) -> Row {
     let mut row = Row {
         what: what.to_owned(),
@@ -351,7 +408,7 @@ fn worst(what: &str, differences: impl Iterator<Item = (f64, String)>, allowed: 
     row
 }
 
-fn report(folder: &Path, rank: usize) -> Result<RankReport> {
+fn report<T: DeserializeOwned>(folder: &Path, rank: usize) -> Result<T> {
     let path = report_file(folder, rank);
     let text = std::fs::read_to_string(&path).map_err(|source| EngineError::Io {
         path: path.clone(),

@@ -84,6 +84,15 @@ pub fn parameters_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
 }
 
+/// Writes the results of a process.
+pub fn write_report(path: &Path, report: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(report).unwrap_or_default();
+    std::fs::write(path, text).map_err(|source| EngineError::Io {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Trains for `steps` steps and writes report and parameters to `out`.
 pub fn run(
     spec: &TrainSpec,
@@ -158,9 +167,7 @@ pub fn run(
             .filter(|_| runs_once)
             .map(|bytes| steps * bytes),
     };
-    let path = report_file(out, world.rank());
-    let text = serde_json::to_string(&report).unwrap_or_default();
-    std::fs::write(&path, text).map_err(|source| EngineError::Io { path, source })?;
+    write_report(&report_file(out, world.rank()), &report)?;
     let parameters = full_parameters(&trainer, &world)?;
     weights::save(parameters_file(out, world.rank()), &parameters)?;
     // Rank 0 may host the TCPStore: no rank exits before all are done.

@@ -7,6 +7,9 @@ use std::thread::{self, JoinHandle};
 use trainyard_param_server::{
     ClientError, JobInfo, LEASE_RENEWAL, Piece, PieceGradient, Pulled, ServerGroup, Taken, WorkerId,
 };
+use trainyard_trace::Ledger;
+
+use super::transfers::Transfers;
 
 /// A piece to compute, with the parameters for it.
 pub(super) struct Work {
@@ -33,8 +36,9 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Starts the thread.
-    pub(super) fn start(servers: ServerGroup) -> std::io::Result<Connection> {
+    pub(super) fn start(servers: ServerGroup, ledger: &Ledger) -> std::io::Result<Connection> {
         let (jobs, worker) = (servers.jobs().to_vec(), servers.worker());
+        let transfers = Transfers::new(ledger, jobs.len());
         // One push and one request may wait: a worker that is faster than the network waits here.
         let (commands, received) = sync_channel(2);
         let (answers, work) = sync_channel(2);
@@ -42,6 +46,7 @@ impl Connection {
         let thread = thread.spawn(move || {
             let mut exchange = Exchange {
                 servers,
+                transfers,
                 num_wanted: 0,
             };
             if let Err(error) = exchange.run(&received, &answers) {
@@ -94,6 +99,7 @@ impl Drop for Connection {
 /// The state of the thread.
 struct Exchange {
     servers: ServerGroup,
+    transfers: Transfers,
     /// Pieces that the worker has asked for.
     num_wanted: usize,
 }
@@ -124,11 +130,27 @@ impl Exchange {
             };
             match command {
                 Some(Command::Next) => self.num_wanted += 1,
-                Some(Command::Push(gradient, bytes)) => self.servers.push(gradient, &bytes)?,
+                Some(Command::Push(gradient, bytes)) => self.push(gradient, &bytes)?,
                 None if self.num_wanted > 0 => self.take(answers)?,
                 None => {}
             }
         }
+    }
+
+    fn push(&mut self, gradient: PieceGradient, bytes: &[Vec<u8>]) -> Result<(), ClientError> {
+        let began = self.transfers.now_ns();
+        self.servers.push(gradient, bytes)?;
+        let num_bytes = bytes.iter().map(Vec::len).sum();
+        self.transfers.pushed(num_bytes, began);
+        Ok(())
+    }
+
+    fn pull(&mut self, version: u64) -> Result<Pulled, ClientError> {
+        let began = self.transfers.now_ns();
+        let pulled = self.servers.pull(version)?;
+        let num_bytes = pulled.servers.iter().map(Vec::len).sum();
+        self.transfers.pulled(num_bytes, began);
+        Ok(pulled)
     }
 
     fn take(
@@ -140,7 +162,7 @@ impl Exchange {
             Taken::Done => None,
             Taken::Work(piece, version) => Some(Work {
                 piece,
-                parameters: self.servers.pull(version)?,
+                parameters: self.pull(version)?,
             }),
         };
         self.num_wanted -= 1;

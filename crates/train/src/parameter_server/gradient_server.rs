@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 use trainyard_nn::Parameter;
-use trainyard_parallel::scaled;
 use trainyard_param_server::{
     JobInfo, ParamShard, ParameterServer, Piece, PieceGradient, Progress, Update, UpdateRule,
     WorkQueue, WorkQueueOptions,
@@ -16,7 +15,7 @@ use trainyard_param_server::{
 use trainyard_torch::{World, scalar};
 
 use super::shards::{append_bytes, held_shards, take_elements};
-use super::{ServedState, Service, digest, run_secret};
+use super::{ExchangedBytes, ServedState, Service, digest, run_secret};
 use crate::checkpoint::broadcast_from_rank0;
 use crate::error::{Result, TrainError};
 use crate::trainer::{StepOutcome, Trainer};
@@ -168,6 +167,27 @@ impl GradientServer {
         self.server.wait_for_workers_to_leave(LEAVE_TIMEOUT);
     }
 
+    /// What workers exchange with all servers in all steps: every piece is a pull of all parameters and a push of all gradients.
+    pub(super) fn exchanged_bytes(&self, trainer: &Trainer) -> ExchangedBytes {
+        let WorkQueueOptions {
+            microbatches_per_step,
+            microbatches_per_piece,
+            num_steps,
+            ..
+        } = self.options;
+        let num_pieces = num_steps * microbatches_per_step.div_ceil(microbatches_per_piece);
+        let bytes = |parameter: &Parameter| {
+            let num_elements: usize = parameter.shape().iter().product();
+            (num_elements * parameter.kind().elt_size_in_bytes()) as u64
+        };
+        let parameters = trainer.parameters().iter();
+        let trained = parameters.clone().filter(|p| p.is_trainable());
+        ExchangedBytes {
+            pushed: num_pieces * trained.map(bytes).sum::<u64>(),
+            pulled: num_pieces * parameters.map(bytes).sum::<u64>(),
+        }
+    }
+
     /// The leader's decision, on all servers.
     fn decide(&mut self, trainer: &mut Trainer, world: &World) -> Result<Decision> {
         let own = if world.rank() == 0 {
@@ -293,18 +313,16 @@ impl StepSums {
             .parameters()
             .first()
             .ok_or(TrainError::NoParameters)?;
-        if world.rank() > 0 {
-            return Ok(scalar::zero_like(first.tensor())?);
-        }
-        tracing::debug!(
-            "gradients of this step were up to {} updates old",
-            self.staleness
-        );
-        let loss = scalar::like(first.tensor(), self.loss)?;
-        Ok(scaled(
-            &loss,
-            trainer.nominal_targets() / self.num_targets as f64,
-        )?)
+        let loss = if world.rank() == 0 {
+            tracing::debug!(
+                "gradients of this step were up to {} updates old",
+                self.staleness
+            );
+            self.loss * trainer.nominal_targets() / self.num_targets as f64
+        } else {
+            0.0
+        };
+        Ok(scalar::double_like(first.tensor(), loss)?)
     }
 }
 

@@ -46,7 +46,7 @@ impl LocalSteps {
     ) -> Result<(Tensor, i64)> {
         let first = trainer.parameters().first();
         let first = first.ok_or(TrainError::NoParameters)?;
-        let (mut loss, mut num_targets) = (scalar::zero_like(first.tensor())?, 0);
+        let (mut loss, mut num_targets) = (scalar::double_like(first.tensor(), 0.0)?, 0);
         for step in piece.step * self.sync_steps..(piece.step + 1) * self.sync_steps {
             let batches = self.batches(trainer, samples, step, piece.first)?;
             let num: i64 = batches.iter().map(|batch| batch.num_targets).sum();
@@ -58,7 +58,7 @@ impl LocalSteps {
             );
             let outcome = trainer.step(&batches)?;
             let share = scaled(&outcome.local_loss, self.weight(trainer, num))?;
-            loss = loss.f_add(&share.f_to_kind(loss.kind())?)?;
+            loss = loss.f_add(&share)?;
             num_targets += num;
         }
         trainer.wait_pending()?;

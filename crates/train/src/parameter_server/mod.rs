@@ -8,9 +8,11 @@
 //! the servers is an outer step. Replicas come and go without a restart of the others.
 
 mod connection;
+mod dry_run;
 mod gradient_server;
 mod local_steps;
 mod shards;
+mod transfers;
 mod worker;
 
 use std::path::PathBuf;
@@ -20,11 +22,14 @@ use trainyard_checkpoint::Digest;
 use trainyard_config::{CommSection, Config};
 use trainyard_peer_checkpoint::SECRET_FILE;
 use trainyard_tls::RunSecret;
+use trainyard_torch::World;
 
 use trainyard_param_server::Progress;
 pub use trainyard_param_server::Role;
 
 use crate::error::{Result, TrainError};
+use crate::trainer::{StepOutcome, Trainer};
+pub use dry_run::{ServedDryRun, dry_run};
 pub(crate) use gradient_server::GradientServer;
 pub use worker::work;
 
@@ -70,6 +75,33 @@ impl ServedState {
             _ => Ok(()),
         }
     }
+}
+
+/// The bytes that workers exchange with servers in a run, by the closed form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangedBytes {
+    /// Gradients, or movements, that workers push.
+    pub pushed: u64,
+    /// Parameters that workers pull.
+    pub pulled: u64,
+}
+
+/// Serves the first `num_steps` steps of a run with the parameters of `trainer`; `after_step` is called after each of them. Returns
+/// what workers exchange meanwhile, if none is lost. This is a collective call.
+pub fn serve_steps(
+    service: Service<'_>,
+    num_steps: u64,
+    trainer: &mut Trainer,
+    world: &World,
+    mut after_step: impl FnMut(&Trainer, &StepOutcome) -> Result<()>,
+) -> Result<ExchangedBytes> {
+    let mut server = GradientServer::start(service, num_steps, trainer, world)?;
+    for _ in 0..num_steps {
+        let outcome = server.step(trainer, world)?;
+        after_step(trainer, &outcome)?;
+    }
+    server.finish();
+    Ok(server.exchanged_bytes(trainer))
 }
 
 /// The role that the launcher has given to this process; `None` in a run without parameter servers.

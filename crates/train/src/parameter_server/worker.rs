@@ -89,7 +89,7 @@ impl Client<'_> {
     /// Joins the servers and works until there is no work left.
     fn session(&mut self, servers: &[String]) -> Result<(), Ended> {
         let group = ServerGroup::join(servers, &run_secret()?, &digest(self.spec)?)?;
-        let connection = Connection::start(group).map_err(|error| {
+        let connection = Connection::start(group, self.world.ledger()).map_err(|error| {
             TrainError::ParameterServer(format!("cannot start a thread: {error}"))
         })?;
         let number = connection.worker.0;

@@ -29,6 +29,7 @@ pub fn trials() -> Vec<Trial> {
         ),
         ("verify_shrinks_a_70b_config", verify::verify_shrinks),
         ("verify_passes_for_every_zero_stage", verify::verify_sharded),
+        ("verify_passes_for_parameter_servers", verify::verify_served),
         (
             "verify_passes_for_tensor_and_context_parallelism",
             verify::verify_layers,

@@ -56,6 +56,36 @@ pub fn verify_sharded() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Parameter servers without staleness equal one rank, and so do workers that take a step of their own; the bytes of both are
+/// those of the closed form, and a dry run knows them.
+pub fn verify_served() -> Result<(), Failed> {
+    for (job, types) in [
+        (
+            "--servers 1 --parameter_server.staleness 0",
+            &["float64", "float32"][..],
+        ),
+        (
+            "--servers 2 --local_updates.method diloco --local_updates.sync_steps 2",
+            &[],
+        ),
+    ] {
+        let line = format!("verify configs/llama-tiny.toml --nproc 2 --steps 4 --json {job}");
+        let output = trainyard(&line)?.output()?;
+        assert_passes(&output, types)?;
+        assert!(describe(&output).contains("bytes pushed"), "{job}");
+    }
+    let line = "dry-run configs/llama-tiny.toml --world 2 --servers 2 --json";
+    let found: Value = json(&trainyard(line)?.output()?)?;
+    let transfers = found["worker"]["collectives"].as_array();
+    let purposes = transfers.into_iter().flatten().map(|row| &row["purpose"]);
+    assert_eq!(purposes.collect::<Vec<_>>(), ["gradient", "parameter"]);
+    assert!(
+        found["server"]["states"]["optimizer"].as_u64() > Some(0),
+        "{found}"
+    );
+    Ok(())
+}
+
 pub fn verify_layers() -> Result<(), Failed> {
     verify_activations(&[
         "configs/llama-tiny-tp.toml --nproc 2",
