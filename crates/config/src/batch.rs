@@ -15,6 +15,13 @@ pub struct Batching {
     pub num_microbatches: usize,
 }
 
+impl Batching {
+    /// Micro-batches of all ranks per optimizer step.
+    pub fn num_global_microbatches(&self) -> u64 {
+        (self.ranks * self.num_microbatches) as u64
+    }
+}
+
 impl Config {
     /// Divides the global batch over `ranks` data-parallel ranks. If it is larger than one micro-batch per rank, ranks
     /// accumulate gradients.

@@ -196,6 +196,10 @@ impl Unit for Embed {
         }
         Ok(embedded.f_mul_scalar(self.scale)?)
     }
+
+    fn lookup_tables(&self) -> Vec<Parameter> {
+        vec![self.embedding.weight().clone()]
+    }
 }
 
 /// The names of a block's norms: before and after attention, before and after the feed-forward layer.

@@ -9,8 +9,8 @@ use trainyard_arch::DecoderConfig;
 
 use crate::transformer_block::{AttentionHalf, FeedForwardHalf, Head, TransformerBlock};
 use crate::{
-    Builder, Context, ContextParallel, Documents, Init, Module, NnError, Result, TensorParallel,
-    Unit,
+    Builder, Context, ContextParallel, Documents, Init, Module, NnError, Parameter, Result,
+    TensorParallel, Unit,
     layers::{Dropout, Embedding, LayerNorm, Linear, PositionEmbedding},
 };
 
@@ -83,6 +83,10 @@ impl Unit for Embed {
 
     fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
         self.wpe.add_to(&self.wte.forward(x)?, x)
+    }
+
+    fn lookup_tables(&self) -> Vec<Parameter> {
+        vec![self.wte.weight().clone()]
     }
 }
 

@@ -268,6 +268,10 @@ impl<M: Model> Unit for ParallelUnit<M> {
         self.unit().tied_parameters()
     }
 
+    fn lookup_tables(&self) -> Vec<Parameter> {
+        self.unit().lookup_tables()
+    }
+
     fn router(&self) -> Option<&Router> {
         self.unit().router()
     }

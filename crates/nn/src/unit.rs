@@ -99,6 +99,11 @@ pub trait Unit: Module {
         Vec::new()
     }
 
+    /// Embedding tables of which this unit reads the rows that its input names, and no others.
+    fn lookup_tables(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
+
     /// The unit's MoE router, if it has one.
     fn router(&self) -> Option<&Router> {
         None

@@ -12,6 +12,7 @@ use trainyard_tls::{ClientStream, Identity, RunSecret, Service, TlsError};
 use crate::protocol::{
     CHUNK_BYTES, JobInfo, PROTOCOL, PieceGradient, Pulled, Reply, Request, Taken,
 };
+use crate::rows::Rows;
 use crate::work_queue::WorkerId;
 
 /// How often a worker renews its lease: well before it ends.
@@ -121,24 +122,24 @@ impl ServerGroup {
         }
     }
 
-    /// Pulls the parameters of all servers, after at least `version` updates.
-    pub fn pull(&mut self, version: u64) -> Result<Pulled> {
-        let pulled = for_each(&mut self.servers, |_, server| server.pull(version))?;
+    /// Pulls the parameters of all servers, after at least `version` updates: of tables these rows.
+    pub fn pull(&mut self, version: u64, rows: &Rows) -> Result<Pulled> {
+        let pulled = for_each(&mut self.servers, |_, server| server.pull(version, rows))?;
         Ok(Pulled {
             version: pulled.first().map_or(0, |(version, _)| *version),
             servers: pulled.into_iter().map(|(_, bytes)| bytes).collect(),
         })
     }
 
-    /// Pushes a gradient: to every server the bytes of its shards, to the leader last.
-    pub fn push(&mut self, gradient: PieceGradient, bytes: &[Vec<u8>]) -> Result<()> {
+    /// Pushes a gradient: to every server the bytes of its shards, of tables those of these rows, to the leader last.
+    pub fn push(&mut self, gradient: PieceGradient, rows: &Rows, bytes: &[Vec<u8>]) -> Result<()> {
         let Some((leader, others)) = self.servers.split_first_mut() else {
             return Ok(());
         };
         let (ended, has_ended) = channel();
         thread::scope(|scope| {
             let push = |(server, bytes): (&mut Server, &Vec<u8>), ended: Sender<()>| {
-                let pushed = server.push(gradient, bytes);
+                let pushed = server.push(gradient, rows, bytes);
                 drop(ended);
                 pushed
             };
@@ -156,7 +157,7 @@ impl ServerGroup {
             }
             threads.into_iter().try_for_each(joined)
         })?;
-        leader.push(gradient, &bytes[0])
+        leader.push(gradient, rows, &bytes[0])
     }
 
     /// Renews the worker's lease.
@@ -223,10 +224,15 @@ impl Server {
         }
     }
 
-    fn pull(&mut self, version: u64) -> Result<(u64, Vec<u8>)> {
+    fn pull(&mut self, version: u64, rows: &Rows) -> Result<(u64, Vec<u8>)> {
         const OPERATION: &str = "pull parameters";
+        let num_rows = rows.len();
+        let request = Request::Pull { version, num_rows };
         loop {
-            match self.request(&Request::Pull { version }, OPERATION)? {
+            let sent = send(&mut self.stream, &request);
+            let sent = sent.and_then(|()| send_bytes(&mut self.stream, &rows.to_bytes()));
+            sent.map_err(|source| self.failed(OPERATION, source))?;
+            match self.reply(OPERATION)? {
                 Reply::NotYet => {}
                 Reply::Parameters { version, num_bytes } => {
                     let bytes = receive_bytes(&mut self.stream, num_bytes);
@@ -240,12 +246,12 @@ impl Server {
         }
     }
 
-    fn push(&mut self, gradient: PieceGradient, bytes: &[u8]) -> Result<()> {
+    fn push(&mut self, gradient: PieceGradient, rows: &Rows, bytes: &[u8]) -> Result<()> {
         const OPERATION: &str = "push a gradient";
-        let sent = send(&mut self.stream, &Request::Push(gradient)).and_then(|()| {
-            let mut chunks = bytes.chunks(CHUNK_BYTES);
-            chunks.try_for_each(|chunk| self.stream.send(chunk))
-        });
+        let num_rows = rows.len();
+        let sent = send(&mut self.stream, &Request::Push { gradient, num_rows })
+            .and_then(|()| send_bytes(&mut self.stream, &rows.to_bytes()))
+            .and_then(|()| send_bytes(&mut self.stream, bytes));
         sent.map_err(|source| self.failed(OPERATION, source))?;
         match self.reply(OPERATION)? {
             Reply::Received => Ok(()),
@@ -296,6 +302,11 @@ impl Server {
 
 fn send(stream: &mut ClientStream, request: &Request) -> io::Result<()> {
     stream.send(&serde_json::to_vec(request).map_err(io::Error::other)?)
+}
+
+fn send_bytes(stream: &mut ClientStream, bytes: &[u8]) -> io::Result<()> {
+    let mut chunks = bytes.chunks(CHUNK_BYTES);
+    chunks.try_for_each(|chunk| stream.send(chunk))
 }
 
 fn receive_bytes(stream: &mut ClientStream, num_bytes: usize) -> io::Result<Vec<u8>> {

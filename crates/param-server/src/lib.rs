@@ -8,6 +8,7 @@
 //!   without clocks and sockets.
 //! - [`ParameterServer`] keeps the newest parameters for workers that pull them, and the gradients that they push.
 //! - [`ServerGroup`] is a worker's connection to all servers.
+//! - [`Rows`] are the rows of embedding tables that a piece needs: of a table, workers pull and push only these.
 //!
 //! The servers of a run form a world of their own: each holds a shard of every parameter, and they apply the same updates
 //! in the order that the first one, the leader, decides. A worker pushes to the leader last, so a gradient that the
@@ -18,12 +19,14 @@
 mod client;
 mod environment;
 mod protocol;
+mod rows;
 mod server;
 mod work_queue;
 
 pub use client::{ClientError, LEASE_RENEWAL, ServerGroup};
 pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, Role, SERVERS};
 pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Taken};
+pub use rows::{Part, RowBlock, Rows};
 pub use server::ParameterServer;
 pub use work_queue::{
     Piece, Progress, Take, Update, UpdateRule, WorkQueue, WorkQueueOptions, WorkerId,

@@ -2,8 +2,10 @@
 //!
 //! A message is JSON. The gradients of a push follow their header, and the parameters of a pull follow the reply, as raw
 //! bytes in messages of at most [`CHUNK_BYTES`]: the elements of every [`ParamShard`] of the server, in order, as its
-//! tensors have them in memory (little endian).
+//! tensors have them in memory (little endian). Of an embedding table, they are those of some [`Rows`](crate::Rows), whose numbers follow
+//! the header of a push or of a request to pull.
 
+use std::num::NonZero;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -30,6 +32,8 @@ pub struct ParamShard {
     pub element_bytes: usize,
     /// Whether workers push its gradient; they pull all shards.
     pub is_trainable: bool,
+    /// Set if it is an embedding table, of which workers need some rows: the elements of a row.
+    pub row_elements: Option<NonZero<usize>>,
 }
 
 impl ParamShard {
@@ -63,6 +67,19 @@ pub struct JobInfo {
     pub is_synchronous: bool,
     /// What this server holds.
     pub shards: Vec<ParamShard>,
+}
+
+impl JobInfo {
+    /// The shards whose gradients workers push.
+    pub fn trained_shards(&self) -> impl Iterator<Item = &ParamShard> + Clone {
+        self.shards.iter().filter(|shard| shard.is_trainable)
+    }
+
+    /// Whether workers pull some rows of a parameter.
+    pub fn has_tables(&self) -> bool {
+        let mut shards = self.shards.iter();
+        shards.any(|shard| shard.row_elements.is_some())
+    }
 }
 
 /// What a worker says of a gradient.
@@ -100,10 +117,13 @@ pub(crate) enum Request {
     Join,
     /// Asks for the next piece; only the leader is asked.
     Take,
-    /// Asks for the parameters after at least this many updates.
-    Pull { version: u64 },
-    /// Sends a gradient, whose bytes follow.
-    Push(PieceGradient),
+    /// Asks for the parameters after at least this many updates. The numbers of the rows follow.
+    Pull { version: u64, num_rows: usize },
+    /// Sends a gradient. The numbers of its rows follow, then its bytes.
+    Push {
+        gradient: PieceGradient,
+        num_rows: usize,
+    },
     /// Renews the lease of the worker.
     Heartbeat,
 }

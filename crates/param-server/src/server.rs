@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use trainyard_tls::{MessageServer, RunSecret, ServerStream, Service};
 
-use crate::protocol::{CHUNK_BYTES, JobInfo, PROTOCOL, ParamShard, PieceGradient, Reply, Request};
+use crate::protocol::{CHUNK_BYTES, JobInfo, PROTOCOL, PieceGradient, Reply, Request};
+use crate::rows::{Rows, gather, scatter};
 use crate::work_queue::{Piece, Progress, Take, Update, WorkQueue, WorkerId};
 
 /// A worker that the leader has not heard of for this long has lost its lease.
@@ -32,7 +33,6 @@ pub struct ParameterServer {
 #[derive(Debug)]
 struct Shared {
     job: JobInfo,
-    num_gradient_bytes: usize,
     is_leader: bool,
     grace_period: Duration,
     state: Mutex<State>,
@@ -47,7 +47,7 @@ struct State {
     has_quorum_since: Option<Instant>,
     /// The bytes of gradients. Until the leader has accepted one, there may be another of the same piece, from a worker that
     /// has lost its lease.
-    gradients: HashMap<(WorkerId, Piece), Vec<u8>>,
+    gradients: HashMap<(WorkerId, Piece), Pushed>,
     /// What workers say of gradients that the leader has accepted.
     accepted: HashMap<Piece, PieceGradient>,
     parameters: Option<(u64, Arc<Vec<u8>>)>,
@@ -65,12 +65,6 @@ impl ParameterServer {
         is_leader: bool,
     ) -> io::Result<ParameterServer> {
         let shared = Arc::new(Shared {
-            num_gradient_bytes: job
-                .shards
-                .iter()
-                .filter(|shard| shard.is_trainable)
-                .map(ParamShard::num_bytes)
-                .sum(),
             job,
             is_leader,
             grace_period,
@@ -126,14 +120,16 @@ impl ParameterServer {
         self.shared.lock().queue.num_applied()
     }
 
-    /// Removes a gradient, and all others of its piece: the bytes of this server's shards.
+    /// Removes a gradient, and all others of its piece: the bytes of this server's shards that are trained.
     pub fn take_gradient(&self, gradient: &PieceGradient) -> Option<Vec<u8>> {
         let mut state = self.shared.lock();
-        let bytes = state.gradients.remove(&(gradient.worker, gradient.piece));
+        let pushed = state.gradients.remove(&(gradient.worker, gradient.piece));
         state
             .gradients
             .retain(|(_, piece), _| *piece != gradient.piece);
-        bytes
+        drop(state);
+        let Pushed { rows, bytes } = pushed?;
+        Some(scatter(self.shared.job.trained_shards(), &rows, &bytes))
     }
 
     /// Gives workers these parameters from now on, which result from `update`.
@@ -167,6 +163,13 @@ impl ParameterServer {
         let left = |state: &State| state.queue.num_workers() == 0;
         drop(self.shared.wait(timeout, left));
     }
+}
+
+/// A gradient as it has arrived.
+#[derive(Debug)]
+struct Pushed {
+    rows: Rows,
+    bytes: Vec<u8>,
 }
 
 impl State {
@@ -250,8 +253,8 @@ impl Connection<'_> {
                 Request::Describe => self.reply(&Reply::Job(self.shared.job.clone()))?,
                 Request::Join => self.join()?,
                 Request::Take => self.take()?,
-                Request::Pull { version } => self.pull(version)?,
-                Request::Push(gradient) => self.push(gradient)?,
+                Request::Pull { version, num_rows } => self.pull(version, num_rows)?,
+                Request::Push { gradient, num_rows } => self.push(gradient, num_rows)?,
                 Request::Heartbeat => self.reply(&Reply::Received)?,
             }
         }
@@ -302,7 +305,8 @@ impl Connection<'_> {
         self.reply(&reply)
     }
 
-    fn pull(&mut self, version: u64) -> io::Result<()> {
+    fn pull(&mut self, version: u64, num_rows: usize) -> io::Result<()> {
+        let rows = self.receive_rows(num_rows)?;
         let is_new = |state: &State| state.parameters.as_ref().is_some_and(|p| p.0 >= version);
         let state = self.shared.wait(POLL_TIMEOUT, is_new);
         let found = state.parameters.clone().filter(|found| found.0 >= version);
@@ -310,6 +314,7 @@ impl Connection<'_> {
         let Some((version, bytes)) = found else {
             return self.reply(&Reply::NotYet);
         };
+        let bytes = gather(self.shared.job.shards.iter(), &rows, &bytes);
         self.reply(&Reply::Parameters {
             version,
             num_bytes: bytes.len(),
@@ -319,14 +324,11 @@ impl Connection<'_> {
             .try_for_each(|chunk| self.stream.send(chunk))
     }
 
-    fn push(&mut self, gradient: PieceGradient) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(self.shared.num_gradient_bytes);
-        while bytes.len() < self.shared.num_gradient_bytes {
-            bytes.extend(self.stream.receive()?);
-        }
-        if bytes.len() > self.shared.num_gradient_bytes {
-            return Err(ErrorKind::InvalidData.into());
-        }
+    fn push(&mut self, gradient: PieceGradient, num_rows: usize) -> io::Result<()> {
+        let rows = self.receive_rows(num_rows)?;
+        let shards = self.shared.job.trained_shards();
+        let num_bytes = shards.map(|shard| shard.num_transferred_bytes(&rows)).sum();
+        let bytes = self.receive_bytes(num_bytes)?;
         let PieceGradient { worker, piece, .. } = gradient;
         let mut state = self.shared.lock();
         if self.shared.is_leader {
@@ -337,10 +339,29 @@ impl Connection<'_> {
             }
             state.accepted.insert(piece, gradient);
         }
-        state.gradients.insert((worker, piece), bytes);
+        state
+            .gradients
+            .insert((worker, piece), Pushed { rows, bytes });
         drop(state);
         self.shared.changed.notify_all();
         self.reply(&Reply::Received)
+    }
+
+    fn receive_rows(&mut self, num_rows: usize) -> io::Result<Rows> {
+        let bytes = self.receive_bytes(num_rows.saturating_mul(size_of::<u32>()))?;
+        Rows::from_bytes(&bytes).ok_or_else(|| ErrorKind::InvalidData.into())
+    }
+
+    /// Receives this many bytes, and allocates them as they come.
+    fn receive_bytes(&mut self, num_bytes: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < num_bytes {
+            bytes.extend(self.stream.receive()?);
+        }
+        if bytes.len() > num_bytes {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        Ok(bytes)
     }
 }
 
@@ -349,6 +370,7 @@ mod tests {
     use trainyard_tls::RunSecret;
 
     use super::*;
+    use crate::protocol::ParamShard;
     use crate::work_queue::{UpdateRule, WorkQueueOptions};
     use crate::{ClientError, ServerGroup, Taken};
 
@@ -365,6 +387,7 @@ mod tests {
                 elements: vec![first..first + 100_000, first + 100_000..first + 300_000],
                 element_bytes: 4,
                 is_trainable: true,
+                row_elements: None,
             }],
         }
     }
@@ -407,7 +430,7 @@ mod tests {
                 Taken::NotYet => continue,
                 Taken::Done => break,
             };
-            let pulled = servers.pull(version)?;
+            let pulled = servers.pull(version, &Rows::default())?;
             assert_eq!(pulled.version, piece.step);
             assert!(
                 pulled
@@ -419,7 +442,8 @@ mod tests {
             servers.renew_lease()?;
             let bytes = vec![vec![piece.first as u8; 1_200_000]; 2];
             let worker = servers.worker();
-            servers.push(gradient(worker, piece, pulled.version), &bytes)?;
+            let gradient = gradient(worker, piece, pulled.version);
+            servers.push(gradient, &Rows::default(), &bytes)?;
             num_pieces += 1;
         }
         Ok(num_pieces)
@@ -484,7 +508,11 @@ mod tests {
         };
         let bytes = vec![vec![0; 1_200_000]];
         let rejected = worker
-            .push(gradient(worker.worker(), piece, 0), &bytes)
+            .push(
+                gradient(worker.worker(), piece, 0),
+                &Rows::default(),
+                &bytes,
+            )
             .unwrap_err();
         assert!(
             matches!(rejected, ClientError::Rejected { .. }),

@@ -65,12 +65,13 @@ fn run_server(spec: &TrainSpec, service: Service<'_>, out: &Path) -> Result<()> 
     let mut trainer = Trainer::new(&server, &world, world.device().into())?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     let steps = server.training.steps;
-    let exchanged =
-        parameter_server::serve_steps(service, steps, &mut trainer, &world, |trainer, outcome| {
-            losses.push(trainer.loss_over_replicas(&outcome.local_loss)?);
-            grad_norms.push(f64::try_from(&outcome.grad_norm)?);
-            Ok(())
-        })?;
+    parameter_server::serve_steps(service, steps, &mut trainer, &world, |trainer, outcome| {
+        losses.push(trainer.loss_over_replicas(&outcome.local_loss)?);
+        grad_norms.push(f64::try_from(&outcome.grad_norm)?);
+        Ok(())
+    })?;
+    let run = (spec, service);
+    let exchanged = parameter_server::exchanged_bytes(run, steps, &trainer, num_servers)?;
     let report = ServerReport {
         losses,
         grad_norms,

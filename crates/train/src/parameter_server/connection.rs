@@ -5,24 +5,47 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::thread::{self, JoinHandle};
 
 use trainyard_param_server::{
-    ClientError, JobInfo, LEASE_RENEWAL, Piece, PieceGradient, Pulled, ServerGroup, Taken, WorkerId,
+    ClientError, JobInfo, LEASE_RENEWAL, Piece, PieceGradient, Pulled, Rows, ServerGroup, Taken,
+    WorkerId,
 };
 use trainyard_trace::Ledger;
 
+use super::piece_samples::PieceSamples;
 use super::transfers::Transfers;
+use crate::error::TrainError;
 
 /// A piece to compute, with the parameters for it.
 pub(super) struct Work {
     pub piece: Piece,
+    /// The rows of tables among the parameters.
+    pub rows: Rows,
     pub parameters: Pulled,
+}
+
+/// Why the session of a worker ended early.
+pub(super) enum Ended {
+    Connection(ClientError),
+    Training(TrainError),
+}
+
+impl From<TrainError> for Ended {
+    fn from(error: TrainError) -> Ended {
+        Ended::Training(error)
+    }
+}
+
+impl From<ClientError> for Ended {
+    fn from(error: ClientError) -> Ended {
+        Ended::Connection(error)
+    }
 }
 
 /// What the thread has to do.
 enum Command {
     /// Take a piece and pull the parameters for it.
     Next,
-    /// Push a gradient: the bytes for every server.
-    Push(PieceGradient, Vec<Vec<u8>>),
+    /// Push a gradient: the rows of tables, and the bytes for every server.
+    Push(PieceGradient, Rows, Vec<Vec<u8>>),
 }
 
 /// The connection of a worker that has joined. Dropping it leaves the run.
@@ -30,21 +53,27 @@ pub(super) struct Connection {
     pub jobs: Vec<JobInfo>,
     pub worker: WorkerId,
     commands: Option<SyncSender<Command>>,
-    work: Receiver<Result<Option<Work>, ClientError>>,
+    work: Receiver<Result<Option<Work>, Ended>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Connection {
     /// Starts the thread.
-    pub(super) fn start(servers: ServerGroup, ledger: &Ledger) -> std::io::Result<Connection> {
+    pub(super) fn start(
+        servers: ServerGroup,
+        samples: PieceSamples,
+        ledger: &Ledger,
+    ) -> std::io::Result<Connection> {
         let (jobs, worker) = (servers.jobs().to_vec(), servers.worker());
         let transfers = Transfers::new(ledger, jobs.len());
+        let jobs_have_tables = jobs.iter().any(JobInfo::has_tables);
         // One push and one request may wait: a worker that is faster than the network waits here.
         let (commands, received) = sync_channel(2);
         let (answers, work) = sync_channel(2);
         let thread = thread::Builder::new().name("parameter servers".to_owned());
         let thread = thread.spawn(move || {
             let mut exchange = Exchange {
+                samples: jobs_have_tables.then_some(samples),
                 servers,
                 transfers,
                 num_wanted: 0,
@@ -69,13 +98,13 @@ impl Connection {
     }
 
     /// Waits for a piece that was asked for; `None` if there is no work left.
-    pub(super) fn receive_work(&self) -> Result<Option<Work>, ClientError> {
+    pub(super) fn receive_work(&self) -> Result<Option<Work>, Ended> {
         self.work.recv().unwrap_or(Ok(None))
     }
 
     /// Pushes a gradient.
-    pub(super) fn push(&self, gradient: PieceGradient, bytes: Vec<Vec<u8>>) {
-        self.send(Command::Push(gradient, bytes));
+    pub(super) fn push(&self, gradient: PieceGradient, rows: Rows, bytes: Vec<Vec<u8>>) {
+        self.send(Command::Push(gradient, rows, bytes));
     }
 
     /// A thread that has failed does not receive; its error is in the answers.
@@ -99,6 +128,8 @@ impl Drop for Connection {
 /// The state of the thread.
 struct Exchange {
     servers: ServerGroup,
+    /// Set if there are tables, of which a piece needs the rows that its samples look up.
+    samples: Option<PieceSamples>,
     transfers: Transfers,
     /// Pieces that the worker has asked for.
     num_wanted: usize,
@@ -109,8 +140,8 @@ impl Exchange {
     fn run(
         &mut self,
         commands: &Receiver<Command>,
-        answers: &SyncSender<Result<Option<Work>, ClientError>>,
-    ) -> Result<(), ClientError> {
+        answers: &SyncSender<Result<Option<Work>, Ended>>,
+    ) -> Result<(), Ended> {
         loop {
             let command = if self.num_wanted > 0 {
                 match commands.try_recv() {
@@ -130,40 +161,52 @@ impl Exchange {
             };
             match command {
                 Some(Command::Next) => self.num_wanted += 1,
-                Some(Command::Push(gradient, bytes)) => self.push(gradient, &bytes)?,
+                Some(Command::Push(gradient, rows, bytes)) => {
+                    self.push(gradient, &rows, &bytes)?;
+                }
                 None if self.num_wanted > 0 => self.take(answers)?,
                 None => {}
             }
         }
     }
 
-    fn push(&mut self, gradient: PieceGradient, bytes: &[Vec<u8>]) -> Result<(), ClientError> {
+    fn push(
+        &mut self,
+        gradient: PieceGradient,
+        rows: &Rows,
+        bytes: &[Vec<u8>],
+    ) -> Result<(), ClientError> {
         let began = self.transfers.now_ns();
-        self.servers.push(gradient, bytes)?;
-        let num_bytes = bytes.iter().map(Vec::len).sum();
-        self.transfers.pushed(num_bytes, began);
+        self.servers.push(gradient, rows, bytes)?;
+        let num_bytes: usize = bytes.iter().map(Vec::len).sum();
+        let numbers = self.transfers.num_bytes_of(rows);
+        self.transfers.pushed(num_bytes + numbers, began);
         Ok(())
     }
 
-    fn pull(&mut self, version: u64) -> Result<Pulled, ClientError> {
+    fn pull(&mut self, version: u64, rows: &Rows) -> Result<Pulled, ClientError> {
         let began = self.transfers.now_ns();
-        let pulled = self.servers.pull(version)?;
+        let pulled = self.servers.pull(version, rows)?;
         let num_bytes = pulled.servers.iter().map(Vec::len).sum();
-        self.transfers.pulled(num_bytes, began);
+        let numbers = self.transfers.num_bytes_of(rows);
+        self.transfers.pulled(num_bytes, numbers, began);
         Ok(pulled)
     }
 
-    fn take(
-        &mut self,
-        answers: &SyncSender<Result<Option<Work>, ClientError>>,
-    ) -> Result<(), ClientError> {
+    fn take(&mut self, answers: &SyncSender<Result<Option<Work>, Ended>>) -> Result<(), Ended> {
         let answer = match self.servers.take()? {
             Taken::NotYet => return Ok(()),
             Taken::Done => None,
-            Taken::Work(piece, version) => Some(Work {
-                piece,
-                parameters: self.pull(version)?,
-            }),
+            Taken::Work(piece, version) => {
+                let samples = self.samples.as_ref();
+                let rows = samples.map(|samples| samples.rows(piece)).transpose()?;
+                let rows = rows.unwrap_or_default();
+                Some(Work {
+                    piece,
+                    parameters: self.pull(version, &rows)?,
+                    rows,
+                })
+            }
         };
         self.num_wanted -= 1;
         let _ = answers.send(Ok(answer));

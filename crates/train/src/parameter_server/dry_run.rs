@@ -1,10 +1,13 @@
 //! Dry runs of a parameter server and of a worker.
 
 use serde::Serialize;
-use trainyard_nn::{Device, Parameter};
+use trainyard_data::Batch;
+use trainyard_nn::Device;
 use trainyard_torch::memory;
 use trainyard_trace::{Ledger, MemoryKind};
 
+use super::exchanged_bytes::exchanged_for_rows;
+use super::shards::lookup_tables;
 use super::transfers::Transfers;
 use crate::dry_run::{DryRun, dry_run_with, empty_batch, empty_batches};
 use crate::error::Result;
@@ -32,7 +35,8 @@ pub fn dry_run(run: &TrainSpec, num_servers: usize, num_workers: usize) -> Resul
         let worker = run.with_config(run.for_worker(global_batch / num_shares)?);
         dry_run_with(&worker, (1, 0), |trainer, ledger| {
             let batches = empty_batches(&worker, trainer, Device::Meta)?;
-            exchange(trainer, ledger, num_servers, |trainer| {
+            let with = (run, num_servers, &batches[..]);
+            exchange(trainer, ledger, with, |trainer| {
                 trainer.step(&batches).map(drop)
             })
         })?
@@ -43,7 +47,8 @@ pub fn dry_run(run: &TrainSpec, num_servers: usize, num_workers: usize) -> Resul
             let (layout, local) = (SampleLayout::of(&worker)?, trainer.batching().local);
             let batches = (0..num).map(|_| empty_batch(&layout, local, Device::Meta));
             let batches = batches.collect::<Result<Vec<_>>>()?;
-            exchange(trainer, ledger, num_servers, |trainer| {
+            let with = (run, num_servers, &batches[..]);
+            exchange(trainer, ledger, with, |trainer| {
                 drop(trainer.gradients(&batches, 0, 0)?);
                 Ok(trainer.model().zero_grad()?)
             })
@@ -63,24 +68,26 @@ fn without_steps(mut worker: DryRun) -> DryRun {
     worker
 }
 
-/// Pulls parameters, computes, and pushes gradients.
+/// Pulls parameters, computes, and pushes gradients. No token occurs twice, so more rows of tables are exchanged than with real
+/// samples.
 fn exchange(
     trainer: &mut Trainer,
     ledger: &Ledger,
-    num_servers: usize,
+    (run, num_servers, batches): (&TrainSpec, usize, &[Batch]),
     compute: impl FnOnce(&mut Trainer) -> Result<()>,
 ) -> Result<()> {
     let mut transfers = Transfers::new(ledger, num_servers);
-    let bytes =
-        |parameter: &Parameter| parameter.tensor().numel() * parameter.kind().elt_size_in_bytes();
-    let parameters = trainer.parameters().iter();
-    let pushed = parameters
-        .clone()
-        .filter(|parameter| parameter.is_trainable());
-    let (pushed, pulled) = (pushed.map(bytes).sum(), parameters.map(bytes).sum());
-    transfers.pulled(pulled, transfers.now_ns());
+    let tables = lookup_tables(run, trainer.model());
+    let num_rows = if tables.is_empty() {
+        0
+    } else {
+        batches.iter().map(|batch| batch.inputs.numel()).sum()
+    };
+    let bytes = exchanged_for_rows(trainer.parameters(), &tables, num_rows, num_servers);
+    let numbers = num_servers * num_rows * size_of::<u32>();
+    transfers.pulled(bytes.pulled as usize, numbers, transfers.now_ns());
     compute(trainer)?;
-    transfers.pushed(pushed, transfers.now_ns());
+    transfers.pushed(bytes.pushed as usize, transfers.now_ns());
     Ok(())
 }
 

@@ -14,8 +14,8 @@ use trainyard_param_server::{
 };
 use trainyard_torch::{World, scalar};
 
-use super::shards::{append_bytes, held_shards, take_elements};
-use super::{ExchangedBytes, ServedState, Service, digest, run_secret};
+use super::shards::{append_bytes, held_shards, lookup_tables, take_elements};
+use super::{ServedState, Service, digest, run_secret};
 use crate::checkpoint::broadcast_from_rank0;
 use crate::error::{Result, TrainError};
 use crate::trainer::{StepOutcome, Trainer};
@@ -85,9 +85,10 @@ impl GradientServer {
                     .to_owned(),
             ));
         }
-        let num_microbatches = trainer.batching().global / trainer.batching().local;
-        let options = queue_options(service, num_microbatches as u64, num_steps);
-        let shards = held_shards(trainer.parameters(), world)?;
+        let num_microbatches = trainer.batching().num_global_microbatches();
+        let options = queue_options(service, num_microbatches, num_steps);
+        let tables = lookup_tables(run, trainer.model());
+        let shards = held_shards(trainer.parameters(), &tables, world)?;
         let job = JobInfo {
             digest: digest(run)?,
             global_batch: trainer.batching().global,
@@ -165,27 +166,6 @@ impl GradientServer {
     /// Ends the service: workers learn that there is no work left.
     pub(crate) fn finish(&self) {
         self.server.wait_for_workers_to_leave(LEAVE_TIMEOUT);
-    }
-
-    /// What workers exchange with all servers in all steps: every piece is a pull of all parameters and a push of all gradients.
-    pub(super) fn exchanged_bytes(&self, trainer: &Trainer) -> ExchangedBytes {
-        let WorkQueueOptions {
-            microbatches_per_step,
-            microbatches_per_piece,
-            num_steps,
-            ..
-        } = self.options;
-        let num_pieces = num_steps * microbatches_per_step.div_ceil(microbatches_per_piece);
-        let bytes = |parameter: &Parameter| {
-            let num_elements: usize = parameter.shape().iter().product();
-            (num_elements * parameter.kind().elt_size_in_bytes()) as u64
-        };
-        let parameters = trainer.parameters().iter();
-        let trained = parameters.clone().filter(|p| p.is_trainable());
-        ExchangedBytes {
-            pushed: num_pieces * trained.map(bytes).sum::<u64>(),
-            pulled: num_pieces * parameters.map(bytes).sum::<u64>(),
-        }
     }
 
     /// The leader's decision, on all servers.
@@ -328,7 +308,11 @@ impl StepSums {
 
 /// The work of a run. A step is divided among as many pieces as there are workers at its start; a replica that takes steps of its
 /// own takes one of them at a time.
-fn queue_options(service: Service<'_>, num_microbatches: u64, num_steps: u64) -> WorkQueueOptions {
+pub(super) fn queue_options(
+    service: Service<'_>,
+    num_microbatches: u64,
+    num_steps: u64,
+) -> WorkQueueOptions {
     let (run, num_workers) = (service.run, service.num_workers.max(1) as u64);
     let section = &run.parameter_server;
     let bound = section.staleness.bound();

@@ -9,8 +9,10 @@
 
 mod connection;
 mod dry_run;
+mod exchanged_bytes;
 mod gradient_server;
 mod local_steps;
+mod piece_samples;
 mod shards;
 mod transfers;
 mod worker;
@@ -30,6 +32,7 @@ pub use trainyard_param_server::Role;
 use crate::error::{Result, TrainError};
 use crate::trainer::{StepOutcome, Trainer};
 pub use dry_run::{ServedDryRun, dry_run};
+pub use exchanged_bytes::{ExchangedBytes, exchanged_bytes};
 pub(crate) use gradient_server::GradientServer;
 pub use worker::work;
 
@@ -77,31 +80,22 @@ impl ServedState {
     }
 }
 
-/// The bytes that workers exchange with servers in a run, by the closed form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExchangedBytes {
-    /// Gradients, or movements, that workers push.
-    pub pushed: u64,
-    /// Parameters that workers pull.
-    pub pulled: u64,
-}
-
-/// Serves the first `num_steps` steps of a run with the parameters of `trainer`; `after_step` is called after each of them. Returns
-/// what workers exchange meanwhile, if none is lost. This is a collective call.
+/// Serves the first `num_steps` steps of a run with the parameters of `trainer`; `after_step` is called after each of them. This is a
+/// collective call.
 pub fn serve_steps(
     service: Service<'_>,
     num_steps: u64,
     trainer: &mut Trainer,
     world: &World,
     mut after_step: impl FnMut(&Trainer, &StepOutcome) -> Result<()>,
-) -> Result<ExchangedBytes> {
+) -> Result<()> {
     let mut server = GradientServer::start(service, num_steps, trainer, world)?;
     for _ in 0..num_steps {
         let outcome = server.step(trainer, world)?;
         after_step(trainer, &outcome)?;
     }
     server.finish();
-    Ok(server.exchanged_bytes(trainer))
+    Ok(())
 }
 
 /// The role that the launcher has given to this process; `None` in a run without parameter servers.

@@ -1,17 +1,40 @@
 //! The bytes of parameters and gradients, as workers and servers exchange them.
 
+use std::num::NonZero;
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
+use trainyard_config::Config;
 use trainyard_mesh::slice_of;
-use trainyard_nn::Parameter;
-use trainyard_param_server::ParamShard;
+use trainyard_nn::{Model, Parameter};
+use trainyard_param_server::{ParamShard, Part, RowBlock};
 use trainyard_torch::{World, bytes};
 
 use crate::error::{Result, TrainError};
 
+/// The names of embedding tables of which a piece needs some rows only: lookups of the first unit that no other unit uses. A
+/// worker that takes steps of its own needs all rows, because its optimizer may move them without a gradient.
+pub(super) fn lookup_tables(run: &Config, model: &dyn Model) -> Vec<String> {
+    let units = model.units();
+    let Some(first) = units.first().filter(|_| !run.has_local_updates()) else {
+        return Vec::new();
+    };
+    let tied: Vec<_> = units
+        .iter()
+        .flat_map(|unit| unit.tied_parameters())
+        .collect();
+    let is_tied = |table: &Parameter| tied.iter().any(|tied| tied.name() == table.name());
+    let tables = first.lookup_tables().into_iter();
+    let own = tables.filter(|table| !is_tied(table));
+    own.map(|table| table.name().to_owned()).collect()
+}
+
 /// What this rank of the servers holds of every parameter.
-pub(super) fn held_shards(parameters: &[Parameter], world: &World) -> Result<Vec<ParamShard>> {
+pub(super) fn held_shards(
+    parameters: &[Parameter],
+    tables: &[String],
+    world: &World,
+) -> Result<Vec<ParamShard>> {
     let shard = |parameter: &Parameter| {
         let shape = parameter.shape();
         let slice = slice_of(shape, &parameter.layout(), world.mesh(), world.rank())?;
@@ -22,6 +45,10 @@ pub(super) fn held_shards(parameters: &[Parameter], world: &World) -> Result<Vec
             elements: slice.region.runs_within(shape, within).collect(),
             element_bytes: parameter.kind().elt_size_in_bytes(),
             is_trainable: parameter.is_trainable(),
+            row_elements: tables
+                .iter()
+                .find(|table| *table == parameter.name())
+                .and_then(|_| NonZero::new(shape.iter().skip(1).product())),
         })
     };
     parameters.iter().map(shard).collect()
@@ -50,8 +77,46 @@ pub(super) fn take_elements(from: &mut &[u8], num: usize, kind: Kind) -> Result<
     Ok(Tensor::f_from_data_size(own, &[num as i64], kind)?)
 }
 
+/// The values of a part of a contiguous tensor: a flat view, or a copy of rows.
+pub(super) fn values_of(tensor: &Tensor, part: &Part) -> Result<Tensor> {
+    match part {
+        Part::Elements(elements) => elements_of(tensor, elements),
+        Part::Rows(block) => {
+            let columns = columns_of(tensor, block)?;
+            Ok(columns.f_index_select(0, &numbers(block, tensor.device())?)?)
+        }
+    }
+}
+
+/// Copies flat values into a part of a contiguous tensor.
+pub(super) fn write_values(tensor: &Tensor, part: &Part, values: &Tensor) -> Result<()> {
+    match part {
+        Part::Elements(elements) => elements_of(tensor, elements)?.f_copy_(values)?,
+        Part::Rows(block) => {
+            let mut columns = columns_of(tensor, block)?;
+            let values = values.f_to_device(tensor.device())?;
+            let values = values.f_view([-1, block.columns.len() as i64])?;
+            drop(columns.f_index_copy_(0, &numbers(block, tensor.device())?, &values)?);
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a block, of all rows.
+fn columns_of(table: &Tensor, block: &RowBlock) -> Result<Tensor> {
+    let rows = table.f_detach()?.f_view([-1, block.width as i64])?;
+    let columns = &block.columns;
+    Ok(rows.f_narrow(1, columns.start as i64, columns.len() as i64)?)
+}
+
+/// The numbers of the rows of a block.
+fn numbers(block: &RowBlock, device: tch::Device) -> Result<Tensor> {
+    let numbers: Vec<i64> = block.rows.iter().map(|&row| row.into()).collect();
+    Ok(Tensor::f_from_slice(&numbers)?.f_to_device(device)?)
+}
+
 /// Some elements of a contiguous tensor, as a flat view.
-pub(super) fn elements_of(tensor: &Tensor, elements: &Range<usize>) -> Result<Tensor> {
+fn elements_of(tensor: &Tensor, elements: &Range<usize>) -> Result<Tensor> {
     let flat = tensor.f_detach()?.f_view(-1i64)?;
     Ok(flat.f_narrow(0, elements.start as i64, elements.len() as i64)?)
 }

@@ -1,5 +1,6 @@
 //! What a worker exchanges with servers, in its ledger.
 
+use trainyard_param_server::Rows;
 use trainyard_trace::{Collective, CollectiveKind, Ledger, Purpose};
 
 /// The pushes and pulls of a worker.
@@ -22,23 +23,29 @@ impl Transfers {
         self.ledger.now_ns()
     }
 
+    /// The bytes of the numbers of rows, which every server receives.
+    pub(super) fn num_bytes_of(&self, rows: &Rows) -> usize {
+        rows.to_bytes().len() * self.num_servers
+    }
+
     /// Gradients that were pushed from a time on until now.
     pub(super) fn pushed(&mut self, num_bytes: usize, since_ns: u64) {
-        self.add(CollectiveKind::Send, Purpose::Gradient, num_bytes, since_ns);
+        let kind = (CollectiveKind::Send, Purpose::Gradient);
+        self.add(kind, (num_bytes, num_bytes), since_ns);
     }
 
-    /// Parameters that were pulled from a time on until now.
-    pub(super) fn pulled(&mut self, num_bytes: usize, since_ns: u64) {
-        self.add(
-            CollectiveKind::Recv,
-            Purpose::Parameter,
-            num_bytes,
-            since_ns,
-        );
+    /// Parameters that were pulled from a time on until now, with a request of `num_sent` bytes.
+    pub(super) fn pulled(&mut self, num_bytes: usize, num_sent: usize, since_ns: u64) {
+        let kind = (CollectiveKind::Recv, Purpose::Parameter);
+        self.add(kind, (num_bytes, num_sent), since_ns);
     }
 
-    fn add(&mut self, kind: CollectiveKind, purpose: Purpose, num_bytes: usize, since_ns: u64) {
-        let bytes = num_bytes as u64;
+    fn add(
+        &mut self,
+        (kind, purpose): (CollectiveKind, Purpose),
+        (payload, sent): (usize, usize),
+        since_ns: u64,
+    ) {
         self.ledger.collective(Collective {
             kind,
             group: "servers".to_owned(),
@@ -46,12 +53,8 @@ impl Transfers {
             sequence: self.num,
             purpose,
             dtype: "bytes".to_owned(),
-            payload_bytes: bytes,
-            sent_bytes: if kind == CollectiveKind::Send {
-                bytes
-            } else {
-                0
-            },
+            payload_bytes: payload as u64,
+            sent_bytes: sent as u64,
             issued_ns: since_ns,
             started_ns: since_ns,
             ended_ns: self.now_ns(),

@@ -5,18 +5,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tch::Tensor;
-use trainyard_data::SampleStream;
 use trainyard_nn::Parameter;
-use trainyard_param_server::{ClientError, JobInfo, Piece, PieceGradient, ServerGroup};
+use trainyard_param_server::{JobInfo, PieceGradient, Rows, ServerGroup};
 use trainyard_torch::World;
 
-use super::connection::{Connection, Work};
+use super::connection::{Connection, Ended, Work};
 use super::local_steps::LocalSteps;
-use super::shards::{append_bytes, elements_of, take_elements};
+use super::piece_samples::PieceSamples;
+use super::shards::{append_bytes, take_elements, values_of, write_values};
 use super::{digest, run_secret};
-use crate::build::{self, Phase};
 use crate::error::{Result, TrainError};
-use crate::job;
 use crate::train_spec::TrainSpec;
 use crate::trainer::Trainer;
 
@@ -49,24 +47,6 @@ pub fn work(spec: &TrainSpec, world: &World, servers: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Why a session ended early.
-enum Ended {
-    Connection(ClientError),
-    Training(TrainError),
-}
-
-impl From<TrainError> for Ended {
-    fn from(error: TrainError) -> Ended {
-        Ended::Training(error)
-    }
-}
-
-impl From<ClientError> for Ended {
-    fn from(error: ClientError) -> Ended {
-        Ended::Connection(error)
-    }
-}
-
 /// A worker and its runs of the protocol: one, unless servers restart.
 struct Client<'a> {
     spec: &'a TrainSpec,
@@ -79,7 +59,7 @@ struct Client<'a> {
 /// The model and the data of a worker.
 struct Worker {
     trainer: Trainer,
-    samples: SampleStream,
+    samples: PieceSamples,
     /// Set if it takes steps of its own.
     local_steps: Option<LocalSteps>,
     num_pieces: u64,
@@ -89,18 +69,10 @@ impl Client<'_> {
     /// Joins the servers and works until there is no work left.
     fn session(&mut self, servers: &[String]) -> Result<(), Ended> {
         let group = ServerGroup::join(servers, &run_secret()?, &digest(self.spec)?)?;
-        let connection = Connection::start(group, self.world.ledger()).map_err(|error| {
-            TrainError::ParameterServer(format!("cannot start a thread: {error}"))
-        })?;
-        let number = connection.worker.0;
-        tracing::info!(
-            "worker {number} has joined {} parameter servers",
-            servers.len()
-        );
         let worker = match &mut self.worker {
             Some(worker) => worker,
             None => {
-                let leader = connection.jobs.first();
+                let leader = group.jobs().first();
                 let leader = leader.ok_or_else(|| {
                     TrainError::ParameterServer("there are no servers".to_owned())
                 })?;
@@ -108,6 +80,16 @@ impl Client<'_> {
                     .insert(Worker::new(self.spec, self.world, leader)?)
             }
         };
+        tracing::info!(
+            "worker {} has joined {} parameter servers",
+            group.worker().0,
+            servers.len()
+        );
+        let samples = worker.samples.on_host();
+        let connection =
+            Connection::start(group, samples, self.world.ledger()).map_err(|error| {
+                TrainError::ParameterServer(format!("cannot start a thread: {error}"))
+            })?;
         // The next piece and its parameters arrive while this one is computed, unless they depend on it.
         let is_synchronous = self.spec.parameter_server.staleness.bound() == Some(0);
         let takes_ahead = !is_synchronous && !self.spec.has_local_updates();
@@ -131,14 +113,10 @@ impl Worker {
         let local_steps = LocalSteps::new(run, job);
         let global_batch = local_steps.map_or(job.global_batch, LocalSteps::replica_batch);
         let spec = &run.with_config(run.for_worker(global_batch)?);
-        let source = build::source(spec, Phase::Training)?;
+        let trainer = Trainer::new(spec, world, world.device().into())?;
         Ok(Worker {
-            trainer: Trainer::new(spec, world, world.device().into())?,
-            samples: SampleStream {
-                order: job::order(spec, Phase::Training, &*source),
-                source,
-                device: world.device(),
-            },
+            samples: PieceSamples::open(spec, trainer.batching(), world.device())?,
+            trainer,
             local_steps,
             num_pieces: 0,
         })
@@ -146,15 +124,19 @@ impl Worker {
 
     fn compute(&mut self, work: &Work, connection: &Connection) -> Result<()> {
         let began = Instant::now();
-        let Work { piece, parameters } = work;
+        let Work {
+            piece,
+            rows,
+            parameters,
+        } = work;
         for (job, bytes) in connection.jobs.iter().zip(&parameters.servers) {
-            load_parameters(self.trainer.parameters(), job, bytes)?;
+            load_parameters(self.trainer.parameters(), job, rows, bytes)?;
         }
         let (loss, num_targets, gradients) = match self.local_steps {
-            None => self.gradients(*piece, &connection.jobs)?,
+            None => self.gradients(work, &connection.jobs)?,
             Some(local) => {
                 let trainer = &mut self.trainer;
-                let (loss, num_targets) = local.take(trainer, &self.samples, *piece)?;
+                let (loss, num_targets) = local.take(trainer, &self.samples.stream, *piece)?;
                 let servers = connection.jobs.iter().zip(&parameters.servers);
                 let weight = local.weight(trainer, num_targets);
                 let moved = servers
@@ -170,43 +152,38 @@ impl Worker {
             loss: f64::try_from(&loss)?,
             seconds: began.elapsed().as_secs_f64(),
         };
-        connection.push(gradient, gradients);
+        connection.push(gradient, rows.clone(), gradients);
         self.num_pieces += 1;
         Ok(())
     }
 
     /// The summed loss of a piece, the number of its targets, and the gradients for every server.
-    fn gradients(&mut self, piece: Piece, jobs: &[JobInfo]) -> Result<(Tensor, i64, Vec<Vec<u8>>)> {
-        let batches = self.batches(piece)?;
+    fn gradients(&mut self, work: &Work, jobs: &[JobInfo]) -> Result<(Tensor, i64, Vec<Vec<u8>>)> {
+        let piece = work.piece;
+        let batches = self.samples.batches(piece)?;
         let (loss, num_targets) = self.trainer.gradients(&batches, piece.step, piece.first)?;
+        let parameters = self.trainer.parameters();
         let gradients = jobs
             .iter()
-            .map(|job| gradient_bytes(self.trainer.parameters(), job));
+            .map(|job| gradient_bytes(parameters, job, &work.rows));
         let gradients = gradients.collect::<Result<Vec<_>>>()?;
         self.trainer.model().zero_grad()?;
         Ok((loss, num_targets, gradients))
     }
-
-    /// The micro-batches of a piece.
-    fn batches(&self, piece: Piece) -> Result<Vec<trainyard_data::Batch>> {
-        let batching = self.trainer.batching();
-        let (global, local) = (batching.global as u64, batching.local as u64);
-        let batch = |microbatch: u64| {
-            let first = piece.step * global + microbatch * local;
-            Ok(self.samples.batch(first..first + local)?)
-        };
-        (piece.first..piece.first + piece.num).map(batch).collect()
-    }
 }
 
-/// Copies what a server holds into the parameters.
-fn load_parameters(parameters: &[Parameter], job: &JobInfo, bytes: &[u8]) -> Result<()> {
+/// Copies what a server holds into the parameters, of tables these rows.
+fn load_parameters(
+    parameters: &[Parameter],
+    job: &JobInfo,
+    rows: &Rows,
+    bytes: &[u8],
+) -> Result<()> {
     let mut bytes = bytes;
     for (parameter, shard) in parameters.iter().zip(&job.shards) {
-        for elements in &shard.elements {
-            let values = take_elements(&mut bytes, elements.len(), parameter.kind())?;
-            let mut own = elements_of(parameter.tensor(), elements)?;
-            own.f_copy_(&values)?;
+        for part in shard.parts(rows) {
+            let values = take_elements(&mut bytes, part.num_elements(), parameter.kind())?;
+            write_values(parameter.tensor(), &part, &values)?;
         }
     }
     Ok(())
@@ -221,12 +198,12 @@ fn movement_bytes(
 ) -> Result<Vec<u8>> {
     let (mut from, mut bytes) = (from, Vec::new());
     for (parameter, shard) in parameters.iter().zip(&job.shards) {
-        for elements in &shard.elements {
-            let values = take_elements(&mut from, elements.len(), parameter.kind())?;
+        for part in shard.parts(&Rows::default()) {
+            let values = take_elements(&mut from, part.num_elements(), parameter.kind())?;
             if !shard.is_trainable {
                 continue;
             }
-            let own = elements_of(parameter.tensor(), elements)?;
+            let own = values_of(parameter.tensor(), &part)?;
             let moved = values.f_sub(&own.f_to_device(tch::Device::Cpu)?)?;
             append_bytes(&moved.f_mul_scalar(weight)?, &mut bytes)?;
         }
@@ -234,29 +211,21 @@ fn movement_bytes(
     Ok(bytes)
 }
 
-/// The gradients of what a server holds; zeros for a parameter without a gradient.
-fn gradient_bytes(parameters: &[Parameter], job: &JobInfo) -> Result<Vec<u8>> {
+/// The gradients of what a server holds, of tables of these rows; zeros for a parameter without a gradient.
+fn gradient_bytes(parameters: &[Parameter], job: &JobInfo, rows: &Rows) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for (parameter, shard) in parameters.iter().zip(&job.shards) {
         if !shard.is_trainable {
             continue;
         }
-        match parameter.gradient()? {
-            Some(gradient) => append_elements(&gradient, &shard.elements, &mut bytes)?,
-            None => bytes.resize(bytes.len() + shard.num_bytes(), 0),
+        let Some(gradient) = parameter.gradient()? else {
+            bytes.resize(bytes.len() + shard.num_transferred_bytes(rows), 0);
+            continue;
+        };
+        let gradient = gradient.f_contiguous()?;
+        for part in shard.parts(rows) {
+            append_bytes(&values_of(&gradient, &part)?, &mut bytes)?;
         }
     }
     Ok(bytes)
-}
-
-fn append_elements(
-    gradient: &Tensor,
-    elements: &[std::ops::Range<usize>],
-    to: &mut Vec<u8>,
-) -> Result<()> {
-    let gradient = gradient.f_contiguous()?;
-    for elements in elements {
-        append_bytes(&elements_of(&gradient, elements)?, to)?;
-    }
-    Ok(())
 }
