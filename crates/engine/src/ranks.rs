@@ -1,11 +1,12 @@
 //! Starts ranks of this program on this host, and joins the world of a rank.
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use trainyard_config::{Backend as Named, Config};
-use trainyard_launcher::{Console, Job, launch};
+use trainyard_launcher::{Console, Job, find_program, launch};
 use trainyard_mesh::Mesh;
 use trainyard_torch::{Backend, Rendezvous, World};
 use trainyard_trace::Ledger;
@@ -47,7 +48,7 @@ pub fn run_served_locally(
         path: "trainyard-engine".into(),
         source,
     })?;
-    let launcher = engine.with_file_name("trainyard");
+    let launcher = launcher_of(&engine)?;
     let output = Command::new(&launcher)
         .args(["run", "--servers", &num_servers.to_string()])
         .args(["--nproc-per-node", &num_workers.to_string(), "--"])
@@ -58,6 +59,10 @@ pub fn run_served_locally(
             path: launcher,
             source,
         })?;
+    // The others go on without a worker that has failed.
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let warnings = errors.lines().filter(|line| line.starts_with("warning:"));
+    warnings.for_each(|warning| eprintln!("{warning}"));
     if output.status.success() {
         return Ok(());
     }
@@ -65,6 +70,21 @@ pub fn run_served_locally(
     Err(EngineError::Rank(
         String::from_utf8_lossy(&report).into_owned(),
     ))
+}
+
+/// The program whose command `run` starts parameter servers.
+fn launcher_of(engine: &Path) -> Result<PathBuf> {
+    let beside = engine.with_file_name("trainyard");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    let on_path = find_program(Path::new("trainyard"), std::env::var_os("PATH").as_deref());
+    on_path.ok_or_else(|| {
+        EngineError::Rank(format!(
+            "`trainyard run` starts parameter servers, but trainyard is neither in the folder of {} nor on PATH",
+            engine.display()
+        ))
+    })
 }
 
 /// Joins the world that the environment of the launcher describes, with the mesh of the config.

@@ -99,7 +99,9 @@ pub trait Unit: Module {
         Vec::new()
     }
 
-    /// Embedding tables of which this unit reads the rows that its input names, and no others.
+    /// Embedding tables of which this unit reads the rows that its input names, and no others. Parameter servers ask the first unit of a
+    /// model, whose input is the samples. A table that another unit reads too must be among its
+    /// [`tied_parameters`](Unit::tied_parameters).
     fn lookup_tables(&self) -> Vec<Parameter> {
         Vec::new()
     }

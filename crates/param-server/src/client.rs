@@ -2,16 +2,15 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use rustls::ClientConfig;
 use trainyard_tls::{ClientStream, Identity, RunSecret, Service, TlsError};
 
-use crate::protocol::{
-    CHUNK_BYTES, JobInfo, PROTOCOL, PieceGradient, Pulled, Reply, Request, Taken,
-};
+use crate::chunks::{receive_chunks, send_chunks};
+use crate::protocol::{JobInfo, PROTOCOL, PieceGradient, Pulled, Reply, Request, Taken};
 use crate::rows::Rows;
 use crate::work_queue::WorkerId;
 
@@ -136,28 +135,19 @@ impl ServerGroup {
         let Some((leader, others)) = self.servers.split_first_mut() else {
             return Ok(());
         };
-        let (ended, has_ended) = channel();
-        thread::scope(|scope| {
-            let push = |(server, bytes): (&mut Server, &Vec<u8>), ended: Sender<()>| {
-                let pushed = server.push(gradient, rows, bytes);
-                drop(ended);
-                pushed
-            };
-            let others = others.iter_mut().zip(&bytes[1..]);
-            let threads: Vec<_> = others
-                .map(|other| {
-                    let ended = ended.clone();
-                    scope.spawn(move || push(other, ended))
-                })
-                .collect();
-            drop(ended);
-            // A slow network may take longer than a lease.
-            while has_ended.recv_timeout(LEASE_RENEWAL) == Err(RecvTimeoutError::Timeout) {
-                leader.renew_lease()?;
-            }
-            threads.into_iter().try_for_each(joined)
-        })?;
+        let push =
+            |index: usize, server: &mut Server| server.push(gradient, rows, &bytes[index + 1]);
+        // A slow network may take longer than a lease.
+        leader.renew_lease_while(|| for_each(others, push))??;
         leader.push(gradient, rows, &bytes[0])
+    }
+
+    /// Calls `act`, and renews the worker's lease meanwhile.
+    pub fn renew_lease_while<T: Send>(&mut self, act: impl FnOnce() -> T + Send) -> Result<T> {
+        match self.servers.first_mut() {
+            Some(leader) => leader.renew_lease_while(act),
+            None => Ok(act()),
+        }
     }
 
     /// Renews the worker's lease.
@@ -171,8 +161,10 @@ fn for_each<T: Send>(
     servers: &mut [Server],
     act: impl Fn(usize, &mut Server) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    if let [server] = servers {
-        return Ok(vec![act(0, server)?]);
+    match servers {
+        [] => return Ok(Vec::new()),
+        [server] => return Ok(vec![act(0, server)?]),
+        _ => {}
     }
     let act = &act;
     thread::scope(|scope| {
@@ -186,7 +178,7 @@ fn for_each<T: Send>(
 }
 
 /// The result of a thread, which panics only if this one is to panic too.
-fn joined<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     match thread.join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
@@ -230,12 +222,12 @@ impl Server {
         let request = Request::Pull { version, num_rows };
         loop {
             let sent = send(&mut self.stream, &request);
-            let sent = sent.and_then(|()| send_bytes(&mut self.stream, &rows.to_bytes()));
+            let sent = sent.and_then(|()| self.send_bytes(&rows.to_bytes()));
             sent.map_err(|source| self.failed(OPERATION, source))?;
             match self.reply(OPERATION)? {
                 Reply::NotYet => {}
                 Reply::Parameters { version, num_bytes } => {
-                    let bytes = receive_bytes(&mut self.stream, num_bytes);
+                    let bytes = receive_chunks(num_bytes, || self.stream.receive());
                     return Ok((
                         version,
                         bytes.map_err(|source| self.failed(OPERATION, source))?,
@@ -250,8 +242,8 @@ impl Server {
         const OPERATION: &str = "push a gradient";
         let num_rows = rows.len();
         let sent = send(&mut self.stream, &Request::Push { gradient, num_rows })
-            .and_then(|()| send_bytes(&mut self.stream, &rows.to_bytes()))
-            .and_then(|()| send_bytes(&mut self.stream, bytes));
+            .and_then(|()| self.send_bytes(&rows.to_bytes()))
+            .and_then(|()| self.send_bytes(bytes));
         sent.map_err(|source| self.failed(OPERATION, source))?;
         match self.reply(OPERATION)? {
             Reply::Received => Ok(()),
@@ -259,9 +251,29 @@ impl Server {
         }
     }
 
+    fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let everything = 0..bytes.len();
+        send_chunks(bytes, &[everything], |chunk| self.stream.send(chunk))
+    }
+
     fn renew_lease(&mut self) -> Result<()> {
         self.request(&Request::Heartbeat, "renew its lease")?;
         Ok(())
+    }
+
+    fn renew_lease_while<T: Send>(&mut self, act: impl FnOnce() -> T + Send) -> Result<T> {
+        let (ending, ended) = channel::<()>();
+        thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                let result = act();
+                drop(ending);
+                result
+            });
+            while ended.recv_timeout(LEASE_RENEWAL) == Err(RecvTimeoutError::Timeout) {
+                self.renew_lease()?;
+            }
+            Ok(joined(thread))
+        })
     }
 
     fn request(&mut self, request: &Request, operation: &'static str) -> Result<Reply> {
@@ -302,17 +314,4 @@ impl Server {
 
 fn send(stream: &mut ClientStream, request: &Request) -> io::Result<()> {
     stream.send(&serde_json::to_vec(request).map_err(io::Error::other)?)
-}
-
-fn send_bytes(stream: &mut ClientStream, bytes: &[u8]) -> io::Result<()> {
-    let mut chunks = bytes.chunks(CHUNK_BYTES);
-    chunks.try_for_each(|chunk| stream.send(chunk))
-}
-
-fn receive_bytes(stream: &mut ClientStream, num_bytes: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(num_bytes);
-    while bytes.len() < num_bytes {
-        bytes.extend(stream.receive()?);
-    }
-    Ok(bytes)
 }

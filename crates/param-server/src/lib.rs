@@ -16,6 +16,7 @@
 //!
 //! This is a crate of its own because it needs neither tensors nor a launcher.
 
+mod chunks;
 mod client;
 mod environment;
 mod protocol;
@@ -25,7 +26,7 @@ mod work_queue;
 
 pub use client::{ClientError, LEASE_RENEWAL, ServerGroup};
 pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, Role, SERVERS};
-pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Taken};
+pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Table, Taken};
 pub use rows::{Part, RowBlock, Rows};
 pub use server::ParameterServer;
 pub use work_queue::{

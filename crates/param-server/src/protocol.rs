@@ -1,7 +1,7 @@
 //! Messages between workers and servers.
 //!
 //! A message is JSON. The gradients of a push follow their header, and the parameters of a pull follow the reply, as raw
-//! bytes in messages of at most [`CHUNK_BYTES`]: the elements of every [`ParamShard`] of the server, in order, as its
+//! bytes in [chunks](crate::chunks): the elements of every [`ParamShard`] of the server, in order, as its
 //! tensors have them in memory (little endian). Of an embedding table, they are those of some [`Rows`](crate::Rows), whose numbers follow
 //! the header of a push or of a request to pull.
 
@@ -13,8 +13,6 @@ use trainyard_tls::MessageProtocol;
 
 use crate::work_queue::{Piece, WorkerId};
 
-/// Small enough that a slow network transfers a message before its timeout.
-pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 /// A description of the shards of a large model takes some megabytes.
 pub(crate) const PROTOCOL: MessageProtocol = MessageProtocol {
     server_name: "parameter server",
@@ -32,8 +30,17 @@ pub struct ParamShard {
     pub element_bytes: usize,
     /// Whether workers push its gradient; they pull all shards.
     pub is_trainable: bool,
-    /// Set if it is an embedding table, of which workers need some rows: the elements of a row.
-    pub row_elements: Option<NonZero<usize>>,
+    /// Set if it is an embedding table, of which workers need some rows.
+    pub table: Option<Table>,
+}
+
+/// The shape of an embedding table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// The number of rows.
+    pub height: usize,
+    /// The elements of a row.
+    pub width: NonZero<usize>,
 }
 
 impl ParamShard {
@@ -75,10 +82,10 @@ impl JobInfo {
         self.shards.iter().filter(|shard| shard.is_trainable)
     }
 
-    /// Whether workers pull some rows of a parameter.
-    pub fn has_tables(&self) -> bool {
-        let mut shards = self.shards.iter();
-        shards.any(|shard| shard.row_elements.is_some())
+    /// The rows of the highest table; 0 if there is none.
+    pub fn max_rows(&self) -> usize {
+        let tables = self.shards.iter().filter_map(|shard| shard.table);
+        tables.map(|table| table.height).max().unwrap_or(0)
     }
 }
 

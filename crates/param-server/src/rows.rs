@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use crate::protocol::ParamShard;
+use crate::protocol::{ParamShard, Table};
 
-/// The numbers of rows, ascending. They are those of all tables: a table has no row of a number beyond its end.
+/// The numbers of rows, ascending. They are the same for all tables; a table has no rows beyond its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rows(Vec<u32>);
 
@@ -57,10 +57,11 @@ impl Part {
 }
 
 impl Rows {
-    /// These rows, each once. Numbers that no table has are left out.
-    pub fn new(numbers: impl IntoIterator<Item = i64>) -> Rows {
+    /// These rows below `max_rows`, each once.
+    pub fn new(numbers: impl IntoIterator<Item = i64>, max_rows: usize) -> Rows {
         let numbers = numbers.into_iter();
-        let mut rows: Vec<u32> = numbers.filter_map(|row| row.try_into().ok()).collect();
+        let rows = numbers.filter_map(|row| u32::try_from(row).ok());
+        let mut rows: Vec<u32> = rows.filter(|&row| (row as usize) < max_rows).collect();
         rows.sort_unstable();
         rows.dedup();
         Rows(rows)
@@ -76,8 +77,12 @@ impl Rows {
         self.0.is_empty()
     }
 
-    /// The bytes on the wire: four for a row.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    /// The bytes of the numbers on the wire.
+    pub fn num_bytes(num_rows: usize) -> usize {
+        num_rows * size_of::<u32>()
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|row| row.to_le_bytes()).collect()
     }
 
@@ -101,9 +106,9 @@ impl ParamShard {
     /// What is transferred of this shard, in this order: of a table these rows, of other parameters everything.
     pub fn parts(&self, rows: &Rows) -> Vec<Part> {
         let elements = self.elements.iter().cloned();
-        match self.row_elements {
+        match self.table {
             None => elements.map(Part::Elements).collect(),
-            Some(width) => {
+            Some(Table { width, .. }) => {
                 let blocks = elements.flat_map(|elements| blocks(elements, rows, width.get()));
                 blocks.map(Part::Rows).collect()
             }
@@ -160,38 +165,29 @@ fn blocks(elements: Range<usize>, rows: &Rows, width: usize) -> Vec<RowBlock> {
         .collect()
 }
 
-/// The bytes to transfer, of all bytes of some shards.
-pub(crate) fn gather<'a>(
+/// Where the transferred bytes lie in those of some shards, one after the other, in the order of the transfer.
+pub(crate) fn transferred<'a>(
     shards: impl Iterator<Item = &'a ParamShard>,
     rows: &Rows,
-    bytes: &[u8],
-) -> Vec<u8> {
-    let mut gathered = Vec::new();
+) -> Vec<Range<usize>> {
     let mut first = 0;
+    let mut intervals = Vec::new();
     for shard in shards {
-        for transferred in shard.transferred(rows) {
-            gathered.extend(&bytes[first + transferred.start..first + transferred.end]);
-        }
+        let own = shard.transferred(rows).into_iter();
+        intervals.extend(own.map(|bytes| first + bytes.start..first + bytes.end));
         first += shard.num_bytes();
     }
-    gathered
+    intervals
 }
 
-/// All bytes of some shards, of which these were transferred; the others are zero.
-pub(crate) fn scatter<'a>(
-    shards: impl Iterator<Item = &'a ParamShard> + Clone,
-    rows: &Rows,
-    transferred: &[u8],
-) -> Vec<u8> {
-    let mut bytes = vec![0; shards.clone().map(ParamShard::num_bytes).sum()];
-    let (mut first, mut read) = (0, 0);
-    for shard in shards {
-        for to in shard.transferred(rows) {
-            let from = read..read + to.len();
-            read = from.end;
-            bytes[first + to.start..first + to.end].copy_from_slice(&transferred[from]);
-        }
-        first += shard.num_bytes();
+/// All bytes of some shards, of which those of these intervals were transferred; the others are zero.
+pub(crate) fn scatter(intervals: &[Range<usize>], transferred: &[u8], num_bytes: usize) -> Vec<u8> {
+    let mut bytes = vec![0; num_bytes];
+    let mut read = 0;
+    for interval in intervals {
+        let from = read..read + interval.len();
+        read = from.end;
+        bytes[interval.clone()].copy_from_slice(&transferred[from]);
     }
     bytes
 }
@@ -211,10 +207,13 @@ mod tests {
         let starts = [0].into_iter().chain(cuts.iter().copied());
         let shard = |(start, end)| ParamShard {
             name: "table".to_owned(),
-            elements: vec![start..end],
+            elements: std::iter::once(start..end).collect(),
             element_bytes: 1,
             is_trainable: true,
-            row_elements: NonZero::new(width),
+            table: NonZero::new(width).map(|width| Table {
+                height: num_rows,
+                width,
+            }),
         };
         starts.zip(ends).map(shard).collect()
     }
@@ -231,14 +230,15 @@ mod tests {
         /// Whatever the shards are, servers together transfer the rows that were asked for, and nothing else.
         #[test]
         fn rows_are_transferred_whole((num_rows, width, cuts, numbers) in tables()) {
-            let rows = Rows::new(numbers.iter().copied());
+            let rows = Rows::new(numbers.iter().copied(), num_rows);
             let table: Vec<u8> = (0..num_rows * width).map(|element| element as u8 + 1).collect();
             let mut found = Vec::new();
             for shard in servers(num_rows, width, cuts) {
                 let own = &table[shard.elements[0].clone()];
-                let sent = gather([&shard].into_iter(), &rows, own);
+                let intervals = transferred([&shard].into_iter(), &rows);
+                let sent: Vec<u8> = intervals.iter().flat_map(|interval| own[interval.clone()].to_vec()).collect();
                 prop_assert_eq!(sent.len(), shard.num_transferred_bytes(&rows));
-                found.extend(scatter([&shard].into_iter(), &rows, &sent));
+                found.extend(scatter(&intervals, &sent, own.len()));
             }
             let is_wanted = |element: usize| numbers.contains(&((element / width) as i64));
             let wanted = table.iter().enumerate();
@@ -247,8 +247,9 @@ mod tests {
         }
 
         #[test]
-        fn rows_survive_the_wire(numbers in proptest::collection::vec(any::<i64>(), 0..20)) {
-            let rows = Rows::new(numbers);
+        fn rows_survive_the_wire(numbers in proptest::collection::vec(-1..1_i64 << 21, 0..20)) {
+            let rows = Rows::new(numbers, 1 << 20);
+            prop_assert_eq!(rows.to_bytes().len(), Rows::num_bytes(rows.len()));
             prop_assert_eq!(Rows::from_bytes(&rows.to_bytes()), Some(rows));
         }
     }
@@ -262,8 +263,8 @@ mod tests {
     #[test]
     fn parameters_that_are_no_tables_are_transferred_whole() {
         let mut shards = servers(4, 2, vec![3]);
-        shards[1].row_elements = None;
-        let rows = Rows::new([0]);
+        shards[1].table = None;
+        let rows = Rows::new([0], 4);
         assert_eq!(shards[0].num_transferred_bytes(&rows), 2);
         assert_eq!(shards[1].num_transferred_bytes(&rows), 5);
     }

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use trainyard_tls::{MessageServer, RunSecret, ServerStream, Service};
 
-use crate::protocol::{CHUNK_BYTES, JobInfo, PROTOCOL, PieceGradient, Reply, Request};
-use crate::rows::{Rows, gather, scatter};
+use crate::chunks::{receive_chunks, send_chunks};
+use crate::protocol::{JobInfo, PROTOCOL, ParamShard, PieceGradient, Reply, Request};
+use crate::rows::{Rows, scatter, transferred};
 use crate::work_queue::{Piece, Progress, Take, Update, WorkQueue, WorkerId};
 
 /// A worker that the leader has not heard of for this long has lost its lease.
@@ -128,8 +129,13 @@ impl ParameterServer {
             .gradients
             .retain(|(_, piece), _| *piece != gradient.piece);
         drop(state);
-        let Pushed { rows, bytes } = pushed?;
-        Some(scatter(self.shared.job.trained_shards(), &rows, &bytes))
+        let (job, Pushed { rows, bytes }) = (&self.shared.job, pushed?);
+        if job.max_rows() == 0 {
+            return Some(bytes);
+        }
+        let num_bytes = job.trained_shards().map(ParamShard::num_bytes).sum();
+        let intervals = transferred(job.trained_shards(), &rows);
+        Some(scatter(&intervals, &bytes, num_bytes))
     }
 
     /// Gives workers these parameters from now on, which result from `update`.
@@ -314,21 +320,17 @@ impl Connection<'_> {
         let Some((version, bytes)) = found else {
             return self.reply(&Reply::NotYet);
         };
-        let bytes = gather(self.shared.job.shards.iter(), &rows, &bytes);
-        self.reply(&Reply::Parameters {
-            version,
-            num_bytes: bytes.len(),
-        })?;
-        bytes
-            .chunks(CHUNK_BYTES)
-            .try_for_each(|chunk| self.stream.send(chunk))
+        let intervals = transferred(self.shared.job.shards.iter(), &rows);
+        let num_bytes = intervals.iter().map(ExactSizeIterator::len).sum();
+        self.reply(&Reply::Parameters { version, num_bytes })?;
+        send_chunks(&bytes, &intervals, |chunk| self.stream.send(chunk))
     }
 
     fn push(&mut self, gradient: PieceGradient, num_rows: usize) -> io::Result<()> {
         let rows = self.receive_rows(num_rows)?;
         let shards = self.shared.job.trained_shards();
         let num_bytes = shards.map(|shard| shard.num_transferred_bytes(&rows)).sum();
-        let bytes = self.receive_bytes(num_bytes)?;
+        let bytes = receive_chunks(num_bytes, || self.stream.receive())?;
         let PieceGradient { worker, piece, .. } = gradient;
         let mut state = self.shared.lock();
         if self.shared.is_leader {
@@ -348,20 +350,11 @@ impl Connection<'_> {
     }
 
     fn receive_rows(&mut self, num_rows: usize) -> io::Result<Rows> {
-        let bytes = self.receive_bytes(num_rows.saturating_mul(size_of::<u32>()))?;
-        Rows::from_bytes(&bytes).ok_or_else(|| ErrorKind::InvalidData.into())
-    }
-
-    /// Receives this many bytes, and allocates them as they come.
-    fn receive_bytes(&mut self, num_bytes: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        while bytes.len() < num_bytes {
-            bytes.extend(self.stream.receive()?);
-        }
-        if bytes.len() > num_bytes {
+        if num_rows > self.shared.job.max_rows() {
             return Err(ErrorKind::InvalidData.into());
         }
-        Ok(bytes)
+        let bytes = receive_chunks(Rows::num_bytes(num_rows), || self.stream.receive())?;
+        Rows::from_bytes(&bytes).ok_or_else(|| ErrorKind::InvalidData.into())
     }
 }
 
@@ -370,7 +363,6 @@ mod tests {
     use trainyard_tls::RunSecret;
 
     use super::*;
-    use crate::protocol::ParamShard;
     use crate::work_queue::{UpdateRule, WorkQueueOptions};
     use crate::{ClientError, ServerGroup, Taken};
 
@@ -387,7 +379,7 @@ mod tests {
                 elements: vec![first..first + 100_000, first + 100_000..first + 300_000],
                 element_bytes: 4,
                 is_trainable: true,
-                row_elements: None,
+                table: None,
             }],
         }
     }

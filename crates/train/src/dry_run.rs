@@ -70,29 +70,31 @@ pub struct CollectiveRow {
 
 /// Simulates one step of `rank` in a world of `world_size` ranks.
 pub fn dry_run(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<DryRun> {
-    dry_run_with(spec, (world_size, rank), |trainer, _| {
-        let batches = empty_batches(spec, trainer, Device::Meta)?;
-        trainer.step(&batches).map(drop)
+    let batches = |trainer: &Trainer| empty_batches(spec, trainer, Device::Meta);
+    dry_run_with(spec, (world_size, rank), batches, |trainer, batches, _| {
+        trainer.step(batches).map(drop)
     })
 }
 
-/// As [`dry_run`], with a step of its own, which is given the ledger of the rank.
+/// As [`dry_run`], with micro-batches and a step of its own, which is given the ledger of the rank.
 pub(crate) fn dry_run_with(
     spec: &TrainSpec,
     (world_size, rank): (usize, usize),
-    step: impl Fn(&mut Trainer, &Ledger) -> Result<()>,
+    batches: impl FnOnce(&Trainer) -> Result<Vec<Batch>>,
+    step: impl Fn(&mut Trainer, &[Batch], &Ledger) -> Result<()>,
 ) -> Result<DryRun> {
     memory::observe();
     let mesh = spec.mesh(world_size)?;
     let ledger = Ledger::new(rank);
     let world = World::fake(mesh, rank, ledger.clone())?;
     let mut trainer = Trainer::new(spec, &world, Device::Meta)?;
+    let batches = batches(&trainer)?;
+    let mut step = || step(&mut trainer, &batches, &ledger);
     // The first step allocates the optimizer state; the second is like all later ones.
-    step(&mut trainer, &ledger)?;
+    step()?;
     memory::reset_peak();
     let before = ledger.totals();
-    let (stepped, operators) =
-        operators::record(|| profiled(spec, &ledger, || step(&mut trainer, &ledger)))?;
+    let (stepped, operators) = operators::record(|| profiled(spec, &ledger, step))?;
     stepped?;
     let totals = ledger.totals() - before;
     let report = memory::report()?;

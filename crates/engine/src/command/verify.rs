@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long)]
     nproc: usize,
     /// Compare parameter servers, with the ranks as their workers
-    #[arg(long)]
+    #[arg(long, conflicts_with = "inject_fault")]
     servers: Option<usize>,
     /// Steps to compare
     #[arg(long, default_value_t = 5)]

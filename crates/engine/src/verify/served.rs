@@ -70,8 +70,8 @@ fn run_server(spec: &TrainSpec, service: Service<'_>, out: &Path) -> Result<()> 
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
         Ok(())
     })?;
-    let run = (spec, service);
-    let exchanged = parameter_server::exchanged_bytes(run, steps, &trainer, num_servers)?;
+    let count = (steps, num_servers);
+    let exchanged = parameter_server::exchanged_bytes(spec, service, &trainer, count)?;
     let report = ServerReport {
         losses,
         grad_norms,

@@ -4,19 +4,23 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use trainyard_data::Batch;
 use trainyard_param_server::{
     ClientError, JobInfo, LEASE_RENEWAL, Piece, PieceGradient, Pulled, Rows, ServerGroup, Taken,
     WorkerId,
 };
 use trainyard_trace::Ledger;
 
-use super::piece_samples::PieceSamples;
+use super::exchanged_bytes::row_number_bytes;
+use super::piece_samples::{PieceSamples, rows_of};
 use super::transfers::Transfers;
 use crate::error::TrainError;
 
-/// A piece to compute, with the parameters for it.
+/// A piece to compute, with what it needs.
 pub(super) struct Work {
     pub piece: Piece,
+    /// Its samples; none if the worker takes steps of its own.
+    pub batches: Vec<Batch>,
     /// The rows of tables among the parameters.
     pub rows: Rows,
     pub parameters: Pulled,
@@ -42,6 +46,8 @@ impl From<ClientError> for Ended {
 
 /// What the thread has to do.
 enum Command {
+    /// Load the samples of all pieces from now on.
+    Load(PieceSamples),
     /// Take a piece and pull the parameters for it.
     Next,
     /// Push a gradient: the rows of tables, and the bytes for every server.
@@ -59,22 +65,19 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Starts the thread.
-    pub(super) fn start(
-        servers: ServerGroup,
-        samples: PieceSamples,
-        ledger: &Ledger,
-    ) -> std::io::Result<Connection> {
+    pub(super) fn start(servers: ServerGroup, ledger: &Ledger) -> std::io::Result<Connection> {
         let (jobs, worker) = (servers.jobs().to_vec(), servers.worker());
         let transfers = Transfers::new(ledger, jobs.len());
-        let jobs_have_tables = jobs.iter().any(JobInfo::has_tables);
+        let max_rows = jobs.iter().map(JobInfo::max_rows).max().unwrap_or(0);
         // One push and one request may wait: a worker that is faster than the network waits here.
         let (commands, received) = sync_channel(2);
         let (answers, work) = sync_channel(2);
         let thread = thread::Builder::new().name("parameter servers".to_owned());
         let thread = thread.spawn(move || {
             let mut exchange = Exchange {
-                samples: jobs_have_tables.then_some(samples),
                 servers,
+                max_rows,
+                samples: None,
                 transfers,
                 num_wanted: 0,
             };
@@ -90,6 +93,11 @@ impl Connection {
             work,
             thread: Some(thread),
         })
+    }
+
+    /// Loads the samples of all pieces that are asked for from now on.
+    pub(super) fn load(&self, samples: PieceSamples) {
+        self.send(Command::Load(samples));
     }
 
     /// Asks for the next piece.
@@ -128,7 +136,9 @@ impl Drop for Connection {
 /// The state of the thread.
 struct Exchange {
     servers: ServerGroup,
-    /// Set if there are tables, of which a piece needs the rows that its samples look up.
+    /// The rows of the highest table; 0 if parameters are pulled whole.
+    max_rows: usize,
+    /// What the samples of pieces are loaded from.
     samples: Option<PieceSamples>,
     transfers: Transfers,
     /// Pieces that the worker has asked for.
@@ -160,6 +170,7 @@ impl Exchange {
                 }
             };
             match command {
+                Some(Command::Load(samples)) => self.samples = Some(samples),
                 Some(Command::Next) => self.num_wanted += 1,
                 Some(Command::Push(gradient, rows, bytes)) => {
                     self.push(gradient, &rows, &bytes)?;
@@ -178,18 +189,17 @@ impl Exchange {
     ) -> Result<(), ClientError> {
         let began = self.transfers.now_ns();
         self.servers.push(gradient, rows, bytes)?;
-        let num_bytes: usize = bytes.iter().map(Vec::len).sum();
-        let numbers = self.transfers.num_bytes_of(rows);
-        self.transfers.pushed(num_bytes + numbers, began);
+        let numbers = row_number_bytes(rows.len(), bytes.len());
+        self.transfers.pushed(num_bytes(bytes) + numbers, began);
         Ok(())
     }
 
     fn pull(&mut self, version: u64, rows: &Rows) -> Result<Pulled, ClientError> {
         let began = self.transfers.now_ns();
         let pulled = self.servers.pull(version, rows)?;
-        let num_bytes = pulled.servers.iter().map(Vec::len).sum();
-        let numbers = self.transfers.num_bytes_of(rows);
-        self.transfers.pulled(num_bytes, numbers, began);
+        let numbers = row_number_bytes(rows.len(), pulled.servers.len());
+        let received = num_bytes(&pulled.servers);
+        self.transfers.pulled(received, numbers, began);
         Ok(pulled)
     }
 
@@ -198,12 +208,16 @@ impl Exchange {
             Taken::NotYet => return Ok(()),
             Taken::Done => None,
             Taken::Work(piece, version) => {
-                let samples = self.samples.as_ref();
-                let rows = samples.map(|samples| samples.rows(piece)).transpose()?;
-                let rows = rows.unwrap_or_default();
+                let batches = self.batches(piece)?;
+                let rows = if self.max_rows > 0 {
+                    rows_of(&batches, self.max_rows)?
+                } else {
+                    Rows::default()
+                };
                 Some(Work {
                     piece,
                     parameters: self.pull(version, &rows)?,
+                    batches,
                     rows,
                 })
             }
@@ -212,4 +226,19 @@ impl Exchange {
         let _ = answers.send(Ok(answer));
         Ok(())
     }
+
+    /// The samples of a piece. A slow file system may take longer than a lease.
+    fn batches(&mut self, piece: Piece) -> Result<Vec<Batch>, Ended> {
+        match &self.samples {
+            Some(samples) => {
+                let load = || samples.batches(piece);
+                Ok(self.servers.renew_lease_while(load)??)
+            }
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+fn num_bytes(servers: &[Vec<u8>]) -> u64 {
+    servers.iter().map(|bytes| bytes.len() as u64).sum()
 }

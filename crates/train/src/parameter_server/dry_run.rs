@@ -6,8 +6,8 @@ use trainyard_nn::Device;
 use trainyard_torch::memory;
 use trainyard_trace::{Ledger, MemoryKind};
 
-use super::exchanged_bytes::exchanged_for_rows;
-use super::shards::lookup_tables;
+use super::exchanged_bytes::{exchanged_for_rows, row_number_bytes};
+use super::shards::{lookup_tables, max_rows};
 use super::transfers::Transfers;
 use crate::dry_run::{DryRun, dry_run_with, empty_batch, empty_batches};
 use crate::error::Result;
@@ -33,31 +33,34 @@ pub fn dry_run(run: &TrainSpec, num_servers: usize, num_workers: usize) -> Resul
     let worker = if run.has_local_updates() {
         let num_shares = num_workers * run.local_updates.sync_steps as usize;
         let worker = run.with_config(run.for_worker(global_batch / num_shares)?);
-        dry_run_with(&worker, (1, 0), |trainer, ledger| {
-            let batches = empty_batches(&worker, trainer, Device::Meta)?;
-            let with = (run, num_servers, &batches[..]);
-            exchange(trainer, ledger, with, |trainer| {
-                trainer.step(&batches).map(drop)
+        let batches = |trainer: &Trainer| empty_batches(&worker, trainer, Device::Meta);
+        dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
+            exchange(trainer, ledger, (run, num_servers, batches), |trainer| {
+                trainer.step(batches).map(drop)
             })
         })?
     } else {
         let worker = run.with_config(run.for_worker(global_batch)?);
         let num = microbatches.div_ceil(num_workers);
-        dry_run_with(&worker, (1, 0), |trainer, ledger| {
+        let batches = |trainer: &Trainer| {
             let (layout, local) = (SampleLayout::of(&worker)?, trainer.batching().local);
             let batches = (0..num).map(|_| empty_batch(&layout, local, Device::Meta));
-            let batches = batches.collect::<Result<Vec<_>>>()?;
-            let with = (run, num_servers, &batches[..]);
-            exchange(trainer, ledger, with, |trainer| {
-                drop(trainer.gradients(&batches, 0, 0)?);
+            batches.collect()
+        };
+        dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
+            exchange(trainer, ledger, (run, num_servers, batches), |trainer| {
+                drop(trainer.gradients(batches, 0, 0)?);
                 Ok(trainer.model().zero_grad()?)
             })
         })
         .map(without_steps)?
     };
+    let none = |_: &Trainer| Ok(Vec::new());
     Ok(ServedDryRun {
         worker,
-        server: dry_run_with(&server, (num_servers, 0), |trainer, _| update(trainer))?,
+        server: dry_run_with(&server, (num_servers, 0), none, |trainer, _, _| {
+            update(trainer)
+        })?,
     })
 }
 
@@ -68,8 +71,8 @@ fn without_steps(mut worker: DryRun) -> DryRun {
     worker
 }
 
-/// Pulls parameters, computes, and pushes gradients. No token occurs twice, so more rows of tables are exchanged than with real
-/// samples.
+/// Pulls parameters, computes, and pushes gradients. All tokens are different, as far as the vocabulary allows, so real samples have
+/// fewer rows of tables.
 fn exchange(
     trainer: &mut Trainer,
     ledger: &Ledger,
@@ -78,16 +81,13 @@ fn exchange(
 ) -> Result<()> {
     let mut transfers = Transfers::new(ledger, num_servers);
     let tables = lookup_tables(run, trainer.model());
-    let num_rows = if tables.is_empty() {
-        0
-    } else {
-        batches.iter().map(|batch| batch.inputs.numel()).sum()
-    };
+    let num_tokens: usize = batches.iter().map(|batch| batch.inputs.numel()).sum();
+    let num_rows = num_tokens.min(max_rows(trainer.parameters(), &tables));
     let bytes = exchanged_for_rows(trainer.parameters(), &tables, num_rows, num_servers);
-    let numbers = num_servers * num_rows * size_of::<u32>();
-    transfers.pulled(bytes.pulled as usize, numbers, transfers.now_ns());
+    let numbers = row_number_bytes(num_rows, num_servers);
+    transfers.pulled(bytes.pulled, numbers, transfers.now_ns());
     compute(trainer)?;
-    transfers.pushed(bytes.pushed as usize, transfers.now_ns());
+    transfers.pushed(bytes.pushed, transfers.now_ns());
     Ok(())
 }
 

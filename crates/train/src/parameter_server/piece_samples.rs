@@ -42,13 +42,6 @@ impl PieceSamples {
         })
     }
 
-    /// The same samples in host memory.
-    pub(super) fn on_host(&self) -> PieceSamples {
-        let mut own = self.clone();
-        own.stream.device = Device::Cpu;
-        own
-    }
-
     /// The micro-batches of a piece.
     pub(super) fn batches(&self, piece: Piece) -> Result<Vec<Batch>> {
         let microbatches = piece.first..piece.first + piece.num;
@@ -56,18 +49,18 @@ impl PieceSamples {
         microbatches.map(batch).collect()
     }
 
-    /// The rows that a model reads which looks up all inputs.
-    pub(super) fn rows(&self, piece: Piece) -> Result<Rows> {
-        let mut numbers = Vec::new();
-        for batch in self.batches(piece)? {
-            let inputs = batch.inputs.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?;
-            numbers.extend(Vec::<i64>::try_from(inputs)?);
-        }
-        Ok(Rows::new(numbers))
-    }
-
     fn positions(&self, step: u64, microbatch: u64) -> Range<u64> {
         let first = step * self.global_batch + microbatch * self.local_batch;
         first..first + self.local_batch
     }
+}
+
+/// The rows that a model reads which looks up all inputs.
+pub(super) fn rows_of(batches: &[Batch], max_rows: usize) -> Result<Rows> {
+    let mut numbers = Vec::new();
+    for batch in batches {
+        let inputs = batch.host_inputs.f_to_kind(Kind::Int64)?;
+        numbers.extend(Vec::<i64>::try_from(inputs.f_flatten(0, -1)?)?);
+    }
+    Ok(Rows::new(numbers, max_rows))
 }

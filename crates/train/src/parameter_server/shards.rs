@@ -1,5 +1,6 @@
 //! The bytes of parameters and gradients, as workers and servers exchange them.
 
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::ops::Range;
 
@@ -7,17 +8,17 @@ use tch::{Kind, Tensor};
 use trainyard_config::Config;
 use trainyard_mesh::slice_of;
 use trainyard_nn::{Model, Parameter};
-use trainyard_param_server::{ParamShard, Part, RowBlock};
+use trainyard_param_server::{ParamShard, Part, RowBlock, Table};
 use trainyard_torch::{World, bytes};
 
 use crate::error::{Result, TrainError};
 
 /// The names of embedding tables of which a piece needs some rows only: lookups of the first unit that no other unit uses. A
 /// worker that takes steps of its own needs all rows, because its optimizer may move them without a gradient.
-pub(super) fn lookup_tables(run: &Config, model: &dyn Model) -> Vec<String> {
+pub(super) fn lookup_tables(run: &Config, model: &dyn Model) -> HashSet<String> {
     let units = model.units();
     let Some(first) = units.first().filter(|_| !run.has_local_updates()) else {
-        return Vec::new();
+        return HashSet::new();
     };
     let tied: Vec<_> = units
         .iter()
@@ -32,7 +33,7 @@ pub(super) fn lookup_tables(run: &Config, model: &dyn Model) -> Vec<String> {
 /// What this rank of the servers holds of every parameter.
 pub(super) fn held_shards(
     parameters: &[Parameter],
-    tables: &[String],
+    tables: &HashSet<String>,
     world: &World,
 ) -> Result<Vec<ParamShard>> {
     let shard = |parameter: &Parameter| {
@@ -45,13 +46,24 @@ pub(super) fn held_shards(
             elements: slice.region.runs_within(shape, within).collect(),
             element_bytes: parameter.kind().elt_size_in_bytes(),
             is_trainable: parameter.is_trainable(),
-            row_elements: tables
-                .iter()
-                .find(|table| *table == parameter.name())
-                .and_then(|_| NonZero::new(shape.iter().skip(1).product())),
+            table: table_of(parameter).filter(|_| tables.contains(parameter.name())),
         })
     };
     parameters.iter().map(shard).collect()
+}
+
+/// The shape of a parameter as a table.
+fn table_of(parameter: &Parameter) -> Option<Table> {
+    let (&height, row) = parameter.shape().split_first()?;
+    let width = NonZero::new(row.iter().product())?;
+    Some(Table { height, width })
+}
+
+/// The rows of the highest table.
+pub(super) fn max_rows(parameters: &[Parameter], tables: &HashSet<String>) -> usize {
+    let tables = parameters.iter().filter(|p| tables.contains(p.name()));
+    let heights = tables.filter_map(table_of).map(|table| table.height);
+    heights.max().unwrap_or(0)
 }
 
 /// The bytes of a tensor, wherever it is.

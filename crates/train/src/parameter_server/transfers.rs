@@ -1,6 +1,5 @@
 //! What a worker exchanges with servers, in its ledger.
 
-use trainyard_param_server::Rows;
 use trainyard_trace::{Collective, CollectiveKind, Ledger, Purpose};
 
 /// The pushes and pulls of a worker.
@@ -23,19 +22,14 @@ impl Transfers {
         self.ledger.now_ns()
     }
 
-    /// The bytes of the numbers of rows, which every server receives.
-    pub(super) fn num_bytes_of(&self, rows: &Rows) -> usize {
-        rows.to_bytes().len() * self.num_servers
-    }
-
-    /// Gradients that were pushed from a time on until now.
-    pub(super) fn pushed(&mut self, num_bytes: usize, since_ns: u64) {
+    /// Gradients that were pushed from a time on until now, with the numbers of rows.
+    pub(super) fn pushed(&mut self, num_bytes: u64, since_ns: u64) {
         let kind = (CollectiveKind::Send, Purpose::Gradient);
         self.add(kind, (num_bytes, num_bytes), since_ns);
     }
 
     /// Parameters that were pulled from a time on until now, with a request of `num_sent` bytes.
-    pub(super) fn pulled(&mut self, num_bytes: usize, num_sent: usize, since_ns: u64) {
+    pub(super) fn pulled(&mut self, num_bytes: u64, num_sent: u64, since_ns: u64) {
         let kind = (CollectiveKind::Recv, Purpose::Parameter);
         self.add(kind, (num_bytes, num_sent), since_ns);
     }
@@ -43,7 +37,7 @@ impl Transfers {
     fn add(
         &mut self,
         (kind, purpose): (CollectiveKind, Purpose),
-        (payload, sent): (usize, usize),
+        (payload_bytes, sent_bytes): (u64, u64),
         since_ns: u64,
     ) {
         self.ledger.collective(Collective {
@@ -53,8 +47,8 @@ impl Transfers {
             sequence: self.num,
             purpose,
             dtype: "bytes".to_owned(),
-            payload_bytes: payload as u64,
-            sent_bytes: sent as u64,
+            payload_bytes,
+            sent_bytes,
             issued_ns: since_ns,
             started_ns: since_ns,
             ended_ns: self.now_ns(),

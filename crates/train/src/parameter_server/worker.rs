@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 use trainyard_nn::Parameter;
-use trainyard_param_server::{JobInfo, PieceGradient, Rows, ServerGroup};
+use trainyard_param_server::{JobInfo, Piece, PieceGradient, Rows, ServerGroup};
 use trainyard_torch::World;
 
 use super::connection::{Connection, Ended, Work};
@@ -69,10 +69,19 @@ impl Client<'_> {
     /// Joins the servers and works until there is no work left.
     fn session(&mut self, servers: &[String]) -> Result<(), Ended> {
         let group = ServerGroup::join(servers, &run_secret()?, &digest(self.spec)?)?;
+        // The connection renews the lease while the model is built.
+        let connection = Connection::start(group, self.world.ledger()).map_err(|error| {
+            TrainError::ParameterServer(format!("cannot start a thread: {error}"))
+        })?;
+        let number = connection.worker.0;
+        tracing::info!(
+            "worker {number} has joined {} parameter servers",
+            servers.len()
+        );
         let worker = match &mut self.worker {
             Some(worker) => worker,
             None => {
-                let leader = group.jobs().first();
+                let leader = connection.jobs.first();
                 let leader = leader.ok_or_else(|| {
                     TrainError::ParameterServer("there are no servers".to_owned())
                 })?;
@@ -80,16 +89,9 @@ impl Client<'_> {
                     .insert(Worker::new(self.spec, self.world, leader)?)
             }
         };
-        tracing::info!(
-            "worker {} has joined {} parameter servers",
-            group.worker().0,
-            servers.len()
-        );
-        let samples = worker.samples.on_host();
-        let connection =
-            Connection::start(group, samples, self.world.ledger()).map_err(|error| {
-                TrainError::ParameterServer(format!("cannot start a thread: {error}"))
-            })?;
+        if worker.local_steps.is_none() {
+            connection.load(worker.samples.clone());
+        }
         // The next piece and its parameters arrive while this one is computed, unless they depend on it.
         let is_synchronous = self.spec.parameter_server.staleness.bound() == Some(0);
         let takes_ahead = !is_synchronous && !self.spec.has_local_updates();
@@ -128,6 +130,7 @@ impl Worker {
             piece,
             rows,
             parameters,
+            ..
         } = work;
         for (job, bytes) in connection.jobs.iter().zip(&parameters.servers) {
             load_parameters(self.trainer.parameters(), job, rows, bytes)?;
@@ -159,9 +162,8 @@ impl Worker {
 
     /// The summed loss of a piece, the number of its targets, and the gradients for every server.
     fn gradients(&mut self, work: &Work, jobs: &[JobInfo]) -> Result<(Tensor, i64, Vec<Vec<u8>>)> {
-        let piece = work.piece;
-        let batches = self.samples.batches(piece)?;
-        let (loss, num_targets) = self.trainer.gradients(&batches, piece.step, piece.first)?;
+        let Piece { step, first, .. } = work.piece;
+        let (loss, num_targets) = self.trainer.gradients(&work.batches, step, first)?;
         let parameters = self.trainer.parameters();
         let gradients = jobs
             .iter()

@@ -21,7 +21,7 @@ type Test = fn() -> Result<(), Failed>;
 
 /// One test for each use of a program.
 pub fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 37] = [
+    let tests: [(&str, Test); 38] = [
         ("verify_passes", verify::verify_passes),
         (
             "verify_detects_an_unreduced_gradient",
