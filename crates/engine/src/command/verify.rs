@@ -180,8 +180,11 @@ fn verify_served(arguments: &Arguments, mut config: Config, num_servers: usize) 
         .training
         .global_batch_size
         .get_or_insert(global_batch);
-    config.training.steps = steps;
-    config.lr_scheduler.warmup_steps = config.lr_scheduler.warmup_steps.min(steps);
+    if config.has_local_updates() {
+        // The last step is an outer step.
+        config.training.steps = steps;
+        config.lr_scheduler.warmup_steps = config.lr_scheduler.warmup_steps.min(steps);
+    }
     // Pieces by measured speed have no closed form.
     config.parameter_server.balance_batches = false;
     let folder = temporary_folder()?;
@@ -233,7 +236,7 @@ fn served_configs(config: &Config) -> Vec<(Config, Tolerance)> {
 pub fn execute_rank(arguments: RankArguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load_plain(&arguments.config)?;
     match parameter_server::role()? {
-        Some(role) => served::run(&spec, role, &arguments.out)?,
+        Some(role) => served::run(&spec, role, arguments.steps, &arguments.out)?,
         None => rank::run(
             &spec,
             arguments.steps,

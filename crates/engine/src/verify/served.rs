@@ -38,8 +38,8 @@ pub struct WorkerReport {
 /// The prefix of the names of workers' reports.
 pub const WORKER_PREFIX: &str = "worker-";
 
-/// Runs a server or a worker.
-pub fn run(spec: &TrainSpec, role: Role, out: &Path) -> Result<()> {
+/// Runs a server or a worker for `steps` steps of the workers.
+pub fn run(spec: &TrainSpec, role: Role, steps: u64, out: &Path) -> Result<()> {
     match role {
         Role::Server {
             address,
@@ -50,13 +50,13 @@ pub fn run(spec: &TrainSpec, role: Role, out: &Path) -> Result<()> {
                 address: &address,
                 num_workers,
             };
-            run_server(spec, service, out)
+            run_server(spec, service, steps, out)
         }
         Role::Worker { servers } => run_worker(spec, &servers, out),
     }
 }
 
-fn run_server(spec: &TrainSpec, service: Service<'_>, out: &Path) -> Result<()> {
+fn run_server(spec: &TrainSpec, service: Service<'_>, steps: u64, out: &Path) -> Result<()> {
     let num_servers = std::env::var("WORLD_SIZE").ok();
     let num_servers = num_servers.and_then(|text| text.parse().ok()).unwrap_or(1);
     let config = spec.for_servers(num_servers, service.num_workers);
@@ -64,7 +64,7 @@ fn run_server(spec: &TrainSpec, service: Service<'_>, out: &Path) -> Result<()> 
     let world = join(&server, Ledger::new)?;
     let mut trainer = Trainer::new(&server, &world, world.device().into())?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
-    let steps = server.training.steps;
+    let steps = steps / service.sync_steps();
     parameter_server::serve_steps(service, steps, &mut trainer, &world, |trainer, outcome| {
         losses.push(trainer.loss_over_replicas(&outcome.local_loss)?);
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);

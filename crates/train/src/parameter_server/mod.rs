@@ -49,7 +49,7 @@ pub struct Service<'a> {
 
 impl Service<'_> {
     /// The steps of a worker in one step of the servers.
-    fn sync_steps(&self) -> u64 {
+    pub fn sync_steps(&self) -> u64 {
         if self.run.has_local_updates() {
             self.run.local_updates.sync_steps
         } else {
