@@ -233,7 +233,7 @@ impl DecoderConfig {
 
     /// Whether this is a GPT-2 of some size, or an encoder of its blocks: it has names and a layout of parameters of its own.
     pub fn is_gpt2(&self) -> bool {
-        // Most others are told apart by this, without a comparison of everything.
+        // Most models differ in this, which is faster to compare than everything.
         if self.positions != Positions::Learned || self.hidden_size != self.query_width() {
             return false;
         }

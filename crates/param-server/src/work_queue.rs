@@ -256,7 +256,7 @@ impl WorkQueue {
     }
 
     /// The last step of which a worker may take a piece. A replica whose movement waits for an update goes on with the
-    /// parameters that result from it, unless its step still has pieces that nobody computes.
+    /// parameters that result from it, unless its step still has pieces that no worker computes.
     fn last_step_of(&self, worker: WorkerId) -> u64 {
         if !matches!(self.options.update_rule, UpdateRule::Quorum(_)) {
             return u64::MAX;
@@ -323,7 +323,7 @@ impl WorkQueue {
         fits.copied().collect()
     }
 
-    /// Whether nobody has to compute a piece of the oldest step any more.
+    /// Whether the gradients of all pieces of the oldest step have arrived.
     fn has_all_of_oldest_step(&self) -> bool {
         let pieces = self.pushed.keys().chain(self.in_updates.keys());
         let pieces = pieces.chain(&self.applied);

@@ -36,7 +36,7 @@ pub struct WorkerReport {
 }
 
 /// The prefix of the names of workers' reports.
-pub const WORKER_PREFIX: &str = "worker-";
+const WORKER_PREFIX: &str = "worker-";
 
 /// Runs a server or a worker for `steps` steps of the workers.
 pub fn run(spec: &TrainSpec, role: Role, steps: u64, out: &Path) -> Result<()> {
