@@ -8,16 +8,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
 from cluster import STEP
-from programs import ROOT, config_options, program
+from programs import ROOT, config_options, program, run
 
 VALIDATED = re.compile(r"step:\s*(\d+)\s+validation loss:\s*([\d.]+)")
 WARMUP = 50  # steps
 HELD_OUT = 10  # one of this many files
+# Movements of so few steps point in the same direction from one outer step to the next, so the usual 0.7 and 0.9 go too far.
+TUNED = {"outer_lr": 0.5, "outer_momentum": 0.5}
 
 
 def compressed(name, **keys):
@@ -57,8 +60,11 @@ def methods(num_replicas):
         "top-k 1 %": Method(compressed("top_k", gradient_compression_ratio=0.01)),
         "PowerSGD, rank 4": Method(compressed("power_sgd", power_sgd_rank=4, power_sgd_start_step=2 * WARMUP)),
         "DiLoCo, 25 steps": Method(outer(num_replicas, "diloco", 25)),
+        "DiLoCo, 25 steps, tuned": Method(outer(num_replicas, "diloco", 25, **TUNED)),
         "DiLoCo, 100 steps": Method(outer(num_replicas, "diloco", 100)),
+        "DiLoCo, 100 steps, tuned": Method(outer(num_replicas, "diloco", 100, **TUNED)),
         "SparseLoCo, 25 steps": Method(outer(num_replicas, "sparse_loco", 25)),
+        "SparseLoCo, 25 steps, 10 %": Method(outer(num_replicas, "sparse_loco", 25, compression_ratio=0.1)),
         "DiLoCo by a server, 25 steps": Method(local_updates("diloco", 25), num_servers=1),
         "server, s = 0": Method({"parameter_server.staleness": 0}, num_servers=1),
         "server, s = 4": Method({"parameter_server.staleness": 4}, num_servers=1),
@@ -96,8 +102,31 @@ def byte_tokenizer():
     return {"version": "1.0", **common, "added_tokens": [end | flags], "pre_tokenizer": pre_tokenizer, "model": model}
 
 
-def train(text, output, steps, keys, local_batch=8):
-    """The command of a rank."""
+@dataclass
+class Start:
+    """A checkpoint of synchronous training, from which all methods continue."""
+
+    checkpoint: Path
+    step: int
+
+
+def pretrain(text, folder, num_ranks, steps, local_batch):
+    keys = {
+        "checkpoint.enable": "true",
+        "checkpoint.interval": steps,
+        "lr_scheduler.min_lr_factor": 1.0,
+    }
+    command = train(text, folder, steps, keys, local_batch)
+    run([*Method({}).launch(num_ranks), *command], timeout=7200)
+    return Start(Path(folder) / "checkpoint" / f"step-{steps}", steps)
+
+
+def train(text, output, steps, keys, local_batch=8, start=None):
+    """The command of a rank that takes some steps, from random weights or from a checkpoint. The learning rate falls in these steps."""
+    if start:
+        steps += start.step
+        decay_ratio = (steps - start.step) / steps
+        keys = {"checkpoint.initial_load_path": start.checkpoint, "lr_scheduler.decay_ratio": decay_ratio, **keys}
     keys = {
         "model.vocab_size": 257,
         "training.dataset": "tokens",
