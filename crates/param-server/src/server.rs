@@ -293,8 +293,7 @@ impl Connection<'_> {
         let reply = loop {
             match state.queue.take(worker) {
                 Take::Piece(piece) => {
-                    let is_synchronous = self.shared.job.is_synchronous;
-                    let version = if is_synchronous { piece.step } else { 0 };
+                    let version = self.version_for(piece, &state);
                     break Reply::Piece { piece, version };
                 }
                 Take::Done => break Reply::Done,
@@ -309,6 +308,16 @@ impl Connection<'_> {
         };
         drop(state);
         self.reply(&reply)
+    }
+
+    /// The version of the parameters that a piece needs at least: all gradients that have arrived are in it, those of the worker
+    /// itself among them.
+    fn version_for(&self, piece: Piece, state: &State) -> u64 {
+        if self.shared.job.is_synchronous {
+            return piece.step;
+        }
+        let published = state.parameters.as_ref().map_or(0, |(version, _)| *version);
+        published + state.queue.num_pending_updates()
     }
 
     fn pull(&mut self, version: u64, num_rows: usize) -> io::Result<()> {

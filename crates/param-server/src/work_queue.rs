@@ -242,6 +242,15 @@ impl WorkQueue {
         self.oldest_step >= self.options.num_steps
     }
 
+    /// The number of updates that gradients which have arrived will make, if each is applied alone; 0 if others decide when they
+    /// are applied.
+    pub fn num_pending_updates(&self) -> u64 {
+        match self.options.update_rule {
+            UpdateRule::Each => (self.pushed.len() + self.in_updates.len()) as u64,
+            UpdateRule::Step | UpdateRule::Quorum(_) => 0,
+        }
+    }
+
     /// The number of micro-batches whose gradients have been applied.
     pub fn num_applied(&self) -> u64 {
         self.oldest_step * self.options.microbatches_per_step + num_microbatches(&self.applied)

@@ -64,6 +64,9 @@ pub struct ParameterServerSection {
     pub staleness: Staleness,
     /// Whether the learning rate of a gradient is divided by the number of updates since its parameters were pulled.
     pub staleness_aware_lr: bool,
+    /// Whether workers pull the parameters of their next gradient while they compute the one before. That hides the transfer, and
+    /// makes gradients about twice as old.
+    pub prefetch: bool,
     /// Whether faster workers compute larger parts of a step.
     pub balance_batches: bool,
     /// How long a worker tries to reach servers that do not answer, and how long servers wait for a first worker.
@@ -75,6 +78,7 @@ impl Default for ParameterServerSection {
         ParameterServerSection {
             staleness: Staleness::Bounded(4),
             staleness_aware_lr: false,
+            prefetch: false,
             balance_batches: false,
             reconnect_timeout_seconds: 300,
         }

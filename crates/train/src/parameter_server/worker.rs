@@ -93,8 +93,9 @@ impl Client<'_> {
             connection.load(worker.samples.clone());
         }
         // The next piece and its parameters arrive while this one is computed, unless they depend on it.
-        let is_synchronous = self.spec.parameter_server.staleness.bound() == Some(0);
-        let takes_ahead = !is_synchronous && !self.spec.has_local_updates();
+        let section = &self.spec.parameter_server;
+        let is_synchronous = section.staleness.bound() == Some(0);
+        let takes_ahead = section.prefetch && !is_synchronous && !self.spec.has_local_updates();
         connection.request_work();
         while let Some(work) = connection.receive_work()? {
             if takes_ahead {
