@@ -56,6 +56,7 @@ pub use section::{
     ReshardAfterForward, ResumeChange, SelectiveOption, Staleness, TrainingSection,
     ValidationSection, ValueGuardSection,
 };
+pub use served::Workers;
 pub use spec::ModelSpec;
 
 /// One training job: one field per section of its config file.

@@ -1,7 +1,10 @@
 //! The configs of parameter servers and of their workers, which follow from that of the run.
 //!
 //! With `[local_updates]`, a step of the servers is an outer step: its gradient is the mean movement of the workers in
-//! `sync_steps` steps of their own, and the optimizer of the servers is the outer optimizer.
+//! `sync_steps` steps of their own, and the optimizer of the servers is the outer optimizer. Such a worker may be a mesh of several
+//! ranks.
+
+use trainyard_mesh::{Axis, AxisSet};
 
 use crate::{
     Backend, Config, ConfigError, Dtype, GradientCompression, GuardPolicy, LocalUpdateMethod,
@@ -9,41 +12,67 @@ use crate::{
     ParallelismSection,
 };
 
+/// The workers that a run with parameter servers starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// How many there are.
+    pub num: usize,
+    /// The ranks of each of them.
+    pub ranks_each: usize,
+}
+
 impl Config {
-    /// The config of every one of `num_servers` servers, which shard the states over each other. The number of workers
-    /// determines the global batch size if this config does not.
-    pub fn for_servers(
-        &self,
-        num_servers: usize,
-        num_workers: usize,
-    ) -> Result<Config, ConfigError> {
-        let default = self.training.local_batch_size.saturating_mul(num_workers);
-        let global_batch = self.training.global_batch_size.unwrap_or(default);
-        let mut server = self.for_worker(global_batch)?;
+    /// The config of every one of `num_servers` servers, which shard the states over each other. The workers determine the
+    /// global batch size if this config does not.
+    pub fn for_servers(&self, num_servers: usize, workers: Workers) -> Result<Config, ConfigError> {
+        self.check_served(workers.ranks_each)?;
+        let global_batch = self.global_batch_of(workers)?;
+        let mut server = self.on_one_rank();
+        server.training.global_batch_size = Some(global_batch);
+        server.local_updates = LocalUpdatesSection::default();
         server.parallelism.data_parallel_shard_degree =
             i64::try_from(num_servers).unwrap_or(i64::MAX);
         server.parallelism.zero_stage = 3;
         // States of servers are in host memory; GPUs are for workers.
         server.comm.backend = Backend::Gloo;
         if self.has_local_updates() {
-            self.check_replicas(num_workers, global_batch)?;
+            self.check_replicas(workers, global_batch)?;
             server.take_outer_steps(&self.local_updates);
         }
         server.batching(num_servers)?;
         Ok(server)
     }
 
-    /// The config of a worker, which computes whole gradients of some micro-batches of a global batch, or takes steps of its
-    /// own with this global batch.
-    pub fn for_worker(&self, global_batch: usize) -> Result<Config, ConfigError> {
-        self.check_served()?;
+    /// The config of a worker of some ranks, which computes whole gradients of some micro-batches of a global batch, or takes
+    /// steps of its own with this global batch.
+    pub fn for_worker(&self, global_batch: usize, num_ranks: usize) -> Result<Config, ConfigError> {
+        self.check_served(num_ranks)?;
         let mut worker = self.clone();
         worker.training.global_batch_size = Some(global_batch);
-        worker.parallelism.data_parallel_replicate_degree = 1;
-        worker.parallelism.data_parallel_shard_degree = 1;
+        if !self.has_local_updates() {
+            worker.parallelism.data_parallel_replicate_degree = 1;
+            worker.parallelism.data_parallel_shard_degree = 1;
+        }
         worker.local_updates = LocalUpdatesSection::default();
-        worker.batching(1)?;
+        worker.batching(self.worker_data_ranks(num_ranks)?)?;
         Ok(worker)
+    }
+
+    /// The samples of a step of all workers: one micro-batch of every data-parallel rank, unless the config says more.
+    pub fn global_batch_of(&self, workers: Workers) -> Result<usize, ConfigError> {
+        let at_once = self.samples_at_once(workers)?;
+        Ok(self.training.global_batch_size.unwrap_or(at_once))
+    }
+
+    fn samples_at_once(&self, workers: Workers) -> Result<usize, ConfigError> {
+        let num_ranks = self.worker_data_ranks(workers.ranks_each)?;
+        let local = self.training.local_batch_size;
+        Ok(local.saturating_mul(num_ranks).saturating_mul(workers.num))
+    }
+
+    /// The number of ranks over which a worker divides its batch.
+    fn worker_data_ranks(&self, num_ranks: usize) -> Result<usize, ConfigError> {
+        Ok(self.mesh(num_ranks)?.size_of(AxisSet::of(Axis::DATA)))
     }
 
     /// Whether replicas take steps of their own.
@@ -52,19 +81,21 @@ impl Config {
     }
 
     /// Rejects a global batch that workers cannot divide, and a number of steps without a last outer step.
-    fn check_replicas(&self, num_workers: usize, global_batch: usize) -> Result<(), ConfigError> {
-        let (local, sync_steps) = (
-            self.training.local_batch_size,
-            self.local_updates.sync_steps,
-        );
-        let share = num_workers.saturating_mul(local);
-        if share == 0 || !global_batch.is_multiple_of(share) {
+    fn check_replicas(&self, workers: Workers, global_batch: usize) -> Result<(), ConfigError> {
+        let num_workers = workers.num;
+        let samples_at_once = self.samples_at_once(workers)?;
+        let sync_steps = self.local_updates.sync_steps;
+        if samples_at_once == 0 || !global_batch.is_multiple_of(samples_at_once) {
             return Err(ConfigError::contradiction(
                 format!(
-                    "training.global_batch_size = {global_batch} is not a multiple of training.local_batch_size = {local} \
-                     times {num_workers} workers"
+                    "training.global_batch_size = {global_batch} is not a multiple of {samples_at_once}: \
+                     training.local_batch_size = {} on every data-parallel rank of {num_workers} workers",
+                    self.training.local_batch_size
                 ),
-                format!("use training.global_batch_size = {}", share.max(1)),
+                format!(
+                    "use training.global_batch_size = {}",
+                    samples_at_once.max(1)
+                ),
             ));
         }
         if !self.training.steps.is_multiple_of(sync_steps) {
@@ -117,22 +148,26 @@ impl Config {
             &mut self.validation.freq,
             &mut self.validation.steps,
             &mut self.value_guard.digest_interval,
-            &mut self.profiling.profile_freq,
         ] {
             *steps = steps.div_ceil(sync_steps);
         }
     }
 
-    /// Rejects what parameter servers do not have.
-    fn check_served(&self) -> Result<(), ConfigError> {
+    /// Rejects what parameter servers and their workers of this many ranks do not have.
+    pub fn check_served(&self, num_ranks: usize) -> Result<(), ConfigError> {
         let parallelism = &self.parallelism;
         let default = ParallelismSection::default();
-        let is_data_parallel_only = self.mesh(1).is_ok();
+        let is_one_rank = num_ranks == 1 && self.mesh(1).is_ok();
         for (is_rejected, what, instead) in [
             (
-                !is_data_parallel_only,
-                "parameter servers with tensor, context, pipeline or expert parallelism, or fixed degrees of data parallelism",
-                "the default degrees of [parallelism]",
+                !is_one_rank && !self.has_local_updates(),
+                "workers of several ranks (degrees of [parallelism], --nproc-per-worker) that push gradients",
+                "[local_updates], with which they push movements, or one rank per worker",
+            ),
+            (
+                parallelism.data_parallel_outer_degree != 1,
+                "parallelism.data_parallel_outer_degree with parameter servers, whose workers are the replicas",
+                "parallelism.data_parallel_outer_degree = 1",
             ),
             (
                 parallelism.gradient_compression != GradientCompression::None
@@ -209,6 +244,12 @@ impl Config {
 mod tests {
     use super::*;
 
+    /// Four workers of one rank.
+    const SINGLE: Workers = Workers {
+        num: 4,
+        ranks_each: 1,
+    };
+
     fn config(text: &str) -> Config {
         Config::parse(text, &[]).unwrap()
     }
@@ -216,13 +257,14 @@ mod tests {
     #[test]
     fn servers_shard_and_workers_do_not() {
         let run = config("training.local_batch_size = 2");
-        let server = run.for_servers(2, 4).unwrap();
+        let server = run.for_servers(2, SINGLE).unwrap();
         assert_eq!(server.training.global_batch_size, Some(8));
         let mesh = server.mesh(2).unwrap();
-        assert_eq!(mesh.size(trainyard_mesh::Axis::DpShard), 2);
-        let worker = run.for_worker(8).unwrap();
+        assert_eq!(mesh.size(Axis::DpShard), 2);
+        let worker = run.for_worker(8, 1).unwrap();
         assert_eq!(worker.batching(1).unwrap().num_microbatches, 4);
-        assert!(run.for_servers(3, 4).is_err(), "8 samples over 3 servers");
+        let servers = run.for_servers(3, SINGLE);
+        assert!(servers.is_err(), "8 samples over 3 servers");
     }
 
     const DILOCO: &str = "training.steps = 100\ntraining.local_batch_size = 2\nlocal_updates.method = \"diloco\"\n\
@@ -231,7 +273,7 @@ mod tests {
     #[test]
     fn a_step_of_servers_is_an_outer_step() {
         let run = config(&format!("{DILOCO}checkpoint.interval = 50\n"));
-        let server = run.for_servers(2, 4).unwrap();
+        let server = run.for_servers(2, SINGLE).unwrap();
         server.check().unwrap();
         assert_eq!(server.training.steps, 5);
         assert_eq!(server.training.global_batch_size, Some(20 * 8));
@@ -245,10 +287,32 @@ mod tests {
         } = server.optimizer;
         assert_eq!((lr, momentum, nesterov), (0.7, 0.9, Some(true)));
         assert!(!server.has_local_updates());
-        let worker = run.for_worker(2).unwrap();
+        let worker = run.for_worker(2, 1).unwrap();
         assert_eq!(worker.training.steps, 100);
         assert_eq!(worker.optimizer, run.optimizer);
         assert!(!worker.has_local_updates());
+    }
+
+    #[test]
+    fn a_replica_is_a_mesh() {
+        let text =
+            "parallelism.data_parallel_shard_degree = 2\nparallelism.tensor_parallel_degree = 2\n";
+        let run = config(&format!("{DILOCO}{text}"));
+        let workers = Workers {
+            num: 3,
+            ranks_each: 4,
+        };
+        let server = run.for_servers(1, workers).unwrap();
+        let outer_batch = 20 * 3 * 2 * 2;
+        assert_eq!(server.training.global_batch_size, Some(outer_batch));
+        assert_eq!(server.mesh(1).unwrap().world_size(), 1);
+        let worker = run.for_worker(4, 4).unwrap();
+        assert_eq!(worker.mesh(4).unwrap(), run.mesh(4).unwrap());
+        assert!(run.for_worker(4, 6).is_err(), "6 ranks have another mesh");
+        let outer = config(&format!(
+            "{DILOCO}parallelism.data_parallel_outer_degree = 2"
+        ));
+        assert!(outer.for_worker(4, 2).is_err(), "workers are the replicas");
     }
 
     #[test]
@@ -265,7 +329,11 @@ mod tests {
                 "training.steps = 90" => DILOCO.replace("training.steps = 100", text),
                 text => format!("{DILOCO}{text}"),
             };
-            assert!(config(&text).for_servers(1, num_workers).is_err(), "{text}");
+            let workers = Workers {
+                num: num_workers,
+                ranks_each: 1,
+            };
+            assert!(config(&text).for_servers(1, workers).is_err(), "{text}");
         }
     }
 
@@ -277,7 +345,8 @@ mod tests {
             "training.mixed_precision_param = \"float16\"",
             "parallelism.offload = \"cpu\"\nparallelism.data_parallel_shard_degree = -1",
         ] {
-            assert!(config(text).for_worker(1).is_err(), "{text}");
+            assert!(config(text).for_worker(1, 1).is_err(), "{text}");
         }
+        assert!(config("").for_worker(2, 2).is_err(), "gradients of a mesh");
     }
 }

@@ -12,6 +12,7 @@ mod error;
 mod matmuls;
 mod measure;
 mod ranks;
+mod served;
 mod verify;
 
 use std::ffi::OsString;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use trainyard_config::{Backend as Named, Config};
+use trainyard_config::{Backend as Named, Config, Workers};
 use trainyard_launcher::{Console, Job, find_program, launch};
 use trainyard_mesh::Mesh;
 use trainyard_torch::{Backend, Rendezvous, World};
@@ -40,10 +40,7 @@ pub fn run_locally(nproc: usize, args: &[OsString], console: Console) -> Result<
 }
 
 /// Runs `trainyard-engine ARGS` as parameter servers and as workers on this host, and waits for all of them.
-pub fn run_served_locally(
-    (num_servers, num_workers): (usize, usize),
-    args: &[OsString],
-) -> Result<()> {
+pub fn run_served_locally(num_servers: usize, workers: Workers, args: &[OsString]) -> Result<()> {
     let engine = std::env::current_exe().map_err(|source| EngineError::Io {
         path: "trainyard-engine".into(),
         source,
@@ -51,7 +48,11 @@ pub fn run_served_locally(
     let launcher = launcher_of(&engine)?;
     let output = Command::new(&launcher)
         .args(["run", "--servers", &num_servers.to_string()])
-        .args(["--nproc-per-node", &num_workers.to_string(), "--"])
+        .args([
+            "--nproc-per-node",
+            &(workers.num * workers.ranks_each).to_string(),
+        ])
+        .args(["--nproc-per-worker", &workers.ranks_each.to_string(), "--"])
         .arg(&engine)
         .args(args)
         .output()

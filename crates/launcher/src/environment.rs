@@ -33,7 +33,7 @@ pub fn environment(
     is_set: impl Fn(&str) -> bool,
 ) -> Vec<(OsString, OsString)> {
     let rank = job.rank_of(local_rank).to_string();
-    let local_rank = local_rank.to_string();
+    let local_rank = (job.first_local_rank + local_rank).to_string();
     let world_size = job.world_size().to_string();
     let nproc = job.nproc.to_string();
     let (node, num_nodes) = (job.node_rank.to_string(), job.num_nodes.to_string());

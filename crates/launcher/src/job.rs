@@ -21,6 +21,8 @@ pub struct Job {
     pub node_rank: usize,
     /// The global ranks of this node; if not given, every node has `nproc` ranks.
     pub ranks: Option<RankRange>,
+    /// The first `LOCAL_RANK`, if other jobs of this node have the ones before.
+    pub first_local_rank: usize,
     /// How many restarts after failures are allowed (`TORCHELASTIC_MAX_RESTARTS`).
     pub max_restarts: usize,
     /// How many times the job was restarted (`TORCHELASTIC_RESTART_COUNT`).
@@ -95,6 +97,7 @@ impl Job {
             num_nodes: 1,
             node_rank: 0,
             ranks: None,
+            first_local_rank: 0,
             max_restarts: 0,
             restart_count: 0,
             run_id: "none".to_owned(),

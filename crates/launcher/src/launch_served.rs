@@ -24,7 +24,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct ServedJob {
     /// The servers; `None` if they run on other nodes.
     pub servers: Option<Job>,
-    /// The workers, each a world of one rank.
+    /// The workers, each a world of its own.
     pub workers: Vec<Job>,
 }
 

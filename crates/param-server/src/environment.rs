@@ -6,6 +6,8 @@ pub const SERVERS: &str = "TRAINYARD_PARAMETER_SERVERS";
 pub const IS_SERVER: &str = "TRAINYARD_IS_PARAMETER_SERVER";
 /// The number of workers that the run starts with.
 pub const NUM_WORKERS: &str = "TRAINYARD_NUM_WORKERS";
+/// The ranks of each worker.
+pub const RANKS_PER_WORKER: &str = "TRAINYARD_RANKS_PER_WORKER";
 
 const RANK: &str = "RANK";
 
@@ -28,6 +30,8 @@ pub enum Role {
         address: String,
         /// The number of workers that the run starts with.
         num_workers: usize,
+        /// The ranks of each of them.
+        ranks_per_worker: usize,
     },
     /// It computes gradients.
     Worker {
@@ -57,14 +61,15 @@ impl Role {
             name: RANK,
             value: index.clone(),
         })?;
-        let text = variable(NUM_WORKERS).unwrap_or_default();
-        let num_workers = text.parse().map_err(|_| EnvironmentError {
-            name: NUM_WORKERS,
-            value: text.clone(),
-        })?;
+        let number = |name: &'static str| {
+            let value = variable(name).unwrap_or_default();
+            let number = value.parse();
+            number.map_err(|_| EnvironmentError { name, value })
+        };
         Ok(Some(Role::Server {
             address,
-            num_workers,
+            num_workers: number(NUM_WORKERS)?,
+            ranks_per_worker: number(RANKS_PER_WORKER)?,
         }))
     }
 }
@@ -88,10 +93,14 @@ mod tests {
         let server = Role::Server {
             address: "b:2".to_owned(),
             num_workers: 4,
+            ranks_per_worker: 2,
         };
-        let (is_server, rank, workers) = ((IS_SERVER, "1"), (RANK, "1"), (NUM_WORKERS, "4"));
-        assert_eq!(role(&[servers, is_server, rank, workers]), Ok(Some(server)));
-        assert!(role(&[servers, is_server, rank]).is_err());
-        assert!(role(&[servers, is_server, (RANK, "2"), workers]).is_err());
+        let (is_server, rank) = ((IS_SERVER, "1"), (RANK, "1"));
+        let (workers, ranks) = ((NUM_WORKERS, "4"), (RANKS_PER_WORKER, "2"));
+        let found = role(&[servers, is_server, rank, workers, ranks]);
+        assert_eq!(found, Ok(Some(server)));
+        assert!(role(&[servers, is_server, rank, ranks]).is_err());
+        assert!(role(&[servers, is_server, rank, workers]).is_err());
+        assert!(role(&[servers, is_server, (RANK, "2"), workers, ranks]).is_err());
     }
 }

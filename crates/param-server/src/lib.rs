@@ -25,7 +25,7 @@ mod server;
 mod work_queue;
 
 pub use client::{ClientError, LEASE_RENEWAL, ServerGroup};
-pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, Role, SERVERS};
+pub use environment::{EnvironmentError, IS_SERVER, NUM_WORKERS, RANKS_PER_WORKER, Role, SERVERS};
 pub use protocol::{JobInfo, ParamShard, PieceGradient, Pulled, Table, Taken};
 pub use rows::{Part, RowBlock, Rows};
 pub use server::ParameterServer;

@@ -81,7 +81,7 @@ pub(crate) fn dry_run_with(
     spec: &TrainSpec,
     (world_size, rank): (usize, usize),
     batches: impl FnOnce(&Trainer) -> Result<Vec<Batch>>,
-    step: impl Fn(&mut Trainer, &[Batch], &Ledger) -> Result<()>,
+    mut step: impl FnMut(&mut Trainer, &[Batch], &Ledger) -> Result<()>,
 ) -> Result<DryRun> {
     memory::observe();
     let mesh = spec.mesh(world_size)?;

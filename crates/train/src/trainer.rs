@@ -121,10 +121,10 @@ struct PendingCount {
 
 impl PendingCount {
     /// The number of targets, and whether any rank has a suspect.
-    fn finish(self) -> Result<(f64, bool)> {
+    fn finish(self) -> Result<(i64, bool)> {
         self.work.wait()?;
         let targets = self.counts.f_int64_value(&[0])? / self.num_sharers;
-        Ok((targets as f64, self.counts.f_int64_value(&[1])? > 0))
+        Ok((targets, self.counts.f_int64_value(&[1])? > 0))
     }
 }
 
@@ -143,6 +143,8 @@ pub struct StepOutcome {
     pub local_loss: Tensor,
     /// Norm of the global gradient, before clipping.
     pub grad_norm: Tensor,
+    /// The number of targets of the global batch; of this replica, if replicas take steps of their own.
+    pub num_targets: i64,
     /// The learning rate that was used.
     pub learning_rate: f64,
     /// Whether a rank has seen values that are not finite, in this step or before: call [`Trainer::incidents`]. It is
@@ -256,13 +258,14 @@ impl Trainer {
         // The count was all-reduced during forward and backward; correct the scale for it here.
         let (num_targets, has_incident) = target_count.finish()?;
         let has_incident = self.any_replica_has(has_incident)?;
-        let correction = nominal_targets / num_targets;
+        let correction = nominal_targets / num_targets as f64;
         let learning_rate = (self.learning_rate)(self.step);
         // Multiplied by this factor, the gradients are those of the mean loss.
         let grad_norm = self.update(correction / self.scale(), learning_rate)?;
         let outcome = StepOutcome {
             local_loss: scaled(&local_loss, correction)?,
             grad_norm,
+            num_targets,
             learning_rate,
             has_incident,
         };
@@ -628,7 +631,7 @@ impl Trainer {
         let batches = &self.local_microbatches(batches)?;
         let step = StepInputs {
             microbatches: self.microbatch_inputs(batches, &Context::evaluation(self.step)),
-            count: self.start_target_count(batches)?.finish()?.0,
+            count: self.start_target_count(batches)?.finish()?.0 as f64,
             scale: 1.0,
             is_guarded: false,
             ledger: &self.ledger,

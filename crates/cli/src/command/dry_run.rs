@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// their bytes, and FLOPs. A model for 1024 ranks fits on a laptop.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R | --servers N] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R | --servers N [--nproc-per-worker N]] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
     after_help = "Example:\n  \
     trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json\n  \
     trainyard dry-run configs/llama3-8b.toml --world 8 --allocator cuda,expandable\n  \
@@ -33,6 +33,9 @@ pub struct DryRun {
     /// Run a worker and one of this many parameter servers; the ranks are workers
     #[arg(long, value_name = "N", conflicts_with_all = ["rank", "allocator"], value_parser = clap::value_parser!(u64).range(1..))]
     servers: Option<u64>,
+    /// Ranks of each worker
+    #[arg(long, value_name = "N", requires = "servers", value_parser = clap::value_parser!(u64).range(1..))]
+    nproc_per_worker: Option<u64>,
     /// Also measure the memory of CUDA's caching allocator, on a simulated GPU: `cuda` for its default settings,
     /// `expandable` for expandable_segments:True
     #[arg(long, value_delimiter = ',', value_name = "SETTINGS", value_parser = ALLOCATORS)]

@@ -1,11 +1,12 @@
 //! The options of `run` for parameter servers, and the processes that the launcher starts for them.
 
 use std::net::TcpListener;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use trainyard_launcher::{Job, ServedJob};
-use trainyard_param_server::{IS_SERVER, NUM_WORKERS, SERVERS};
+use trainyard_param_server::{IS_SERVER, NUM_WORKERS, RANKS_PER_WORKER, SERVERS};
 use trainyard_peer_checkpoint::{ReplicaServer, SECRET_FILE};
 use trainyard_tls::{RunSecret, SecretFile};
 
@@ -29,6 +30,17 @@ pub struct ServerArgs {
         requires = "run_secret_file"
     )]
     server_endpoints: Vec<String>,
+    /// Ranks of each worker, for workers that take steps of their own ([local_updates]): a mesh of these ranks is one replica
+    #[arg(
+        long,
+        alias = "nproc_per_worker",
+        value_name = "N",
+        default_value = "1"
+    )]
+    nproc_per_worker: NonZero<usize>,
+    /// Workers on all nodes, among which the servers divide a step. The default are the workers of this node
+    #[arg(long, alias = "num_workers", value_name = "N", requires = "servers")]
+    num_workers: Option<NonZero<usize>>,
 }
 
 /// A run with parameter servers, and the secret that its processes share.
@@ -62,7 +74,7 @@ impl ServerArgs {
         self.servers.is_some() || !self.server_endpoints.is_empty()
     }
 
-    /// Makes the ranks of `job` workers, each a world of its own, and adds servers.
+    /// Makes the ranks of `job` workers, each a world of one or several ranks, and adds servers.
     pub fn served_run(&self, job: &Job, secret_file: Option<&Path>) -> Result<ServedRun, Failure> {
         if job.num_nodes > 1 {
             let message = "parameter servers have workers on any nodes: --nnodes does not apply";
@@ -73,7 +85,9 @@ impl ServerArgs {
         let secret = Secret::of(secret_file)?;
         let path = &secret.path;
         let endpoints = self.endpoints()?.join(",");
-        let num_workers = job.nproc.to_string();
+        let ranks_each = self.nproc_per_worker.get();
+        let num_here = self.num_workers_here(job.nproc)?;
+        let num_workers = self.num_workers.map_or(num_here, NonZero::get).to_string();
         let shared = |job: Job| {
             let job = job.env(SERVERS, &endpoints).env(SECRET_FILE, path);
             // Servers and workers share the cores of the node.
@@ -87,17 +101,24 @@ impl ServerArgs {
             servers.nproc = num as usize;
             servers.output.label = Some(("server".to_owned(), 0));
             servers.output.log_dir = subdir(job, "servers");
-            servers.env(IS_SERVER, "1").env(NUM_WORKERS, &num_workers)
+            servers
+                .env(IS_SERVER, "1")
+                .env(NUM_WORKERS, &num_workers)
+                .env(RANKS_PER_WORKER, ranks_each.to_string())
         });
-        let workers = (0..job.nproc).map(|index| {
+        let workers = (0..num_here).map(|index| {
             let mut worker = shared(job.clone());
-            worker.nproc = 1;
-            worker.output.label = Some(("worker".to_owned(), index));
+            worker.nproc = ranks_each;
+            worker.output.label = Some(match ranks_each {
+                1 => ("worker".to_owned(), index),
+                _ => (format!("worker{index} rank"), 0),
+            });
             worker.output.log_dir = subdir(job, &format!("worker_{index}"));
             // A worker waits for others as long as the staleness bound says; servers notice one that is lost.
             worker.hang_timeout = None;
-            // Its GPU is that of its number.
-            worker.env("LOCAL_RANK", index.to_string())
+            // Its GPUs are those after the ones of the workers before.
+            worker.first_local_rank = index * ranks_each;
+            worker
         });
         Ok(ServedRun {
             job: ServedJob {
@@ -106,6 +127,19 @@ impl ServerArgs {
             },
             secret,
         })
+    }
+
+    /// The number of workers that the ranks of this node are.
+    fn num_workers_here(&self, nproc: usize) -> Result<usize, Failure> {
+        let ranks_each = self.nproc_per_worker.get();
+        if nproc.is_multiple_of(ranks_each) {
+            return Ok(nproc / ranks_each);
+        }
+        let message = format!(
+            "--nproc-per-node {nproc} is not a multiple of --nproc-per-worker {ranks_each}"
+        );
+        let whole = nproc.div_ceil(ranks_each) * ranks_each;
+        Err(Failure::usage(message).hint(format!("use --nproc-per-node {whole}")))
     }
 
     /// The addresses of all servers.

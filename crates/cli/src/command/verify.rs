@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// bytes sent with the closed form. Exits with 1 if anything differs.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard verify CONFIG.toml --nproc N [--servers N] [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard verify CONFIG.toml --nproc N [--servers N [--nproc-per-worker N]] [--steps N] [--json] [--shrink] [--SECTION.KEY VALUE]...",
     after_help = "Examples:\n  \
     trainyard verify configs/llama-tiny.toml --nproc 2\n  \
     trainyard verify configs/llama-tiny.toml --nproc 2 --servers 1 --parameter_server.staleness 0\n  \
@@ -27,6 +27,9 @@ pub struct Verify {
     /// Compare this many parameter servers, with the ranks as their workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     servers: Option<u64>,
+    /// Ranks of each worker
+    #[arg(long, value_name = "N", requires = "servers", value_parser = clap::value_parser!(u64).range(1..))]
+    nproc_per_worker: Option<u64>,
     /// Steps to compare
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u64,

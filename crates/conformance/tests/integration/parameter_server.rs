@@ -47,6 +47,10 @@ pub fn trials() -> Vec<Trial> {
                 local_updates_equal_those_of_ranks,
             ),
             (
+                "a_replica_on_a_mesh_is_restarted_alone",
+                a_replica_on_a_mesh_is_restarted_alone,
+            ),
+            (
                 "a_quorum_goes_on_without_the_others",
                 a_quorum_goes_on_without_the_others,
             ),
@@ -193,6 +197,38 @@ fn local_updates_equal_those_of_ranks() -> Outcome {
         .filter(|name| name.starts_with("model/"))
         .collect();
     assert!(of_model.is_empty(), "{of_model:?}");
+    Ok(())
+}
+
+/// Two replicas of two ranks each, with ZeRO 3. One rank is killed: its replica restarts, the other one does not.
+fn a_replica_on_a_mesh_is_restarted_alone() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let sharded = ["--parallelism.data_parallel_shard_degree", "2"];
+    // As above: replicas have no state of their own.
+    let optimizer = ["--optimizer.name", "SGD", "--optimizer.momentum", "0"];
+    let settings = [&DILOCO[..], &sharded, &optimizer].concat();
+    let launch = [
+        "--servers",
+        "1",
+        "--nproc-per-node",
+        "4",
+        "--nproc-per-worker",
+        "2",
+        "--max-restarts",
+        "2",
+    ];
+    let quiet = Training::new(&dir, "quiet", STEPS * SYNC_STEPS);
+    quiet.finish(&launch, &settings)?;
+    let training = Training::new(&dir, "killed", STEPS * SYNC_STEPS);
+    let output = training.finish_with(&launch, &settings, |_| {
+        let pids = processes(&[&training.mark(), "RANK=1"]);
+        let pid = pids.first().and_then(|&pid| Pid::from_raw(pid));
+        Ok(kill_process(pid.ok_or("no such rank")?, Signal::KILL)?)
+    })?;
+    assert_eq!(output.matches("restart 1 of 2").count(), 1, "{output}");
+    assert!(!output.contains("resumed from step"), "{output}");
+    let different = differences(&training.checkpoint_of(STEPS), &quiet.checkpoint_of(STEPS))?;
+    assert!(different.is_empty(), "{different:?}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `trainyard dry-run`: peak memory, FLOPs and communication of a step, without running it.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,6 +13,7 @@ use trainyard_train::parameter_server::{self, ServedDryRun};
 use super::allocator::{self, Allocator};
 use crate::configs::Configs;
 use crate::error::Result;
+use crate::served::workers;
 
 /// Simulate one rank on meta tensors: peak memory, FLOPs and communication of a step
 #[derive(Debug, clap::Args)]
@@ -27,6 +29,9 @@ pub struct Arguments {
     /// Simulate a parameter server and a worker; the ranks are workers
     #[arg(long, conflicts_with_all = ["rank", "allocator"])]
     servers: Option<usize>,
+    /// The ranks of a worker
+    #[arg(long, default_value = "1", requires = "servers")]
+    nproc_per_worker: NonZero<usize>,
     /// Also measure the memory of CUDA's caching allocator
     #[arg(long, value_delimiter = ',', value_name = "SETTINGS")]
     allocator: Vec<Allocator>,
@@ -48,7 +53,8 @@ struct Results<'a> {
 pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load(&arguments.config)?;
     if let Some(num_servers) = arguments.servers {
-        let found = parameter_server::dry_run(&spec, num_servers, arguments.world)?;
+        let workers = workers(arguments.world, arguments.nproc_per_worker)?;
+        let found = parameter_server::dry_run(&spec, num_servers, workers)?;
         print_served(&found, &spec, arguments.json);
         return Ok(ExitCode::SUCCESS);
     }

@@ -5,14 +5,13 @@ use std::process::ExitCode;
 
 use trainyard_config::Config;
 use trainyard_launcher::{MAX_WORLD_SIZE, MIN_WORLD_SIZE};
-use trainyard_torch::World;
 use trainyard_trace::Ledger;
-use trainyard_train::parameter_server::{self, Role, Service};
-use trainyard_train::{TrainError, TrainSpec};
+use trainyard_train::TrainSpec;
 
 use crate::configs::Configs;
 use crate::error::Result;
 use crate::ranks::join;
+use crate::served::{self, Part, Server};
 
 /// Arguments of `train`; overrides of config keys have been split off.
 #[derive(Debug, clap::Args)]
@@ -32,51 +31,33 @@ pub struct Arguments {
 /// Joins the other ranks and runs the training job.
 pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load(&arguments.config)?;
-    match parameter_server::role()? {
-        Some(role) => run_served(&spec, role),
-        None => run(&spec.with_config(fitted(&spec)?)),
+    match Part::from_environment(&spec)? {
+        None => run(&spec.with_config(fitted(&spec)?))?,
+        Some(Part::Server(server)) => serve(&spec, &server)?,
+        Some(Part::Worker { servers }) => drop(served::work(&spec, &servers, ledger_of(&spec))?),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs this rank of a job whose ranks exchange gradients.
-fn run(spec: &TrainSpec) -> Result<ExitCode> {
-    trainyard_train::job::run(spec, &join_world(spec)?)?;
-    Ok(ExitCode::SUCCESS)
+fn run(spec: &TrainSpec) -> Result<()> {
+    let world = join(spec, ledger_of(spec))?;
+    Ok(trainyard_train::job::run(spec, &world)?)
 }
 
-/// Runs a parameter server, or a worker of one.
-fn run_served(spec: &TrainSpec, role: Role) -> Result<ExitCode> {
-    let num_ranks = number("WORLD_SIZE").unwrap_or(1);
-    match role {
-        Role::Server {
-            address,
-            num_workers,
-        } => {
-            let config = spec.for_servers(num_ranks, num_workers);
-            let server = spec.with_config(config.map_err(TrainError::from)?);
-            let service = Service {
-                run: spec,
-                address: &address,
-                num_workers,
-            };
-            trainyard_train::job::serve(&server, &join_world(&server)?, service)?;
-        }
-        Role::Worker { servers } => {
-            let config = spec.for_worker(spec.training.local_batch_size);
-            let worker = spec.with_config(config.map_err(TrainError::from)?);
-            parameter_server::work(spec, &join_world(&worker)?, &servers)?;
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+/// Runs a parameter server.
+fn serve(run: &TrainSpec, server: &Server) -> Result<()> {
+    let world = join(&server.spec, ledger_of(run))?;
+    let service = server.service(run);
+    Ok(trainyard_train::job::serve(&server.spec, &world, service)?)
 }
 
-fn join_world(spec: &TrainSpec) -> Result<World> {
-    let ledger = if spec.profiling.enable_profiling {
+fn ledger_of(spec: &TrainSpec) -> fn(usize) -> Ledger {
+    if spec.profiling.enable_profiling {
         Ledger::recording
     } else {
         Ledger::new
-    };
-    join(spec, ledger)
+    }
 }
 
 /// Adapts the config of an elastic job to the current number of ranks.

@@ -4,6 +4,7 @@
 //! config. In float64 rounding errors are too small to hide a mistake.
 
 use std::ffi::OsString;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,11 +14,12 @@ use trainyard_config::{
     ParameterCompression, Staleness,
 };
 use trainyard_launcher::Console;
-use trainyard_train::parameter_server;
+use trainyard_train::TrainError;
 
 use crate::configs::Configs;
 use crate::error::{EngineError, Result};
 use crate::ranks::{run_locally, run_served_locally};
+use crate::served::{Part, workers};
 use crate::verify::compare::{Comparison, Tolerance, compare, compare_served};
 use crate::verify::rank::{self, InjectedFault};
 use crate::verify::served;
@@ -30,6 +32,9 @@ pub struct Arguments {
     /// Number of local ranks
     #[arg(long)]
     nproc: usize,
+    /// The ranks of a worker of parameter servers
+    #[arg(long, default_value = "1", requires = "servers")]
+    nproc_per_worker: NonZero<usize>,
     /// Compare parameter servers, with the ranks as their workers
     #[arg(long, conflicts_with = "inject_fault")]
     servers: Option<usize>,
@@ -174,12 +179,10 @@ fn verify_ranks(arguments: &Arguments, mut config: Config) -> Result<Report> {
 
 /// Compares parameter servers and their workers with one rank.
 fn verify_served(arguments: &Arguments, mut config: Config, num_servers: usize) -> Result<Report> {
-    let (steps, num_workers) = (arguments.steps, arguments.nproc);
-    let global_batch = config.training.local_batch_size * num_workers;
-    config
-        .training
-        .global_batch_size
-        .get_or_insert(global_batch);
+    let steps = arguments.steps;
+    let workers = workers(arguments.nproc, arguments.nproc_per_worker)?;
+    let global_batch = config.global_batch_of(workers).map_err(TrainError::from)?;
+    config.training.global_batch_size = Some(global_batch);
     if config.has_local_updates() {
         // The last step is an outer step.
         config.training.steps = steps;
@@ -193,14 +196,15 @@ fn verify_served(arguments: &Arguments, mut config: Config, num_servers: usize) 
         let name = tolerance.name;
         if !arguments.json {
             eprintln!(
-                "{name}: running on 1 rank, then on parameter servers ({num_servers}) and workers ({num_workers}) ..."
+                "{name}: running on 1 rank, then on parameter servers ({num_servers}) and workers ({}) ...",
+                workers.num
             );
         }
         let reference = folder.path().join(format!("{name}-1"));
         let strategy = folder.path().join(format!("{name}-served"));
         run(&config.on_one_rank(), 1, &reference, steps, None)?;
         let args = rank_arguments(&config, &strategy, steps, None)?;
-        run_served_locally((num_servers, num_workers), &args)?;
+        run_served_locally(num_servers, workers, &args)?;
         comparisons.push(compare_served(
             &reference,
             &strategy,
@@ -235,8 +239,8 @@ fn served_configs(config: &Config) -> Vec<(Config, Tolerance)> {
 /// Trains on this rank and writes the results to `out`.
 pub fn execute_rank(arguments: RankArguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load_plain(&arguments.config)?;
-    match parameter_server::role()? {
-        Some(role) => served::run(&spec, role, arguments.steps, &arguments.out)?,
+    match Part::from_environment(&spec)? {
+        Some(part) => served::run(&spec, &part, arguments.steps, &arguments.out)?,
         None => rank::run(
             &spec,
             arguments.steps,

@@ -6,11 +6,12 @@ use serde::{Deserialize, Serialize};
 use trainyard_nn::weights;
 use trainyard_trace::{CollectiveKind, Ledger, Purpose};
 use trainyard_train::full_state_dict::full_parameters;
-use trainyard_train::parameter_server::{self, Role, Service};
-use trainyard_train::{TrainError, TrainSpec, Trainer};
+use trainyard_train::parameter_server;
+use trainyard_train::{TrainSpec, Trainer};
 
 use crate::error::{EngineError, Result};
 use crate::ranks::join;
+use crate::served::{self, Part, Server};
 use crate::verify::rank::{parameters_file, report_file, write_report};
 
 /// The results of a server.
@@ -39,30 +40,17 @@ pub struct WorkerReport {
 const WORKER_PREFIX: &str = "worker-";
 
 /// Runs a server or a worker for `steps` steps of the workers.
-pub fn run(spec: &TrainSpec, role: Role, steps: u64, out: &Path) -> Result<()> {
-    match role {
-        Role::Server {
-            address,
-            num_workers,
-        } => {
-            let service = Service {
-                run: spec,
-                address: &address,
-                num_workers,
-            };
-            run_server(spec, service, steps, out)
-        }
-        Role::Worker { servers } => run_worker(spec, &servers, out),
+pub fn run(spec: &TrainSpec, part: &Part, steps: u64, out: &Path) -> Result<()> {
+    match part {
+        Part::Server(server) => run_server(spec, server, steps, out),
+        Part::Worker { servers } => run_worker(spec, servers, out),
     }
 }
 
-fn run_server(spec: &TrainSpec, service: Service<'_>, steps: u64, out: &Path) -> Result<()> {
-    let num_servers = std::env::var("WORLD_SIZE").ok();
-    let num_servers = num_servers.and_then(|text| text.parse().ok()).unwrap_or(1);
-    let config = spec.for_servers(num_servers, service.num_workers);
-    let server = spec.with_config(config.map_err(TrainError::from)?);
-    let world = join(&server, Ledger::new)?;
-    let mut trainer = Trainer::new(&server, &world, world.device().into())?;
+fn run_server(run: &TrainSpec, server: &Server, steps: u64, out: &Path) -> Result<()> {
+    let (service, spec) = (server.service(run), &server.spec);
+    let world = join(spec, Ledger::new)?;
+    let mut trainer = Trainer::new(spec, &world, world.device().into())?;
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     let steps = steps / service.sync_steps();
     parameter_server::serve_steps(service, steps, &mut trainer, &world, |trainer, outcome| {
@@ -70,8 +58,8 @@ fn run_server(spec: &TrainSpec, service: Service<'_>, steps: u64, out: &Path) ->
         grad_norms.push(f64::try_from(&outcome.grad_norm)?);
         Ok(())
     })?;
-    let count = (steps, num_servers);
-    let exchanged = parameter_server::exchanged_bytes(spec, service, &trainer, count)?;
+    let count = (steps, server.num_servers);
+    let exchanged = parameter_server::exchanged_bytes(run, service, &trainer, count)?;
     let report = ServerReport {
         losses,
         grad_norms,
@@ -86,11 +74,8 @@ fn run_server(spec: &TrainSpec, service: Service<'_>, steps: u64, out: &Path) ->
     Ok(())
 }
 
-fn run_worker(spec: &TrainSpec, servers: &[String], out: &Path) -> Result<()> {
-    let config = spec.for_worker(spec.training.local_batch_size);
-    let worker = spec.with_config(config.map_err(TrainError::from)?);
-    let world = join(&worker, Ledger::new)?;
-    parameter_server::work(spec, &world, servers)?;
+fn run_worker(run: &TrainSpec, servers: &[String], out: &Path) -> Result<()> {
+    let world = served::work(run, servers, Ledger::new)?;
     let totals = world.ledger().totals().collectives;
     let bytes = |kind, purpose| totals.get(&(kind, purpose)).map_or(0, |t| t.payload_bytes);
     let report = WorkerReport {

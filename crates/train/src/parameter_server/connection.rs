@@ -3,6 +3,7 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use trainyard_data::Batch;
 use trainyard_param_server::{
@@ -24,6 +25,15 @@ pub(super) struct Work {
     /// The rows of tables among the parameters.
     pub rows: Rows,
     pub parameters: Pulled,
+}
+
+/// What a worker has asked for.
+pub(super) enum Received {
+    Work(Work),
+    /// It has not arrived yet.
+    NotYet,
+    /// There is no work left.
+    Done,
 }
 
 /// Why the session of a worker ended early.
@@ -105,9 +115,14 @@ impl Connection {
         self.send(Command::Next);
     }
 
-    /// Waits for a piece that was asked for; `None` if there is no work left.
-    pub(super) fn receive_work(&self) -> Result<Option<Work>, Ended> {
-        self.work.recv().unwrap_or(Ok(None))
+    /// Waits for a piece that was asked for, at most `timeout`.
+    pub(super) fn receive_work(&self, timeout: Duration) -> Result<Received, Ended> {
+        match self.work.recv_timeout(timeout) {
+            Ok(Ok(Some(work))) => Ok(Received::Work(work)),
+            Ok(Ok(None)) | Err(RecvTimeoutError::Disconnected) => Ok(Received::Done),
+            Ok(Err(ended)) => Err(ended),
+            Err(RecvTimeoutError::Timeout) => Ok(Received::NotYet),
+        }
     }
 
     /// Pushes a gradient.

@@ -1,12 +1,14 @@
 //! Dry runs of a parameter server and of a worker.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
-use trainyard_data::Batch;
+use trainyard_config::Workers;
 use trainyard_nn::Device;
 use trainyard_torch::memory;
-use trainyard_trace::{Ledger, MemoryKind};
+use trainyard_trace::MemoryKind;
 
-use super::exchanged_bytes::{exchanged_for_rows, row_number_bytes};
+use super::exchanged_bytes::{ExchangedBytes, exchanged_for_rows, row_number_bytes};
 use super::shards::{lookup_tables, max_rows};
 use super::transfers::Transfers;
 use crate::dry_run::{DryRun, dry_run_with, empty_batch, empty_batches};
@@ -25,43 +27,80 @@ pub struct ServedDryRun {
     pub server: DryRun,
 }
 
-/// Simulates the first of `num_servers` servers, and one of `num_workers` workers.
-pub fn dry_run(run: &TrainSpec, num_servers: usize, num_workers: usize) -> Result<ServedDryRun> {
-    let server = run.with_config(run.for_servers(num_servers, num_workers)?);
-    let global_batch = server.training.global_batch_size.unwrap_or(1);
-    let microbatches = global_batch / server.training.local_batch_size;
-    let worker = if run.has_local_updates() {
-        let num_shares = num_workers * run.local_updates.sync_steps as usize;
-        let worker = run.with_config(run.for_worker(global_batch / num_shares)?);
-        let batches = |trainer: &Trainer| empty_batches(&worker, trainer, Device::Meta);
-        dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
-            exchange(trainer, ledger, (run, num_servers, batches), |trainer| {
-                trainer.step(batches).map(drop)
-            })
-        })?
-    } else {
-        let worker = run.with_config(run.for_worker(global_batch)?);
-        let num = microbatches.div_ceil(num_workers);
-        let batches = |trainer: &Trainer| {
-            let (layout, local) = (SampleLayout::of(&worker)?, trainer.batching().local);
-            let batches = (0..num).map(|_| empty_batch(&layout, local, Device::Meta));
-            batches.collect()
-        };
-        dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
-            exchange(trainer, ledger, (run, num_servers, batches), |trainer| {
-                drop(trainer.gradients(batches, 0, 0)?);
-                Ok(trainer.model().zero_grad()?)
-            })
-        })
-        .map(without_steps)?
-    };
+/// Simulates the first of `num_servers` servers, and the first rank of a worker.
+pub fn dry_run(run: &TrainSpec, num_servers: usize, workers: Workers) -> Result<ServedDryRun> {
+    let config = run.with_config(run.for_servers(num_servers, workers)?);
+    let global_batch = config.training.global_batch_size.unwrap_or(1);
+    let mut whole = ExchangedBytes::default();
     let none = |_: &Trainer| Ok(Vec::new());
-    Ok(ServedDryRun {
-        worker,
-        server: dry_run_with(&server, (num_servers, 0), none, |trainer, _, _| {
-            update(trainer)
-        })?,
+    let server = dry_run_with(&config, (num_servers, 0), none, |trainer, _, _| {
+        whole = exchanged_for_rows(trainer.parameters(), &HashSet::new(), 0, num_servers);
+        update(trainer)
+    })?;
+    let worker = if run.has_local_updates() {
+        let num_shares = workers.num * run.local_updates.sync_steps as usize;
+        replica(
+            run,
+            (global_batch / num_shares, workers),
+            num_servers,
+            whole,
+        )?
+    } else {
+        let microbatches = global_batch / config.training.local_batch_size;
+        gradients(
+            run,
+            global_batch,
+            microbatches.div_ceil(workers.num),
+            num_servers,
+        )?
+    };
+    Ok(ServedDryRun { worker, server })
+}
+
+/// A worker that takes a step of its own.
+fn replica(
+    run: &TrainSpec,
+    (batch, workers): (usize, Workers),
+    num_servers: usize,
+    whole: ExchangedBytes,
+) -> Result<DryRun> {
+    let num_ranks = workers.ranks_each;
+    let worker = run.with_config(run.for_worker(batch, num_ranks)?);
+    let batches = |trainer: &Trainer| empty_batches(&worker, trainer, Device::Meta);
+    let place = (num_ranks, 0);
+    dry_run_with(&worker, place, batches, |trainer, batches, ledger| {
+        let transfers = Transfers::new(ledger, num_servers);
+        exchange(transfers, (whole, 0), || trainer.step(batches).map(drop))
     })
+}
+
+/// A worker that computes the gradients of a piece. All tokens are different, as far as the vocabulary allows, so real samples
+/// have fewer rows of tables.
+fn gradients(
+    run: &TrainSpec,
+    global_batch: usize,
+    num_microbatches: usize,
+    num_servers: usize,
+) -> Result<DryRun> {
+    let worker = run.with_config(run.for_worker(global_batch, 1)?);
+    let batches = |trainer: &Trainer| {
+        let (layout, local) = (SampleLayout::of(&worker)?, trainer.batching().local);
+        let batches = (0..num_microbatches).map(|_| empty_batch(&layout, local, Device::Meta));
+        batches.collect()
+    };
+    dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
+        let tables = lookup_tables(run, trainer.model());
+        let num_tokens: usize = batches.iter().map(|batch| batch.inputs.numel()).sum();
+        let num_rows = num_tokens.min(max_rows(trainer.parameters(), &tables));
+        let bytes = exchanged_for_rows(trainer.parameters(), &tables, num_rows, num_servers);
+        let numbers = row_number_bytes(num_rows, num_servers);
+        let transfers = Transfers::new(ledger, num_servers);
+        exchange(transfers, (bytes, numbers), || {
+            drop(trainer.gradients(batches, 0, 0)?);
+            Ok(trainer.model().zero_grad()?)
+        })
+    })
+    .map(without_steps)
 }
 
 /// A worker that takes no steps has no optimizer, and keeps no gradient that it has pushed.
@@ -71,22 +110,14 @@ fn without_steps(mut worker: DryRun) -> DryRun {
     worker
 }
 
-/// Pulls parameters, computes, and pushes gradients. All tokens are different, as far as the vocabulary allows, so real samples have
-/// fewer rows of tables.
+/// Pulls parameters, computes, and pushes gradients or movements; a request to pull has `num_sent` bytes.
 fn exchange(
-    trainer: &mut Trainer,
-    ledger: &Ledger,
-    (run, num_servers, batches): (&TrainSpec, usize, &[Batch]),
-    compute: impl FnOnce(&mut Trainer) -> Result<()>,
+    mut transfers: Transfers,
+    (bytes, num_sent): (ExchangedBytes, u64),
+    compute: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let mut transfers = Transfers::new(ledger, num_servers);
-    let tables = lookup_tables(run, trainer.model());
-    let num_tokens: usize = batches.iter().map(|batch| batch.inputs.numel()).sum();
-    let num_rows = num_tokens.min(max_rows(trainer.parameters(), &tables));
-    let bytes = exchanged_for_rows(trainer.parameters(), &tables, num_rows, num_servers);
-    let numbers = row_number_bytes(num_rows, num_servers);
-    transfers.pulled(bytes.pulled, numbers, transfers.now_ns());
-    compute(trainer)?;
+    transfers.pulled(bytes.pulled, num_sent, transfers.now_ns());
+    compute()?;
     transfers.pushed(bytes.pushed, transfers.now_ns());
     Ok(())
 }

@@ -92,7 +92,7 @@ impl GradientServer {
         let job = JobInfo {
             digest: digest(run)?,
             global_batch: trainer.batching().global,
-            pieces_per_step: service.num_workers.max(1),
+            pieces_per_step: service.workers.num.max(1),
             is_synchronous: options.update_rule == UpdateRule::Step,
             shards: shards.clone(),
         };
@@ -149,6 +149,7 @@ impl GradientServer {
             let outcome = StepOutcome {
                 local_loss: sums.local_loss(trainer, world)?,
                 grad_norm,
+                num_targets: sums.num_targets,
                 learning_rate: trainer.next_learning_rate(),
                 has_incident,
             };
@@ -313,7 +314,7 @@ pub(super) fn queue_options(
     num_microbatches: u64,
     num_steps: u64,
 ) -> WorkQueueOptions {
-    let (run, num_workers) = (service.run, service.num_workers.max(1) as u64);
+    let (run, num_workers) = (service.run, service.workers.num.max(1) as u64);
     let section = &run.parameter_server;
     let bound = section.staleness.bound();
     let (max_staleness, update_rule) = match (run.has_local_updates(), run.local_updates.quorum) {

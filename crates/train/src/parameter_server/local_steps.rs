@@ -1,6 +1,5 @@
 //! The steps that a worker takes with an optimizer of its own between two outer steps.
 
-use tch::Tensor;
 use trainyard_config::Config;
 use trainyard_data::{Batch, SampleStream};
 use trainyard_parallel::scaled;
@@ -37,32 +36,27 @@ impl LocalSteps {
     }
 
     /// Takes the steps of a piece. Returns the summed loss, divided by the nominal number of targets of the outer step, and the
-    /// number of targets.
+    /// number of targets. This is a collective call.
     pub(super) fn take(
         self,
         trainer: &mut Trainer,
         samples: &SampleStream,
         piece: Piece,
-    ) -> Result<(Tensor, i64)> {
+    ) -> Result<(f64, i64)> {
         let first = trainer.parameters().first();
         let first = first.ok_or(TrainError::NoParameters)?;
         let (mut loss, mut num_targets) = (scalar::double_like(first.tensor(), 0.0)?, 0);
         for step in piece.step * self.sync_steps..(piece.step + 1) * self.sync_steps {
-            let batches = self.batches(trainer, samples, step, piece.first)?;
-            let num: i64 = batches.iter().map(|batch| batch.num_targets).sum();
-            let num_microbatches = trainer.batching().num_microbatches;
-            trainer.seek(
-                step,
-                self.global_batch,
-                piece.first as usize * num_microbatches,
-            );
+            let first = first_microbatch(trainer, piece.first);
+            trainer.seek(step, self.global_batch, first);
+            let batches = self.batches(trainer, samples, step, first)?;
             let outcome = trainer.step(&batches)?;
-            let share = scaled(&outcome.local_loss, self.weight(trainer, num))?;
-            loss = loss.f_add(&share)?;
-            num_targets += num;
+            let weight = self.weight(trainer, outcome.num_targets);
+            loss = loss.f_add(&scaled(&outcome.local_loss, weight)?)?;
+            num_targets += outcome.num_targets;
         }
         trainer.wait_pending()?;
-        Ok((loss, num_targets))
+        Ok((trainer.global_loss(&loss)?, num_targets))
     }
 
     /// The share of these targets in those of an outer step, if every position has one.
@@ -71,21 +65,29 @@ impl LocalSteps {
         num_targets as f64 / (trainer.nominal_targets() * num_steps)
     }
 
-    /// The micro-batches of a replica in a step.
+    /// The micro-batches of this rank in a step, from number `first` of all replicas on.
     fn batches(
         self,
         trainer: &Trainer,
         samples: &SampleStream,
         step: u64,
-        replica: u64,
+        first: usize,
     ) -> Result<Vec<Batch>> {
-        let local = trainer.batching().local as u64;
-        let first = step * self.global_batch as u64 + replica * self.replica_batch() as u64;
-        let microbatches = 0..trainer.batching().num_microbatches as u64;
-        let batch = |index: u64| {
-            let first = first + index * local;
+        let batching = trainer.batching();
+        let local = batching.local as u64;
+        let batch = |number: usize| {
+            let first = step * self.global_batch as u64 + number as u64 * local;
             Ok(samples.batch(first..first + local)?)
         };
-        microbatches.map(batch).collect()
+        (first..first + batching.num_microbatches)
+            .map(batch)
+            .collect()
     }
+}
+
+/// The first micro-batch of this rank, counted from the first one of all replicas.
+fn first_microbatch(trainer: &Trainer, replica: u64) -> usize {
+    let group = trainer.data_group();
+    let shares_before = replica as usize * group.size() + group.index();
+    shares_before * trainer.batching().num_microbatches
 }

@@ -5,7 +5,8 @@
 //! a loop of its own ([`work`]): it pulls parameters, computes the gradients of some micro-batches, and pushes them.
 //!
 //! With `[local_updates]`, a worker is a replica that takes some steps of its own and pushes how far it has moved, and a step of
-//! the servers is an outer step. Replicas come and go without a restart of the others.
+//! the servers is an outer step. Replicas come and go without a restart of the others. A replica may be a mesh of ranks, of which
+//! the first one exchanges parameters with the servers.
 
 mod connection;
 mod dry_run;
@@ -13,6 +14,7 @@ mod exchanged_bytes;
 mod gradient_server;
 mod local_steps;
 mod piece_samples;
+mod replica;
 mod shards;
 mod transfers;
 mod worker;
@@ -21,7 +23,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trainyard_checkpoint::Digest;
-use trainyard_config::{CommSection, Config};
+use trainyard_config::{CommSection, Config, Workers};
 use trainyard_peer_checkpoint::SECRET_FILE;
 use trainyard_tls::RunSecret;
 use trainyard_torch::World;
@@ -43,8 +45,8 @@ pub struct Service<'a> {
     pub run: &'a Config,
     /// The address that this server listens on.
     pub address: &'a str,
-    /// The number of workers at the start.
-    pub num_workers: usize,
+    /// The workers at the start.
+    pub workers: Workers,
 }
 
 impl Service<'_> {

@@ -8,9 +8,10 @@ use tch::{Kind, Tensor};
 use trainyard_config::Config;
 use trainyard_mesh::slice_of;
 use trainyard_nn::{Model, Parameter};
-use trainyard_param_server::{ParamShard, Part, RowBlock, Table};
+use trainyard_param_server::{JobInfo, ParamShard, Part, RowBlock, Table};
 use trainyard_torch::{World, bytes};
 
+use super::replica::FromServers;
 use crate::error::{Result, TrainError};
 
 /// The names of embedding tables of which a piece needs some rows only: lookups of the first unit that no other unit uses. A
@@ -89,6 +90,45 @@ pub(super) fn take_elements(from: &mut &[u8], num: usize, kind: Kind) -> Result<
     Ok(Tensor::f_from_data_size(own, &[num as i64], kind)?)
 }
 
+/// Whole parameters, from what all servers have sent of them.
+pub(super) struct WholeParameters<'a> {
+    jobs: &'a [JobInfo],
+    /// What is left of the bytes of every server.
+    rest: Vec<&'a [u8]>,
+    next: usize,
+}
+
+impl<'a> WholeParameters<'a> {
+    pub(super) fn of(from: &FromServers<'a>) -> WholeParameters<'a> {
+        WholeParameters {
+            jobs: from.jobs,
+            rest: from.bytes.iter().map(Vec::as_slice).collect(),
+            next: 0,
+        }
+    }
+
+    /// The bytes of the next parameter.
+    pub(super) fn next(&mut self) -> Result<Vec<u8>> {
+        let mut whole = Vec::new();
+        for (job, rest) in self.jobs.iter().zip(&mut self.rest) {
+            let shard = job.shards.get(self.next).ok_or_else(too_short)?;
+            for elements in &shard.elements {
+                let at = elements.start * shard.element_bytes..elements.end * shard.element_bytes;
+                let (own, after) = rest.split_at_checked(at.len()).ok_or_else(too_short)?;
+                *rest = after;
+                whole.resize(whole.len().max(at.end), 0);
+                whole[at].copy_from_slice(own);
+            }
+        }
+        self.next += 1;
+        Ok(whole)
+    }
+}
+
+fn too_short() -> TrainError {
+    TrainError::ParameterServer("a server has sent fewer parameters than it holds".to_owned())
+}
+
 /// The values of a part of a contiguous tensor: a flat view, or a copy of rows.
 pub(super) fn values_of(tensor: &Tensor, part: &Part) -> Result<Tensor> {
     match part {
@@ -128,7 +168,7 @@ fn numbers(block: &RowBlock, device: tch::Device) -> Result<Tensor> {
 }
 
 /// Some elements of a contiguous tensor, as a flat view.
-fn elements_of(tensor: &Tensor, elements: &Range<usize>) -> Result<Tensor> {
+pub(super) fn elements_of(tensor: &Tensor, elements: &Range<usize>) -> Result<Tensor> {
     let flat = tensor.f_detach()?.f_view(-1i64)?;
     Ok(flat.f_narrow(0, elements.start as i64, elements.len() as i64)?)
 }

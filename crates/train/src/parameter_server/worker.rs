@@ -4,14 +4,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tch::Tensor;
 use trainyard_nn::Parameter;
 use trainyard_param_server::{JobInfo, Piece, PieceGradient, Rows, ServerGroup};
 use trainyard_torch::World;
 
-use super::connection::{Connection, Ended, Work};
+use super::connection::{Connection, Ended, Received, Work};
 use super::local_steps::LocalSteps;
 use super::piece_samples::PieceSamples;
+use super::replica::{self, FromServers, Moved, Replica};
 use super::shards::{append_bytes, take_elements, values_of, write_values};
 use super::{digest, run_secret};
 use crate::error::{Result, TrainError};
@@ -20,13 +20,21 @@ use crate::trainer::Trainer;
 
 /// How long a worker waits before it tries again to reach servers.
 const RECONNECT_DELAY: Duration = Duration::from_millis(200);
+/// How long rank 0 waits before it lets the other ranks know that there is nothing to do: less than the timeout of their
+/// collectives.
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Computes gradients for the servers until there is no work left. If the servers restart, the worker joins again.
+/// Computes gradients for the servers, or takes steps between outer steps, until there is no work left. If the servers restart,
+/// the worker joins again. A worker of several ranks calls this on all of them.
 pub fn work(spec: &TrainSpec, world: &World, servers: &[String]) -> Result<()> {
+    if world.rank() > 0 {
+        return replica::follow(spec, world);
+    }
     let mut client = Client {
         spec,
         world,
         worker: None,
+        num_pieces: 0,
         last_success: Instant::now(),
     };
     let patience = Duration::from_secs(spec.parameter_server.reconnect_timeout_seconds);
@@ -41,10 +49,11 @@ pub fn work(spec: &TrainSpec, world: &World, servers: &[String]) -> Result<()> {
         }
         tracing::debug!("the worker joins again: {failed}");
         thread::sleep(RECONNECT_DELAY);
+        replica::keep_waiting(world)?;
     }
-    let num_pieces = client.worker.map_or(0, |worker| worker.num_pieces);
+    let num_pieces = client.num_pieces;
     tracing::info!("there is no work left; this worker has computed {num_pieces} gradients");
-    Ok(())
+    replica::stop(world)
 }
 
 /// A worker and its runs of the protocol: one, unless servers restart.
@@ -52,17 +61,23 @@ struct Client<'a> {
     spec: &'a TrainSpec,
     world: &'a World,
     /// Set once it has joined, because servers know the size of the global batch.
-    worker: Option<Worker>,
+    worker: Option<Worker<'a>>,
+    num_pieces: u64,
     last_success: Instant,
 }
 
-/// The model and the data of a worker.
-struct Worker {
+/// What a worker does with a piece.
+enum Worker<'a> {
+    /// It computes gradients.
+    Gradients(Box<Gradients>),
+    /// It takes steps of its own.
+    Replica(Box<Replica<'a>>),
+}
+
+/// The model and the data of a worker that computes gradients.
+struct Gradients {
     trainer: Trainer,
     samples: PieceSamples,
-    /// Set if it takes steps of its own.
-    local_steps: Option<LocalSteps>,
-    num_pieces: u64,
 }
 
 impl Client<'_> {
@@ -89,7 +104,7 @@ impl Client<'_> {
                     .insert(Worker::new(self.spec, self.world, leader)?)
             }
         };
-        if worker.local_steps.is_none() {
+        if let Worker::Gradients(worker) = worker {
             connection.load(worker.samples.clone());
         }
         // The next piece and its parameters arrive while this one is computed, unless they depend on it.
@@ -97,7 +112,15 @@ impl Client<'_> {
         let is_synchronous = section.staleness.bound() == Some(0);
         let takes_ahead = section.prefetch && !is_synchronous && !self.spec.has_local_updates();
         connection.request_work();
-        while let Some(work) = connection.receive_work()? {
+        loop {
+            let work = match connection.receive_work(IDLE_INTERVAL)? {
+                Received::Work(work) => work,
+                Received::NotYet => {
+                    replica::keep_waiting(self.world)?;
+                    continue;
+                }
+                Received::Done => return Ok(()),
+            };
             if takes_ahead {
                 connection.request_work();
             }
@@ -105,73 +128,76 @@ impl Client<'_> {
             if !takes_ahead {
                 connection.request_work();
             }
+            self.num_pieces += 1;
             self.last_success = Instant::now();
         }
-        Ok(())
     }
 }
 
-impl Worker {
-    fn new(run: &TrainSpec, world: &World, job: &JobInfo) -> Result<Worker> {
-        let local_steps = LocalSteps::new(run, job);
-        let global_batch = local_steps.map_or(job.global_batch, LocalSteps::replica_batch);
-        let spec = &run.with_config(run.for_worker(global_batch)?);
-        let trainer = Trainer::new(spec, world, world.device().into())?;
-        Ok(Worker {
-            samples: PieceSamples::open(spec, trainer.batching(), world.device())?,
-            trainer,
-            local_steps,
-            num_pieces: 0,
+impl<'a> Worker<'a> {
+    fn new(run: &TrainSpec, world: &'a World, job: &JobInfo) -> Result<Worker<'a>> {
+        Ok(match LocalSteps::new(run, job) {
+            Some(local_steps) => {
+                let replica = Replica::lead(run, world, job, local_steps)?;
+                Worker::Replica(Box::new(replica))
+            }
+            None => Worker::Gradients(Box::new(Gradients::new(run, world, job)?)),
         })
     }
 
     fn compute(&mut self, work: &Work, connection: &Connection) -> Result<()> {
         let began = Instant::now();
-        let Work {
-            piece,
-            rows,
-            parameters,
-            ..
-        } = work;
-        for (job, bytes) in connection.jobs.iter().zip(&parameters.servers) {
-            load_parameters(self.trainer.parameters(), job, rows, bytes)?;
-        }
-        let (loss, num_targets, gradients) = match self.local_steps {
-            None => self.gradients(work, &connection.jobs)?,
-            Some(local) => {
-                let trainer = &mut self.trainer;
-                let (loss, num_targets) = local.take(trainer, &self.samples.stream, *piece)?;
-                let servers = connection.jobs.iter().zip(&parameters.servers);
-                let weight = local.weight(trainer, num_targets);
-                let moved = servers
-                    .map(|(job, from)| movement_bytes(trainer.parameters(), job, from, weight));
-                (loss, num_targets, moved.collect::<Result<Vec<_>>>()?)
+        let moved = match self {
+            Worker::Gradients(worker) => worker.compute(work, &connection.jobs)?,
+            Worker::Replica(replica) => {
+                let from = FromServers {
+                    jobs: &connection.jobs,
+                    bytes: &work.parameters.servers,
+                };
+                replica.compute(work.piece, &from)?
             }
         };
         let gradient = PieceGradient {
             worker: connection.worker,
-            piece: *piece,
-            version: parameters.version,
-            num_targets,
-            loss: f64::try_from(&loss)?,
+            piece: work.piece,
+            version: work.parameters.version,
+            num_targets: moved.num_targets,
+            loss: moved.loss,
             seconds: began.elapsed().as_secs_f64(),
         };
-        connection.push(gradient, rows.clone(), gradients);
-        self.num_pieces += 1;
+        connection.push(gradient, work.rows.clone(), moved.bytes);
         Ok(())
     }
+}
 
-    /// The summed loss of a piece, the number of its targets, and the gradients for every server.
-    fn gradients(&mut self, work: &Work, jobs: &[JobInfo]) -> Result<(Tensor, i64, Vec<Vec<u8>>)> {
+impl Gradients {
+    fn new(run: &TrainSpec, world: &World, job: &JobInfo) -> Result<Gradients> {
+        let spec = &run.with_config(run.for_worker(job.global_batch, 1)?);
+        let trainer = Trainer::new(spec, world, world.device().into())?;
+        Ok(Gradients {
+            samples: PieceSamples::open(spec, trainer.batching(), world.device())?,
+            trainer,
+        })
+    }
+
+    /// The gradients of a piece.
+    fn compute(&mut self, work: &Work, jobs: &[JobInfo]) -> Result<Moved> {
+        for (job, bytes) in jobs.iter().zip(&work.parameters.servers) {
+            load_parameters(self.trainer.parameters(), job, &work.rows, bytes)?;
+        }
         let Piece { step, first, .. } = work.piece;
         let (loss, num_targets) = self.trainer.gradients(&work.batches, step, first)?;
         let parameters = self.trainer.parameters();
-        let gradients = jobs
+        let bytes = jobs
             .iter()
             .map(|job| gradient_bytes(parameters, job, &work.rows));
-        let gradients = gradients.collect::<Result<Vec<_>>>()?;
+        let bytes = bytes.collect::<Result<Vec<_>>>()?;
         self.trainer.model().zero_grad()?;
-        Ok((loss, num_targets, gradients))
+        Ok(Moved {
+            loss: f64::try_from(&loss)?,
+            num_targets,
+            bytes,
+        })
     }
 }
 
@@ -190,28 +216,6 @@ fn load_parameters(
         }
     }
     Ok(())
-}
-
-/// How far the parameters have moved from what a server holds, times `weight`.
-fn movement_bytes(
-    parameters: &[Parameter],
-    job: &JobInfo,
-    from: &[u8],
-    weight: f64,
-) -> Result<Vec<u8>> {
-    let (mut from, mut bytes) = (from, Vec::new());
-    for (parameter, shard) in parameters.iter().zip(&job.shards) {
-        for part in shard.parts(&Rows::default()) {
-            let values = take_elements(&mut from, part.num_elements(), parameter.kind())?;
-            if !shard.is_trainable {
-                continue;
-            }
-            let own = values_of(parameter.tensor(), &part)?;
-            let moved = values.f_sub(&own.f_to_device(tch::Device::Cpu)?)?;
-            append_bytes(&moved.f_mul_scalar(weight)?, &mut bytes)?;
-        }
-    }
-    Ok(bytes)
 }
 
 /// The gradients of what a server holds, of tables of these rows; zeros for a parameter without a gradient.

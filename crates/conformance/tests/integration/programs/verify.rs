@@ -56,20 +56,27 @@ pub fn verify_sharded() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Parameter servers without staleness equal one rank, and so do workers that take a step of their own; the bytes of both are
-/// those of the closed form, and a dry run knows them.
+/// Parameter servers without staleness equal one rank, and so do workers that take a step of their own, on one rank or on a mesh;
+/// the bytes are those of the closed form, and a dry run knows them.
 pub fn verify_served() -> Result<(), Failed> {
+    let local_updates = "--local_updates.method diloco --local_updates.sync_steps 2";
+    let mesh = format!("--nproc 4 --servers 1 --nproc-per-worker 2 {local_updates}");
     for (job, types) in [
         (
-            "--servers 1 --parameter_server.staleness 0",
+            "--nproc 2 --servers 1 --parameter_server.staleness 0".to_owned(),
             &["float64", "float32"][..],
         ),
+        (format!("--nproc 2 --servers 2 {local_updates}"), &[]),
         (
-            "--servers 2 --local_updates.method diloco --local_updates.sync_steps 2",
+            format!("{mesh} --parallelism.tensor_parallel_degree 2"),
+            &[],
+        ),
+        (
+            format!("{mesh} --parallelism.pipeline_parallel_degree 2"),
             &[],
         ),
     ] {
-        let line = format!("verify configs/llama-tiny.toml --nproc 2 --steps 4 --json {job}");
+        let line = format!("verify configs/llama-tiny.toml --steps 4 --json {job}");
         let output = trainyard(&line)?.output()?;
         assert_passes(&output, types)?;
         assert!(describe(&output).contains("bytes pushed"), "{job}");
