@@ -185,7 +185,7 @@ fn draw_area(svg: &mut String, kind: MemoryKind, levels: &[MemoryLevel], scale: 
 
 fn draw_bytes_axis(svg: &mut String, scale: &Scale) {
     let unit = ByteUnit::fitting(scale.top_bytes as u64);
-    for (value, text) in ticks(scale.top_bytes / unit.bytes() as f64, 6) {
+    for (value, text) in ticks(0.0, scale.top_bytes / unit.bytes() as f64, 6) {
         let y = scale.y(value * unit.bytes() as f64);
         let _ = writeln!(
             svg,
@@ -205,7 +205,7 @@ fn draw_time_axis(svg: &mut String, scale: &Scale) {
         _ if length >= 1e6 => ("ms", 1e6),
         _ => ("us", 1e3),
     };
-    for (value, text) in ticks(length / ns, 10) {
+    for (value, text) in ticks(0.0, length / ns, 10) {
         let x = scale.x(scale.start + (value * ns) as u64);
         let _ = writeln!(
             svg,

@@ -55,6 +55,16 @@ pub fn readable_bytes(amount: u64) -> String {
     }
 }
 
+/// A number with its noun: `1 file`, `2 files`, `2 batches`.
+pub fn counted(number: u64, noun: &str) -> String {
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
 /// Formats nanoseconds with a suitable unit: `0`, `12.500 us`, `1.268 s`.
 pub fn readable_time(ns: u64) -> String {
     let ns = ns as f64;

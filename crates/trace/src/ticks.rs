@@ -1,12 +1,14 @@
 //! Tick marks of an axis.
 
-/// Round numbers from 0 to `highest` with at most `num` steps, as numbers and as labels.
-pub(crate) fn ticks(highest: f64, num: u32) -> Vec<(f64, String)> {
-    let (step, num_decimals) = round_step(highest / f64::from(num.max(1)));
+/// Round numbers from `lowest` to `highest` with at most `num` steps, as numbers and as labels.
+pub fn ticks(lowest: f64, highest: f64, num: u32) -> Vec<(f64, String)> {
+    let (step, num_decimals) = round_step((highest - lowest) / f64::from(num.max(1)));
+    // Neither the first nor the last tick must be lost to rounding.
+    let first = (lowest / step - 1e-9).ceil();
+    let slack = 1e-9 * (highest - lowest);
     (0..=num)
-        .map(|index| f64::from(index) * step)
-        // The last tick must not be lost to rounding.
-        .take_while(|tick| *tick <= highest * (1.0 + 1e-9))
+        .map(|index| (first + f64::from(index)) * step)
+        .take_while(|tick| *tick <= highest + slack)
         .map(|tick| (tick, format!("{tick:.num_decimals$}")))
         .collect()
 }
@@ -32,7 +34,7 @@ mod tests {
     use super::*;
 
     fn texts(highest: f64, num: u32) -> Vec<String> {
-        ticks(highest, num)
+        ticks(0.0, highest, num)
             .into_iter()
             .map(|(_, text)| text)
             .collect()
@@ -51,10 +53,19 @@ mod tests {
         assert_eq!(texts(0.0, 5), ["0"]);
     }
 
+    #[test]
+    fn an_axis_may_begin_anywhere() {
+        let found: Vec<String> = ticks(1.13, 1.49, 4)
+            .into_iter()
+            .map(|tick| tick.1)
+            .collect();
+        assert_eq!(found, ["1.2", "1.3", "1.4"]);
+    }
+
     proptest! {
         #[test]
         fn ticks_fill_the_axis(highest in 1e-6f64..1e15, num in 1u32..12) {
-            let found = ticks(highest, num);
+            let found = ticks(0.0, highest, num);
             // A round step is at most 2.5 times the exact one.
             prop_assert!(found.len() >= (num as usize * 2).div_ceil(5));
             prop_assert!(found.len() <= num as usize + 1);

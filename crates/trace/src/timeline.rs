@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::ticks::ticks;
 use crate::{Collective, Events, Span, SpanKind};
 
 const WIDTH: f64 = 960.0;
@@ -165,14 +166,12 @@ fn label(svg: &mut String, top: f64, text: &str) {
 }
 
 fn draw_axis(svg: &mut String, y: f64, scale: &Scale, end: u64) {
-    for tick in 0..=10u64 {
-        let ns = scale.start + (end - scale.start) * tick / 10;
-        let x = scale.x(ns);
-        let ms = (ns - scale.start) as f64 / 1e6;
+    for (ms, label) in ticks(0.0, (end - scale.start) as f64 / 1e6, 10) {
+        let x = scale.x(scale.start + (ms * 1e6) as u64);
         let _ = writeln!(
             svg,
             "<line x1=\"{x:.2}\" y1=\"{TOP}\" x2=\"{x:.2}\" y2=\"{y:.2}\" stroke=\"#0001\"/>\
-             <text x=\"{x:.2}\" y=\"{:.2}\" fill=\"#666\" text-anchor=\"middle\">{ms:.0} ms</text>",
+             <text x=\"{x:.2}\" y=\"{:.2}\" fill=\"#666\" text-anchor=\"middle\">{label} ms</text>",
             y + 16.0
         );
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::{GIB, escaped, legend, seconds};
 use crate::{Report, describe};
 use trainyard_plan::Plan;
+use trainyard_trace::ticks;
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 340.0;
@@ -88,26 +89,27 @@ pub(super) fn draw(page: &mut String, report: &Report) {
 }
 
 fn grid(page: &mut String, axes: &Axes) {
-    for quarter in 0..=4 {
-        let bytes = axes.capacity * f64::from(quarter) / 4.0;
-        let y = axes.y(bytes);
+    for (gib, label) in ticks(0.0, axes.capacity / GIB, 5) {
+        let y = axes.y(gib * GIB);
         let _ = writeln!(
             page,
             "<line x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"var(--line)\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0}</text>",
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
             LEFT - 8.0,
-            y + 4.0,
-            bytes / GIB
+            y + 4.0
         );
     }
-    for quarter in 0..=4 {
-        let time = axes.from + (axes.to - axes.from) * f64::from(quarter) / 4.0;
-        let x = axes.x(time);
+    let (unit, scale) = if axes.to >= 1.0 {
+        ("s", 1.0)
+    } else {
+        ("ms", 1e3)
+    };
+    for (time, label) in ticks(axes.from * scale, axes.to * scale, 5) {
+        let x = axes.x(time / scale);
         let _ = writeln!(
             page,
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            HEIGHT - BOTTOM + 18.0,
-            seconds(time)
+            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label} {unit}</text>",
+            HEIGHT - BOTTOM + 18.0
         );
     }
     let _ = writeln!(
