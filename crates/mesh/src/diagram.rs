@@ -214,7 +214,10 @@ fn format_group(ranks: &[usize]) -> String {
 
 impl fmt::Display for MeshDiagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {} ranks", self.mesh, self.mesh.world_size())?;
+        match self.mesh.world_size() {
+            1 => write!(f, "{} on 1 rank", self.mesh)?,
+            size => write!(f, "{} on {size} ranks", self.mesh)?,
+        }
         match self.num_experts {
             0 => writeln!(f)?,
             number => writeln!(f, ", {number} experts per layer")?,

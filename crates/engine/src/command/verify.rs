@@ -14,6 +14,7 @@ use trainyard_config::{
     ParameterCompression, Staleness,
 };
 use trainyard_launcher::Console;
+use trainyard_trace::counted;
 use trainyard_train::TrainError;
 
 use crate::configs::Configs;
@@ -105,8 +106,10 @@ impl Report {
             println!("{report}");
         } else {
             println!(
-                "{} on {} ranks compared with one rank, {} steps\n",
-                self.strategy, arguments.nproc, arguments.steps
+                "{} on {} compared with one rank, {}\n",
+                self.strategy,
+                counted(arguments.nproc as u64, "rank"),
+                counted(arguments.steps, "step")
             );
             for comparison in &self.comparisons {
                 println!("{comparison}");

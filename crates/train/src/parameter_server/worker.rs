@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use trainyard_nn::Parameter;
 use trainyard_param_server::{JobInfo, Piece, PieceGradient, Rows, ServerGroup};
 use trainyard_torch::World;
+use trainyard_trace::counted;
 
 use super::connection::{Connection, Ended, Received, Work};
 use super::local_steps::LocalSteps;
@@ -51,8 +52,8 @@ pub fn work(spec: &TrainSpec, world: &World, servers: &[String]) -> Result<()> {
         thread::sleep(RECONNECT_DELAY);
         replica::keep_waiting(world)?;
     }
-    let num_pieces = client.num_pieces;
-    tracing::info!("there is no work left; this worker has computed {num_pieces} gradients");
+    let computed = counted(client.num_pieces, "piece");
+    tracing::info!("there is no work left; this worker has computed {computed}");
     replica::stop(world)
 }
 

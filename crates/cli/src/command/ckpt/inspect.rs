@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_checkpoint::{Checkpoint, TensorEntry};
-use trainyard_trace::readable_bytes;
+use trainyard_trace::{counted, readable_bytes};
 
 use crate::failure::Failure;
 
@@ -47,8 +47,9 @@ fn summarize(checkpoint: &Checkpoint) {
     let manifest = checkpoint.manifest();
     println!("{}", checkpoint.path());
     if let Some(state) = checkpoint.state() {
-        let (step, samples, ranks) = (state.step, state.samples_seen, state.world_size);
-        println!("step {step}, {samples} samples, saved by {ranks} ranks");
+        let samples = counted(state.samples_seen, "sample");
+        let ranks = counted(state.world_size as u64, "rank");
+        println!("step {}, {samples}, saved by {ranks}", state.step);
     }
     let elements = |tensor: &TensorEntry| tensor.shape.iter().product::<usize>() as u64;
     for (title, prefix) in [("model", "model/"), ("optimizer", "optimizer/")] {

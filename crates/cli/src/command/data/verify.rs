@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_tokenize::{Index, verify};
+use trainyard_trace::counted;
 
 use crate::failure::Failure;
 
@@ -37,8 +38,9 @@ impl Verify {
             println!("{summary}");
         } else {
             println!(
-                "{num_tokens} tokens in {} files are as prepared",
-                index.shards.len()
+                "{} in {} as prepared",
+                counted(num_tokens, "token"),
+                counted(index.shards.len() as u64, "file")
             );
         }
         Ok(ExitCode::SUCCESS)

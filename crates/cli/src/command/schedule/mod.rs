@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use trainyard_schedule::{Costs, Schedule, ScheduleKind, Timeline, simulate, to_svg};
+use trainyard_trace::counted;
 
 use crate::failure::Failure;
 
@@ -117,10 +118,10 @@ impl ScheduleArgs {
             None => self.kind.to_string(),
         };
         format!(
-            "{name}: {} stages on {} ranks, {} micro-batches",
-            schedule.num_stages(),
-            schedule.num_ranks(),
-            schedule.num_microbatches
+            "{name}: {} on {}, {}",
+            counted(schedule.num_stages() as u64, "stage"),
+            counted(schedule.num_ranks() as u64, "rank"),
+            counted(schedule.num_microbatches as u64, "micro-batch")
         )
     }
 
