@@ -1,4 +1,4 @@
-//! Division of the inputs into shards: text at line ends, Parquet by row group.
+//! Division of the inputs into shards: text at line ends or by file, Parquet by row group.
 
 use std::fs::File;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::row_group::{RowGroup, row_groups};
-use crate::{Result, TokenizeError};
+use crate::{Documents, Result, TokenizeError};
 
 /// The approximate size of an input shard of text, in bytes.
 pub const SHARD_BYTES: u64 = 16 << 20;
@@ -33,14 +33,34 @@ pub enum InputRange {
     Lines(Range<u64>),
     /// A row group of a Parquet file.
     RowGroup(Box<RowGroup>),
+    /// Whole files, each of which is a document: the input and those after it.
+    Files(Vec<PathBuf>),
 }
 
 /// Divides the inputs into shards. Shards of text have about `size` bytes each. `field` is the text column of
-/// Parquet files.
-pub fn input_shards(inputs: &[PathBuf], field: &str, size: u64) -> Result<Vec<InputShard>> {
-    let mut shards = Vec::new();
+/// Parquet files, and `documents` says what a document of plain text is.
+pub fn input_shards(
+    inputs: &[PathBuf],
+    field: &str,
+    documents: Documents,
+    size: u64,
+) -> Result<Vec<InputShard>> {
+    let mut shards: Vec<InputShard> = Vec::new();
     for (number, path) in inputs.iter().enumerate() {
-        let ranges = if path.extension().is_some_and(|x| x == "parquet") {
+        let is_document = documents == Documents::File && !has_records(path);
+        if is_document && let Some(last) = shards.last_mut() {
+            let num_bytes = size_of(path)?;
+            if last.num_bytes.saturating_add(num_bytes) <= size
+                && let InputRange::Files(files) = &mut last.range
+            {
+                files.push(path.clone());
+                last.num_bytes += num_bytes;
+                continue;
+            }
+        }
+        let ranges = if is_document {
+            vec![(size_of(path)?, InputRange::Files(vec![path.clone()]))]
+        } else if extension_is(path, &["parquet"]) {
             row_group_ranges(path, field)?
         } else {
             line_ranges(path, size)?
@@ -57,6 +77,26 @@ pub fn input_shards(inputs: &[PathBuf], field: &str, size: u64) -> Result<Vec<In
     Ok(shards)
 }
 
+/// Whether the lines of a file are JSON.
+pub fn is_json(path: &Path) -> bool {
+    extension_is(path, &["jsonl", "json"])
+}
+
+/// Whether a file consists of records with a text each, whatever the documents of plain text are.
+fn has_records(path: &Path) -> bool {
+    is_json(path) || extension_is(path, &["parquet"])
+}
+
+fn extension_is(path: &Path, names: &[&str]) -> bool {
+    let extension = path.extension();
+    extension.is_some_and(|extension| names.iter().any(|name| extension == *name))
+}
+
+fn size_of(path: &Path) -> Result<u64> {
+    let metadata = std::fs::metadata(path).map_err(TokenizeError::io(path))?;
+    Ok(metadata.len())
+}
+
 fn line_ranges(path: &Path, size: u64) -> Result<Vec<(u64, InputRange)>> {
     let lines = |bytes: Range<u64>| (bytes.end - bytes.start, InputRange::Lines(bytes));
     Ok(split_at_lines(path, size)?.into_iter().map(lines).collect())
@@ -65,10 +105,7 @@ fn line_ranges(path: &Path, size: u64) -> Result<Vec<(u64, InputRange)>> {
 /// Row groups have about the same size, so each counts as the same fraction of the file.
 fn row_group_ranges(path: &Path, field: &str) -> Result<Vec<(u64, InputRange)>> {
     let row_groups = row_groups(path, field)?;
-    let size = std::fs::metadata(path)
-        .map_err(TokenizeError::io(path))?
-        .len();
-    let (size, count) = (u128::from(size), row_groups.len() as u128);
+    let (size, count) = (u128::from(size_of(path)?), row_groups.len() as u128);
     let fraction = |number: u128| ((number + 1) * size / count - number * size / count) as u64;
     let numbered = row_groups.into_iter().zip(0..);
     let range = |(group, number)| (fraction(number), InputRange::RowGroup(Box::new(group)));
@@ -111,6 +148,37 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn small_files_share_a_shard() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let inputs = [
+            file("a.md", "1234"),
+            file("b.md", "12"),
+            file("c.md", "1234567"),
+            file("d.jsonl", "{}\n"),
+            file("e.md", "1"),
+        ];
+        let found = input_shards(&inputs, "text", Documents::File, 6).unwrap();
+        let num_files: Vec<usize> = found
+            .iter()
+            .map(|shard| match &shard.range {
+                InputRange::Files(files) => files.len(),
+                _ => 0,
+            })
+            .collect();
+        assert_eq!(num_files, [2, 1, 0, 1]);
+        let names: Vec<&str> = found
+            .iter()
+            .map(|shard| shard.token_file.as_str())
+            .collect();
+        assert_eq!(names[3], "00004-00000.bin");
+    }
+
     proptest! {
         /// The shards cover the input without gaps, and each ends at a line end.
         #[test]
@@ -126,7 +194,7 @@ mod tests {
                 text.push('\n');
             }
             std::fs::write(&path, &text).unwrap();
-            let found = input_shards(&[path], "text", size).unwrap();
+            let found = input_shards(&[path], "text", Documents::Line, size).unwrap();
             let mut expected = 0;
             for shard in &found {
                 let InputRange::Lines(bytes) = &shard.range else {

@@ -1,6 +1,6 @@
 //! Offline tokenization: text and Parquet files into token files, once before training.
 //!
-//! The inputs are divided into shards: text at line ends, Parquet by row group. Every input shard becomes
+//! The inputs are divided into shards: text at line ends or by file, Parquet by row group. Every input shard becomes
 //! one token file, which is written under a temporary name and renamed: a file with its final name is
 //! complete, and an interrupted run resumes with the missing shards. The token files depend only on the
 //! inputs, not on the number of threads.
@@ -13,6 +13,7 @@
 
 mod catch_panic;
 mod error;
+mod folder;
 mod footer;
 mod index;
 mod input_shard;
@@ -26,9 +27,10 @@ mod verify;
 mod write_atomic;
 
 pub use error::{Result, TokenizeError};
+pub use folder::files_in;
 pub use index::{INDEX_FILE, Index, Shard};
 pub use input_shard::{InputRange, InputShard, SHARD_BYTES, input_shards};
-pub use prepare::{Options, Summary, prepare};
+pub use prepare::{Documents, Options, Summary, prepare};
 pub use row_group::{RowGroup, row_groups};
 pub use token_file::{HEADER_BYTES, Width, header, read_header};
 pub use verify::verify;

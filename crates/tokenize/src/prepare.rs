@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokenizers::Tokenizer;
 
 use crate::index::{INDEX_FILE, Index, Shard};
-use crate::input_shard::{InputRange, InputShard, SHARD_BYTES, input_shards};
+use crate::input_shard::{InputRange, InputShard, SHARD_BYTES, input_shards, is_json};
 use crate::row_group::RowGroup;
 use crate::token_file::{HEADER_BYTES, Width, read_header};
 use crate::token_writer::TokenWriter;
@@ -22,12 +22,25 @@ use crate::{Result, TokenizeError};
 
 const SETTINGS: &str = "settings.json";
 
+/// What a document of plain text is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Documents {
+    /// A line.
+    #[default]
+    Line,
+    /// A file.
+    File,
+}
+
 /// The inputs, the output and the tokenizer of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// JSON lines (`.jsonl`, `.json`) with a document per line, Parquet (`.parquet`) with a document per
-    /// row, or plain text with a document per line.
+    /// row, or plain text. [`files_in`](crate::files_in) finds those of a directory.
     pub inputs: Vec<PathBuf>,
+    /// What a document of plain text is.
+    pub documents: Documents,
     /// The output directory.
     pub output: PathBuf,
     /// A `tokenizer.json`.
@@ -60,6 +73,8 @@ struct Settings {
     shard_bytes: u64,
     tokenizer: String,
     field: String,
+    #[serde(default)]
+    documents: Documents,
     end_of_document: Option<String>,
 }
 
@@ -77,7 +92,12 @@ pub fn prepare(options: &Options, progress: &(dyn Fn(u64) + Sync)) -> Result<Sum
     fs::create_dir_all(output).map_err(TokenizeError::io(output))?;
     let worker = Worker::new(options)?;
     check_settings(options)?;
-    let inputs = input_shards(&options.inputs, &options.field, SHARD_BYTES)?;
+    let inputs = input_shards(
+        &options.inputs,
+        &options.field,
+        options.documents,
+        SHARD_BYTES,
+    )?;
     let shards = worker.run(&inputs, options.num_threads.max(1), progress)?;
     let mut summary = Summary::default();
     for (shard, is_reused) in &shards {
@@ -114,6 +134,7 @@ fn check_settings(options: &Options) -> Result<()> {
         shard_bytes: SHARD_BYTES,
         tokenizer: blake3::hash(&text).to_hex().to_string(),
         field: options.field.clone(),
+        documents: options.documents,
         end_of_document: options.end_of_document.clone(),
     };
     let path = options.output.join(SETTINGS);
@@ -246,6 +267,7 @@ impl<'a> Worker<'a> {
         let num_documents = match &input.range {
             InputRange::Lines(bytes) => self.lines(&input.path, bytes, &mut tokens)?,
             InputRange::RowGroup(group) => self.row_group(&input.path, group, &mut tokens)?,
+            InputRange::Files(files) => self.files(files, &mut tokens)?,
         };
         write_atomic(&documents, format!("{num_documents}\n").as_bytes())?;
         Ok((shard(tokens.finish()?, num_documents)?, false))
@@ -257,9 +279,7 @@ impl<'a> Worker<'a> {
         let mut text = vec![0; (bytes.end - bytes.start) as usize];
         let read = file.read_exact_at(&mut text, bytes.start);
         read.map_err(TokenizeError::io(path))?;
-        let is_json = path
-            .extension()
-            .is_some_and(|extension| extension == "jsonl" || extension == "json");
+        let is_json = is_json(path);
         let (mut num_documents, mut offset) = (0, bytes.start);
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let invalid = |reason: String| TokenizeError::Line {
@@ -273,6 +293,25 @@ impl<'a> Worker<'a> {
                 num_documents += 1;
             }
             offset += line.len() as u64;
+        }
+        Ok(num_documents)
+    }
+
+    /// Writes the tokens of whole files and returns the number of documents.
+    fn files(&self, files: &[PathBuf], tokens: &mut TokenWriter) -> Result<u64> {
+        let mut num_documents = 0;
+        for path in files {
+            let invalid = |reason: String| TokenizeError::Line {
+                path: path.to_owned(),
+                offset: 0,
+                reason,
+            };
+            let bytes = fs::read(path).map_err(TokenizeError::io(path))?;
+            let text = String::from_utf8(bytes).map_err(|e| invalid(format!("not UTF-8: {e}")))?;
+            if !text.is_empty() {
+                self.encode(&text, tokens).map_err(invalid)?;
+                num_documents += 1;
+            }
         }
         Ok(num_documents)
     }

@@ -14,7 +14,7 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, Write
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
-use trainyard_tokenize::{INDEX_FILE, Index, Options, TokenizeError, prepare};
+use trainyard_tokenize::{Documents, INDEX_FILE, Index, Options, TokenizeError, prepare};
 
 /// A word-level tokenizer.
 const TOKENIZER: &str = r#"{
@@ -75,6 +75,7 @@ fn write(path: &Path, rows: &Rows, group: usize, properties: WriterPropertiesBui
 fn options(dir: &Path, input: PathBuf, output: &str) -> Options {
     fs::write(dir.join("tokenizer.json"), TOKENIZER).unwrap();
     Options {
+        documents: Documents::Line,
         inputs: vec![input],
         output: dir.join(output),
         tokenizer: dir.join("tokenizer.json"),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
-use trainyard_tokenize::{INDEX_FILE, Index, Options, TokenizeError, prepare, verify};
+use trainyard_tokenize::{Documents, INDEX_FILE, Index, Options, TokenizeError, prepare, verify};
 
 /// A word-level tokenizer.
 const TOKENIZER: &str = r#"{
@@ -27,6 +27,7 @@ fn options(dir: &Path, inputs: &[(&str, String)]) -> Options {
         path
     };
     Options {
+        documents: Documents::Line,
         inputs: inputs.iter().map(write).collect(),
         output: dir.join("tokens"),
         tokenizer: dir.join("tokenizer.json"),
@@ -75,6 +76,22 @@ fn json_lines_and_plain_text_become_tokens() {
     let expected = [2, 2, 1, 3, 2, 1, 4, 2, 1, 0, 2, 1, 2, 3, 1, 3, 2, 1, 4, 1];
     assert_eq!(tokens(&options), expected);
     assert_eq!(summary.num_tokens, expected.len() as u64);
+}
+
+#[test]
+fn a_file_is_a_document() {
+    let dir = tempfile::tempdir().unwrap();
+    let inputs = [
+        ("a.txt", "two one\n\nthree\n".to_owned()),
+        ("b.txt", "one\n".to_owned()),
+        ("c.jsonl", lines(2)),
+    ];
+    let mut options = options(dir.path(), &inputs);
+    options.documents = Documents::File;
+    let summary = prepare(&options, &|_| ()).unwrap();
+    assert_eq!((summary.num_documents, summary.num_files), (4, 2));
+    let expected = [3, 2, 4, 1, 2, 1, 2, 2, 1, 3, 2, 1];
+    assert_eq!(tokens(&options), expected);
 }
 
 #[test]

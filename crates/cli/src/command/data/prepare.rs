@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use trainyard_tokenize::{Options, TokenizeError, prepare};
+use clap::{Args, Subcommand, ValueEnum};
+use trainyard_tokenize::{Documents, Options, TokenizeError, files_in, prepare};
+use trainyard_trace::counted;
 
 use super::mnist::Mnist;
 use crate::failure::Failure;
@@ -13,6 +14,7 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard data prepare --tokenizer tokenizer.json --output tokens a.jsonl b.parquet\n  \
+    trainyard data prepare --tokenizer tokenizer.json --output tokens --documents file books/\n  \
     trainyard train config.toml --training.dataset tokens --training.dataset_path tokens")]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Prepare {
@@ -31,7 +33,8 @@ enum NamedDataset {
 /// Text and how it is tokenized.
 #[derive(Debug, Args)]
 struct Text {
-    /// JSON lines (.jsonl, .json), Parquet (.parquet), or plain text, with one document per line or row
+    /// JSON lines (.jsonl, .json) with one document per line, Parquet (.parquet) with one per row, plain text, or
+    /// folders of such files
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
     /// The output directory
@@ -40,6 +43,9 @@ struct Text {
     /// The tokenizer.json of a model
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
+    /// What a document of plain text is
+    #[arg(long, value_enum, default_value_t = DocumentUnit::Line)]
+    documents: DocumentUnit,
     /// The JSON key or Parquet column of the text
     #[arg(long, default_value = "text")]
     field: String,
@@ -52,6 +58,15 @@ struct Text {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What a document of plain text is.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DocumentUnit {
+    /// Every line
+    Line,
+    /// Every file
+    File,
 }
 
 impl Prepare {
@@ -67,9 +82,17 @@ impl Prepare {
 impl Text {
     fn execute(self) -> Result<ExitCode, Failure> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let inputs = self.inputs.iter().map(|path| files_in(path));
+        let inputs = inputs
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Failure::new)?;
         let options = Options {
             num_threads: self.threads.unwrap_or(cores),
-            inputs: self.inputs,
+            inputs: inputs.concat(),
+            documents: match self.documents {
+                DocumentUnit::Line => Documents::Line,
+                DocumentUnit::File => Documents::File,
+            },
             output: self.output,
             tokenizer: self.tokenizer,
             field: self.field,
@@ -90,10 +113,10 @@ impl Text {
             return Ok(ExitCode::SUCCESS);
         }
         println!(
-            "{} documents, {} tokens in {} files ({} existed) in {}",
-            summary.num_documents,
-            summary.num_tokens,
-            summary.num_files,
+            "{}, {} in {} ({} existed) in {}",
+            counted(summary.num_documents, "document"),
+            counted(summary.num_tokens, "token"),
+            counted(summary.num_files, "file"),
             summary.num_reused,
             options.output.display()
         );
