@@ -5,11 +5,13 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use safetensors::Dtype;
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use trainyard_arch::{DecoderConfig, FusedProjection};
 use trainyard_mesh::Slice;
 
+use crate::cast::{cast, is_float};
 use crate::fused_projections::{fused_with, split_projections};
 use crate::group_by_bytes::group_by_bytes;
 use crate::load::{Checkpoint, ReadRequest};
@@ -181,13 +183,28 @@ fn files(store: &dyn Store, dir: &str) -> Result<Option<Vec<String>>> {
     Ok(Some(index.files.into_iter().collect()))
 }
 
-/// Exports the parameters of a checkpoint as Hugging Face weights: unsharded tensors in files of at most
-/// `max_bytes`, and a `config.json`.
+/// How weights are exported.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    /// The largest size of a file; a single tensor may be larger.
+    pub max_bytes: u64,
+    /// The type of all floating-point weights; that of the checkpoint if absent.
+    pub dtype: Option<Dtype>,
+}
+
+/// Whether a directory has Hugging Face weights, or a part of them.
+pub fn has_export(store: &dyn Store) -> Result<bool> {
+    let is_exported = |name: &String| is_weights(name) || [INDEX, CONFIG].contains(&name.as_str());
+    Ok(store.list(".")?.iter().any(is_exported))
+}
+
+/// Exports the parameters of a checkpoint as Hugging Face weights: unsharded tensors in files, and a `config.json`. Replaces
+/// those of an earlier export.
 pub fn export(
     checkpoint: &Checkpoint,
     to: &Arc<dyn Store>,
     config_json: &str,
-    max_bytes: u64,
+    options: ExportOptions,
 ) -> Result<()> {
     let layout = FileLayout::of(config_json)?;
     let tensors = &checkpoint.manifest().tensors;
@@ -195,9 +212,10 @@ pub fn export(
         .keys()
         .filter_map(|name| name.strip_prefix(MODEL))
         .flat_map(|name| layout.exported(name, tensors))
+        .map(|tensor| tensor.cast_to(options.dtype))
         .collect();
     let size = |tensor: &ExportedTensor| tensor.item.num_bytes().unwrap_or(0);
-    let groups = group_by_bytes(&tensors, max_bytes, size);
+    let groups = group_by_bytes(&tensors, options.max_bytes, size);
     remove_old(&**to)?;
     let mut weight_map = BTreeMap::new();
     let mut total = 0;
@@ -228,12 +246,17 @@ pub fn export(
 fn remove_old(store: &dyn Store) -> Result<()> {
     store.remove(INDEX)?;
     for name in store.list(".")? {
-        let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
-        if is_shard || name == ONE_FILE {
+        if is_weights(&name) {
             store.remove(&name)?;
         }
     }
     Ok(())
+}
+
+/// Whether a file of this name has weights that an export has written.
+fn is_weights(name: &str) -> bool {
+    let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    is_shard || name == ONE_FILE
 }
 
 /// How the files of a family differ from the model.
@@ -290,6 +313,8 @@ impl FileLayout {
 struct ExportedTensor {
     item: WriteItem,
     from: Vec<ReadRequest>,
+    /// The type in the checkpoint.
+    dtype: Dtype,
 }
 
 impl ExportedTensor {
@@ -305,7 +330,19 @@ impl ExportedTensor {
             slice: Slice::full(&shape),
             shape,
         };
-        ExportedTensor { item, from }
+        ExportedTensor {
+            item,
+            from,
+            dtype: like.dtype,
+        }
+    }
+
+    /// The tensor in another type, if it has numbers that can be rounded.
+    fn cast_to(mut self, dtype: Option<Dtype>) -> ExportedTensor {
+        if is_float(self.dtype) {
+            self.item.dtype = dtype.unwrap_or(self.dtype);
+        }
+        self
     }
 
     /// Matrices, one below the other.
@@ -343,11 +380,12 @@ impl ElementSource for FromCheckpoint<'_> {
     fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<()> {
         let mut current = self.current.lock().unwrap_or_else(|e| e.into_inner());
         if current.as_ref().is_none_or(|(loaded, _)| *loaded != index) {
-            let mut bytes = Vec::new();
-            for part in &self.tensors[index].from {
+            let (tensor, mut bytes) = (&self.tensors[index], Vec::new());
+            for part in &tensor.from {
                 let part = self.checkpoint.read_slice(part);
                 bytes.append(&mut part.map_err(io::Error::other)?);
             }
+            let bytes = cast(bytes, tensor.dtype, tensor.item.dtype);
             *current = Some((index, bytes));
         }
         if let Some((_, bytes)) = &*current {
@@ -359,8 +397,6 @@ impl ElementSource for FromCheckpoint<'_> {
 
 #[cfg(test)]
 mod tests {
-    use safetensors::Dtype;
-
     use super::*;
 
     #[test]

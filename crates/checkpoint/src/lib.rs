@@ -19,6 +19,7 @@
 //! This crate does not depend on libtorch: the command line inspects and converts checkpoints with it
 //! alone.
 
+mod cast;
 mod digest;
 mod error;
 mod experts;
@@ -40,7 +41,7 @@ mod survey;
 pub use digest::{BLOCK_BYTES, Digest};
 pub use error::{CheckpointError, Result};
 pub use group_by_bytes::group_by_bytes;
-pub use hugging_face::export;
+pub use hugging_face::{ExportOptions, export, has_export};
 pub use load::{Checkpoint, ReadRequest};
 pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, MANIFEST, Manifest, TensorEntry};
 pub use owner::{Lock, OWNER, Owner, Ownership};

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tch::{Kind, Tensor};
 use trainyard_arch::DecoderConfig;
-use trainyard_checkpoint::{Checkpoint, TrainState, export, step_dir, store};
+use trainyard_checkpoint::{Checkpoint, ExportOptions, TrainState, export, step_dir, store};
 use trainyard_config::{Config, Dtype, ModelSection};
 use trainyard_conformance::training::debug_llama;
 use trainyard_conformance::{Outcome, Rank, programs};
@@ -151,7 +151,11 @@ fn written_back(config: &Config, saved: &Path, back: &Path) -> Result<(), Box<dy
     let json = config.model.resolve()?;
     let json = json.decoder().and_then(DecoderConfig::to_hugging_face);
     let config = json.ok_or("not a decoder")?.to_string();
-    Ok(export(&checkpoint, &store::open(back)?, &config, 100_000)?)
+    let options = ExportOptions {
+        max_bytes: 100_000,
+        dtype: None,
+    };
+    Ok(export(&checkpoint, &store::open(back)?, &config, options)?)
 }
 
 /// Lets `transformers` make or check all families in a directory.
