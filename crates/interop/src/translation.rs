@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// Another framework's config, key by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Translation {
@@ -10,7 +12,7 @@ pub struct Translation {
 }
 
 /// One key of another framework's config, and what became of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TranslatedKey {
     /// The key as the file has it, such as `zero_optimization.stage` or `--lr`.
     pub key: String,
@@ -21,7 +23,8 @@ pub struct TranslatedKey {
 }
 
 /// What a key of another framework's config becomes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It sets keys of Trainyard's config.
     Set {

@@ -204,6 +204,15 @@ impl Report {
         })
     }
 
+    /// A plan of any strategy with its estimates and the memory that it lacks, beside the recommended plan.
+    pub fn checked_to_json(&self, plan: &Plan) -> Value {
+        json!({
+            "plan": self.plan_json(plan, String::new()),
+            "shortfall_bytes_per_rank": self.request.shortfall(plan).max(0.0),
+            "suggested": self.best().map(|best| self.plan_json(best, self.why(0))),
+        })
+    }
+
     fn plan_json(&self, plan: &Plan, why: String) -> Value {
         let Time {
             low, likely, high, ..

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use trainyard_mesh::MeshDiagram;
+use serde_json::{Map, Value, json};
+use trainyard_mesh::{Axis, Mesh as DeviceMesh, MeshDiagram, MeshError};
 
 use super::ConfigFile;
 use crate::failure::Failure;
@@ -14,7 +15,7 @@ use crate::failure::Failure;
 /// exchange tokens, reduce gradients and shard states.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard mesh CONFIG.toml --world N [--show] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard mesh CONFIG.toml --world N [--show | --json] [--SECTION.KEY VALUE]...",
     after_help = "Examples:\n  \
     trainyard mesh configs/small_moe.toml --world 4 --show --parallelism.data_parallel_shard_degree 4\n  \
     trainyard mesh configs/deepseek-v3.toml --world 2048"
@@ -28,6 +29,9 @@ pub struct Mesh {
     /// Draw the mesh
     #[arg(long)]
     show: bool,
+    /// Print JSON: the size of every axis, and the coordinates of every rank
+    #[arg(long, conflicts_with = "show")]
+    json: bool,
 }
 
 impl Mesh {
@@ -35,6 +39,10 @@ impl Mesh {
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         let config = self.config.load(overrides)?;
         let mesh = config.mesh(self.world as usize).map_err(Failure::new)?;
+        if self.json {
+            println!("{}", as_json(&mesh).map_err(Failure::new)?);
+            return Ok(ExitCode::SUCCESS);
+        }
         if !self.show {
             println!("{mesh}");
             return Ok(ExitCode::SUCCESS);
@@ -45,4 +53,16 @@ impl Mesh {
         print!("{}", MeshDiagram::new(mesh, num_experts, is_sharded));
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The sizes of the axes, and the coordinates of every rank along axes with more than one rank.
+fn as_json(mesh: &DeviceMesh) -> Result<Value, MeshError> {
+    let axes: Vec<_> = mesh.active().iter().collect();
+    let ranks = (0..mesh.world_size()).map(|rank| {
+        let coordinates = mesh.coordinates(rank)?;
+        let along = |axis: &Axis| (axis.name().to_owned(), coordinates.get(*axis).into());
+        Ok(Value::Object(axes.iter().map(along).collect::<Map<_, _>>()))
+    });
+    let ranks = ranks.collect::<Result<Vec<_>, MeshError>>()?;
+    Ok(json!({ "world_size": mesh.world_size(), "mesh": mesh, "coordinates": ranks }))
 }

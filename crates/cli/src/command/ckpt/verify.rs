@@ -5,16 +5,22 @@ use std::process::ExitCode;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 use trainyard_trace::readable_bytes;
 
 use crate::failure::Failure;
 
 /// Read a checkpoint and check every digest
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  trainyard ckpt verify outputs/checkpoint/step-500")]
+#[command(after_help = "Examples:\n  \
+    trainyard ckpt verify outputs/checkpoint/step-500\n  \
+    trainyard ckpt verify s3://bucket/prefix --json")]
 pub struct Verify {
     /// The directory of a checkpoint, or of several (the newest is used), or s3://bucket/prefix
     path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Verify {
@@ -28,6 +34,16 @@ impl Verify {
         bar.finish_and_clear();
         verified.map_err(Failure::new)?;
         let has_digests = files.values().all(|file| file.block_digests.is_some());
+        if self.json {
+            let result = json!({
+                "checkpoint": checkpoint.path(),
+                "num_files": files.len(),
+                "num_bytes": total,
+                "has_digests": has_digests,
+            });
+            println!("{result}");
+            return Ok(ExitCode::SUCCESS);
+        }
         let trust = if has_digests {
             "all digests match"
         } else {

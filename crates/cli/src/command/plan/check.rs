@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::json;
 use trainyard_interop::{Framework, LaunchInfo, TranslateOptions, Translation, load_decoder_with};
 use trainyard_plan::{Calibration, Plan, PlanRequest, PrecisionByStage};
 use trainyard_plan_report::{Report, describe, describe_term};
@@ -20,7 +21,7 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard plan check configs/llama3-70b.toml --cluster 64xH100\n  \
-    trainyard plan check pretrain.sh --cluster 64xH100\n  \
+    trainyard plan check pretrain.sh --cluster 64xH100 --json\n  \
     trainyard plan check ds_config.json --framework deepspeed --model config.json --cluster 16xA100 --seq-len 4096")]
 pub(super) struct Check {
     /// The config file or script
@@ -39,6 +40,9 @@ pub(super) struct Check {
     /// accelerate
     #[arg(long, value_name = "FRAMEWORK", value_parser = framework)]
     framework: Option<Framework>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
@@ -86,6 +90,16 @@ impl Check {
         let mut request = request(shape, cluster, batch, seq_len, precision);
         request.calibration = Calibration::of_cluster(&request.cluster, found.software);
         let plan = request.estimate(&strategy).map_err(Failure::new)?;
+        if self.json {
+            let fits = request.shortfall(&plan) <= 0.0;
+            let mut checked = Report::of(request).checked_to_json(&plan);
+            checked["framework"] = framework.to_string().into();
+            checked["estimated_for"] = found.software.to_string().into();
+            checked["not_in_estimate"] = found.unmodeled.into();
+            checked["keys"] = json!(translation.keys);
+            println!("{checked:#}");
+            return Ok(exit_code(fits));
+        }
         println!("{framework}: {}", describe(&plan));
         println!("estimated for {}", found.software);
         for setting in &found.unmodeled {
@@ -97,11 +111,15 @@ impl Check {
         if !translation.keys.is_empty() {
             print!("\n{}", file.report(&translation, &[]));
         }
-        Ok(if fits {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(exit_code(fits))
+    }
+}
+
+fn exit_code(fits: bool) -> ExitCode {
+    if fits {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
