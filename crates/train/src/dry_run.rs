@@ -50,6 +50,7 @@ pub struct DryRun {
     /// Number of operator calls in a step.
     pub num_operators: usize,
     /// The operator calls by name and size.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<Calls>,
 }
 

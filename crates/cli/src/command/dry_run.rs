@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// their bytes, and FLOPs. A model for 1024 ranks fits on a laptop.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R | --servers N [--nproc-per-worker N]] [--allocator cuda,expandable] [--json] [--SECTION.KEY VALUE]...",
+    override_usage = "trainyard dry-run CONFIG.toml --world N [--rank R | --servers N [--nproc-per-worker N]] [--allocator cuda,expandable] [--json [--operators]] [--SECTION.KEY VALUE]...",
     after_help = "Example:\n  \
     trainyard dry-run configs/llama3-70b.toml --world 1024 --rank 0 --json\n  \
     trainyard dry-run configs/llama3-8b.toml --world 8 --allocator cuda,expandable\n  \
@@ -43,6 +43,9 @@ pub struct DryRun {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Include every operator call in the JSON, by name and size
+    #[arg(long, requires = "json", conflicts_with = "servers")]
+    operators: bool,
 }
 
 /// The settings of CUDA's caching allocator that can be measured.

@@ -11,6 +11,7 @@ use trainyard_train::dry_run::{AllocatorPeak, DryRun, dry_run};
 use trainyard_train::parameter_server::{self, ServedDryRun};
 
 use super::allocator::{self, Allocator};
+use super::fitting_gpus::fitting_gpus;
 use crate::configs::Configs;
 use crate::error::Result;
 use crate::served::workers;
@@ -38,6 +39,9 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Include every operator call
+    #[arg(long, requires = "json")]
+    operators: bool,
 }
 
 /// The results of a dry run, for machines.
@@ -54,11 +58,16 @@ pub fn execute(arguments: Arguments, configs: &Configs) -> Result<ExitCode> {
     let spec = configs.load(&arguments.config)?;
     if let Some(num_servers) = arguments.servers {
         let workers = workers(arguments.world, arguments.nproc_per_worker)?;
-        let found = parameter_server::dry_run(&spec, num_servers, workers)?;
+        let mut found = parameter_server::dry_run(&spec, num_servers, workers)?;
+        found.worker.operators.clear();
+        found.server.operators.clear();
         print_served(&found, &spec, arguments.json);
         return Ok(ExitCode::SUCCESS);
     }
-    let found = dry_run(&spec, arguments.world, arguments.rank)?;
+    let mut found = dry_run(&spec, arguments.world, arguments.rank)?;
+    if !arguments.operators {
+        found.operators.clear();
+    }
     let job = (arguments.config.as_path(), arguments.world, arguments.rank);
     let peaks = allocator::measure(&arguments.allocator, job, &configs.overrides)?;
     if arguments.json {
@@ -121,6 +130,7 @@ fn table(found: &DryRun) -> String {
             format!("{states} bytes, formula: {formula}")
         }
     );
+    out += &format!("fits        {}\n", fitting_gpus(found.peak_bytes));
     out += &format!(
         "\n{:<16} {:<11} {:>6} {:>14} {:>14}\n",
         "collective", "purpose", "count", "payload", "sent"

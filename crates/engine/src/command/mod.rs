@@ -7,6 +7,7 @@ mod bench_operators;
 mod bench_step;
 mod check_backend;
 mod dry_run;
+mod fitting_gpus;
 mod plan;
 mod train;
 mod verify;

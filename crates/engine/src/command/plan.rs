@@ -184,7 +184,7 @@ impl DryRuns<'_> {
                 .arg("dry-run")
                 .arg(self.model)
                 .args(["--world", &self.world_size.to_string()])
-                .args(["--rank", &rank.to_string(), "--json"])
+                .args(["--rank", &rank.to_string(), "--json", "--operators"])
                 .args(self.overrides)
                 .args(candidate.overrides())
                 .arg(NOT_AUTO)

@@ -125,7 +125,8 @@ pub(super) fn dry_run<T: DeserializeOwned>(
     allocator: Option<&str>,
     overrides: &[String],
 ) -> Result<Result<T, String>, Failure> {
-    let mut arguments: Vec<OsString> = vec!["dry-run".into(), config.into(), "--json".into()];
+    let mut arguments: Vec<OsString> = vec!["dry-run".into(), config.into()];
+    arguments.extend(["--json".into(), "--operators".into()]);
     arguments.extend(["--world".into(), world.to_string().into()]);
     arguments.extend(["--rank".into(), rank.to_string().into()]);
     let mut environment = Vec::new();
