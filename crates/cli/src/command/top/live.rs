@@ -9,7 +9,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{Event, KeyCode, KeyModifiers, poll, read};
 
 use super::screen;
-use super::view::JobView;
+use super::view::Snapshot;
 
 /// How often to check for keys and new snapshots.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ enum Key {
 /// Shows a new snapshot every `interval`.
 pub fn show<F>(interval: Duration, snapshot: F) -> io::Result<()>
 where
-    F: Fn() -> Vec<JobView> + Send + 'static,
+    F: Fn() -> Snapshot + Send + 'static,
 {
     let (sender, snapshots) = channel();
     // A snapshot may wait for a node that does not respond; keys must not wait for that.
@@ -42,8 +42,8 @@ where
 }
 
 /// Redraws on a new snapshot, on a key and when the terminal is resized.
-fn run(terminal: &mut DefaultTerminal, snapshots: &Receiver<Vec<JobView>>) -> io::Result<()> {
-    let (mut jobs, mut first_line) = (None, 0u16);
+fn run(terminal: &mut DefaultTerminal, snapshots: &Receiver<Snapshot>) -> io::Result<()> {
+    let (mut last, mut first_line) = (None, 0u16);
     loop {
         let event = poll(POLL_INTERVAL)?.then(read).transpose()?;
         let snapshot = snapshots.try_iter().last();
@@ -55,9 +55,9 @@ fn run(terminal: &mut DefaultTerminal, snapshots: &Receiver<Vec<JobView>>) -> io
             Some(Key::Scroll(lines)) => first_line = first_line.saturating_add_signed(lines),
             None => {}
         }
-        jobs = snapshot.or(jobs);
-        if let Some(jobs) = &jobs {
-            terminal.draw(|frame| first_line = screen::draw(jobs, first_line, frame))?;
+        last = snapshot.or(last);
+        if let Some(last) = &last {
+            terminal.draw(|frame| first_line = screen::draw(last, first_line, frame))?;
         }
     }
 }

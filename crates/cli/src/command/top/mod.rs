@@ -11,11 +11,8 @@ use std::time::Duration;
 use clap::Args;
 use rustix::termios::tcgetwinsize;
 
-use self::view::{JobView, jobs};
+use self::view::{Snapshot, snapshot};
 use crate::failure::Failure;
-
-/// The width of the output without a terminal.
-const WIDTH: u16 = 110;
 
 /// Show the jobs on this node: step, loss, throughput and memory of every rank, and the last faults
 ///
@@ -41,6 +38,9 @@ pub struct Top {
     interval: f64,
 }
 
+/// A narrower terminal wraps lines.
+const MIN_WIDTH: u16 = 55;
+
 impl Top {
     /// Shows the jobs until the user quits.
     pub fn execute(self) -> Result<ExitCode, Failure> {
@@ -62,18 +62,21 @@ impl Top {
         }
     }
 
-    fn snapshot(&self) -> Vec<JobView> {
-        jobs(self.run.as_deref())
+    fn snapshot(&self) -> Snapshot {
+        snapshot(self.run.as_deref())
     }
 
     fn print_json(&self) -> io::Result<()> {
-        let text = serde_json::to_string_pretty(&self.snapshot()).map_err(io::Error::other)?;
+        let text = serde_json::to_string_pretty(&self.snapshot().jobs).map_err(io::Error::other)?;
         writeln!(io::stdout(), "{text}")
     }
 
     fn print(&self) -> io::Result<()> {
-        let width = tcgetwinsize(io::stdout()).map_or(WIDTH, |size| size.ws_col);
-        let painted = screen::paint(&self.snapshot(), width.max(WIDTH / 2));
+        let snapshot = self.snapshot();
+        // Without a terminal, nothing is cut off.
+        let width = tcgetwinsize(io::stdout()).map(|size| size.ws_col);
+        let width = width.unwrap_or_else(|_| screen::width(&snapshot));
+        let painted = screen::paint(&snapshot, width.max(MIN_WIDTH));
         write!(io::stdout(), "{}", screen::text(&painted))
     }
 }

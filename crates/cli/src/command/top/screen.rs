@@ -7,9 +7,9 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 use trainyard_heartbeat::Stage;
-use trainyard_trace::readable_bytes;
+use trainyard_trace::{counted, readable_bytes};
 
-use super::view::{JobView, RankView};
+use super::view::{JobView, RankView, Snapshot};
 
 /// How many faults are shown, and how many lines of each.
 const MAX_FAULTS: usize = 3;
@@ -30,13 +30,38 @@ const COLUMNS: [(&str, Constraint); 9] = [
 const NO_JOBS: &str = "this user has no jobs on this node: start one with `trainyard run`";
 const KEYS: &str = "q: quit, arrows and page keys: scroll";
 
+/// The width at which no position is cut off.
+pub fn width(snapshot: &Snapshot) -> u16 {
+    let fixed = COLUMNS.iter().map(|(_, width)| match width {
+        Constraint::Length(width) => width + 1,
+        _ => 0,
+    });
+    let ranks = snapshot.jobs.iter().flat_map(|job| &job.ranks);
+    let longest = ranks.map(|rank| rank.position.chars().count()).max();
+    let longest = u16::try_from(longest.unwrap_or(0)).unwrap_or(u16::MAX);
+    let message = u16::try_from(nothing(&snapshot.others).chars().count()).unwrap_or(u16::MAX);
+    fixed.sum::<u16>().saturating_add(longest).max(message)
+}
+
+/// What is shown instead of jobs.
+fn nothing(others: &[String]) -> String {
+    match others {
+        [] => NO_JOBS.to_owned(),
+        others => format!(
+            "there is no such job; on this node run {}",
+            others.join(", ")
+        ),
+    }
+}
+
 /// Draws all jobs on a canvas of this width.
-pub fn paint(jobs: &[JobView], width: u16) -> Buffer {
+pub fn paint(snapshot: &Snapshot, width: u16) -> Buffer {
+    let jobs = &snapshot.jobs;
     let num_lines = jobs.iter().map(height).fold(0, u16::saturating_add);
     let area = Rect::new(0, 0, width, num_lines.max(1));
     let mut canvas = Buffer::empty(area);
     if jobs.is_empty() {
-        Paragraph::new(NO_JOBS).render(area, &mut canvas);
+        Paragraph::new(nothing(&snapshot.others)).render(area, &mut canvas);
     }
     let heights = jobs.iter().map(|job| Constraint::Length(height(job)));
     let areas = Layout::vertical(heights).split(area);
@@ -57,10 +82,10 @@ pub fn text(canvas: &Buffer) -> String {
 
 /// Draws the part of the canvas from `first_line`, at most so far down that the screen stays full; returns the first
 /// line that is shown.
-pub fn draw(jobs: &[JobView], first_line: u16, frame: &mut Frame<'_>) -> u16 {
+pub fn draw(snapshot: &Snapshot, first_line: u16, frame: &mut Frame<'_>) -> u16 {
     let [shown, below] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
-    let canvas = paint(jobs, shown.width);
+    let canvas = paint(snapshot, shown.width);
     let first_line = first_line.min(canvas.area.height.saturating_sub(shown.height));
     for y in 0..shown.height.min(canvas.area.height - first_line) {
         for x in 0..shown.width {
@@ -98,15 +123,11 @@ fn paint_job(job: &JobView, area: Rect, canvas: &mut Buffer) {
 }
 
 fn headline(job: &JobView) -> String {
-    let plural = |number: usize, what: &str| match number {
-        1 => format!("1 {what}"),
-        number => format!("{number} {what}s"),
-    };
     let mut text = format!(
         "{}: {}, {}",
         job.run_id,
-        plural(job.num_nodes, "node"),
-        plural(job.world_size, "rank")
+        counted(job.num_nodes as u64, "node"),
+        counted(job.world_size as u64, "rank")
     );
     let speed: f64 = job
         .ranks
@@ -180,6 +201,13 @@ mod tests {
         }
     }
 
+    fn of(job: JobView) -> Snapshot {
+        Snapshot {
+            jobs: vec![job],
+            others: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_job_is_shown_with_its_ranks_and_faults() {
         let job = JobView {
@@ -203,7 +231,13 @@ rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
   it was in step 90
 
 ";
-        assert_eq!(text(&paint(&[job], 109)), expected);
+        let snapshot = of(job);
+        assert_eq!(text(&paint(&snapshot, 109)), expected);
+        let whole = text(&paint(&snapshot, width(&snapshot)));
+        assert!(
+            whole.contains("all_reduce 41 of dp_shard (gradient)\n"),
+            "{whole}"
+        );
     }
 
     #[test]
@@ -217,20 +251,31 @@ rank 1 (pid 7) was killed by SIGKILL, 9.1s after the start
             ranks: (0..20).map(|number| rank(number, "")).collect(),
             faults: Vec::new(),
         };
-        let jobs = [job];
+        let snapshot = of(job);
         let Ok(mut terminal) = Terminal::new(TestBackend::new(80, 6));
         let mut first_line = 3;
-        let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, first_line, frame));
+        let Ok(_) = terminal.draw(|frame| first_line = draw(&snapshot, first_line, frame));
         assert_eq!(first_line, 3);
         let shown = text(terminal.backend().buffer());
         assert!(shown.starts_with("1     1    training"), "{shown}");
         assert!(shown.ends_with(&format!("{KEYS}\n")), "{shown}");
-        let Ok(_) = terminal.draw(|frame| first_line = draw(&jobs, 1000, frame));
+        let Ok(_) = terminal.draw(|frame| first_line = draw(&snapshot, 1000, frame));
         assert_eq!(first_line, 23 - 5);
     }
 
     #[test]
     fn without_jobs_a_hint_is_shown() {
-        assert_eq!(text(&paint(&[], 80)), format!("{NO_JOBS}\n"));
+        let none = Snapshot::default();
+        assert_eq!(text(&paint(&none, 80)), format!("{NO_JOBS}\n"));
+    }
+
+    #[test]
+    fn a_wrong_name_gets_those_of_jobs_that_run() {
+        let others = Snapshot {
+            others: vec!["llama7".into(), "none".into()],
+            ..Snapshot::default()
+        };
+        let expected = "there is no such job; on this node run llama7, none\n";
+        assert_eq!(text(&paint(&others, 80)), expected);
     }
 }

@@ -7,6 +7,15 @@ use serde::Serialize;
 use trainyard_heartbeat::{Heartbeat, HeartbeatMemory, RankStatus, Stage};
 use trainyard_launcher::{JobInfo, running_jobs};
 
+/// The jobs to show.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// The jobs that were asked for.
+    pub jobs: Vec<JobView>,
+    /// The names of the other jobs on this node.
+    pub others: Vec<String>,
+}
+
 /// A running job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobView {
@@ -69,9 +78,12 @@ impl RankView {
 }
 
 /// The jobs with a launcher on this node, or those with this name.
-pub fn jobs(run: Option<&str>) -> Vec<JobView> {
-    let wanted = |info: &JobInfo| run.is_none_or(|run| run == info.run_id);
-    let found: Vec<JobInfo> = running_jobs().into_iter().filter(wanted).collect();
+pub fn snapshot(run: Option<&str>) -> Snapshot {
+    let is_wanted = |info: &JobInfo| run.is_none_or(|run| run == info.run_id);
+    let (found, others): (Vec<JobInfo>, Vec<JobInfo>) =
+        running_jobs().into_iter().partition(is_wanted);
+    let mut others: Vec<String> = others.into_iter().map(|info| info.run_id).collect();
+    others.dedup();
     let local = found.iter().map(|info| (info, local_ranks(info)));
     let remote = found.iter().map(|info| (info, remote_ranks(info)));
     let mut jobs = BTreeMap::new();
@@ -79,7 +91,10 @@ pub fn jobs(run: Option<&str>) -> Vec<JobView> {
     for (info, ranks) in local.chain(remote) {
         add(&mut jobs, info, ranks);
     }
-    jobs.into_values().collect()
+    Snapshot {
+        jobs: jobs.into_values().collect(),
+        others,
+    }
 }
 
 /// The ranks on this node, from their heartbeats.
