@@ -52,7 +52,7 @@ fn arguments_are_passed_to_the_engine_unchanged() {
         "verify config.toml --nproc 2 --json --shrink",
         "verify config.toml --parallelism.data_parallel_replicate_degree -1 --nproc 2",
         "bench comm --nproc 2",
-        "bench comm --max-bytes 1M --nproc 2",
+        "bench comm --max-bytes 1048576 --nproc 2",
     ] {
         let output = setting.trainyard(line);
         let expected = format!("{} ran: {line}\n", setting.path("engine").display());
