@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trainyard_launcher::find_program;
+use trainyard_launcher::{color, find_program};
 
 use crate::failure::Failure;
 use crate::libtorch;
@@ -51,6 +51,7 @@ fn become_engine(
     };
     let error = Command::new(&engine)
         .args(arguments)
+        .envs(color::environment())
         .envs(environment)
         .exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(

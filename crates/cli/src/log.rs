@@ -1,8 +1,9 @@
 //! Logging of the command line to stderr.
 
-use std::io::{self, IsTerminal};
+use std::io;
 
 use tracing_subscriber::EnvFilter;
+use trainyard_launcher::color;
 
 /// Logs from `level` on, or as `RUST_LOG` says.
 pub fn to_stderr(level: &str) {
@@ -10,7 +11,7 @@ pub fn to_stderr(level: &str) {
     let logging = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(color::on_stderr())
         .with_env_filter(filter);
     // A subscriber that is already installed stays.
     let _ = logging.try_init();

@@ -9,9 +9,12 @@ mod failure;
 mod libtorch;
 mod log;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use trainyard_config::key_for_option;
 
 use crate::command::Command;
 
@@ -24,6 +27,8 @@ use crate::command::Command;
         trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml"
 )]
 struct Cli {
+    #[command(flatten)]
+    color: colorchoice_clap::Color,
     #[command(subcommand)]
     command: Command,
 }
@@ -33,14 +38,38 @@ fn main() -> ExitCode {
         return code;
     }
     trainyard_launcher::broken_pipe::exit_silently();
-    let (args, overrides) = trainyard_config::split_overrides(std::env::args_os());
-    match Cli::parse_from(args).command.execute(&overrides) {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let takes_keys = trainyard_config::takes_keys(&args);
+    let (args, overrides) = trainyard_config::split_overrides(args);
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) if takes_keys => suggest_key(error).exit(),
+        Err(error) => error.exit(),
+    };
+    cli.color.write_global();
+    match cli.command.execute(&overrides) {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("{failure}");
             failure.code()
         }
     }
+}
+
+/// Names the config key that an unknown option may mean.
+fn suggest_key(mut error: clap::Error) -> clap::Error {
+    let key = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) => key_for_option(option),
+        _ => None,
+    };
+    if let Some(key) = key {
+        let tip = format!("a config key of a similar name exists: '--{key}'");
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![tip.into()]),
+        );
+    }
+    error
 }
 
 #[cfg(test)]
@@ -52,6 +81,13 @@ mod tests {
     #[test]
     fn the_grammar_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_without_a_section_gets_its_key() {
+        let line = ["trainyard", "train", "a.toml", "--lr", "3"];
+        let error = suggest_key(Cli::try_parse_from(line).unwrap_err()).to_string();
+        assert!(error.contains("'--optimizer.lr'"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 /// The commands that take a config and its keys.
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 9] = [
+    "config",
     "train",
     "dry-run",
     "dry-run-allocator",
@@ -14,17 +15,20 @@ const COMMANDS: [&str; 8] = [
     "bench-operators-rank",
 ];
 
+/// Whether the command of these arguments takes config keys.
+pub fn takes_keys(args: &[OsString]) -> bool {
+    args.get(1)
+        .is_some_and(|name| COMMANDS.iter().any(|c| name == c))
+}
+
 /// The arguments of the command, and the config overrides.
 pub fn split_overrides(args: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Vec<String>) {
     let mut own: Vec<OsString> = Vec::new();
     let mut overrides = Vec::new();
     let mut args = args.into_iter().peekable();
     while let Some(arg) = args.next() {
-        let takes_config = own
-            .get(1)
-            .is_some_and(|name| COMMANDS.iter().any(|c| name == c));
         match arg.to_str() {
-            Some(text) if takes_config && names_a_key(text) => {
+            Some(text) if takes_keys(&own) && names_a_key(text) => {
                 let has_value = text.contains('=');
                 overrides.push(text.to_owned());
                 let value = args.next_if(|next| !has_value && !starts_with_dashes(next));

@@ -24,6 +24,7 @@ mod divisibility;
 mod error;
 mod experts;
 mod ignored_keys;
+mod keys;
 mod load;
 mod mixture;
 mod names;
@@ -40,9 +41,11 @@ use serde::{Deserialize, Serialize};
 
 pub use batch::Batching;
 pub use choice::Choice;
-pub use command_line::split_overrides;
+pub use command_line::{split_overrides, takes_keys};
 pub use custom_section::CustomSections;
 pub use error::{ConfigError, Location};
+pub use keys::{Key, keys};
+pub use load::Setting;
 pub use mixture::{MixtureEntry, is_mixture, read_mixture};
 pub use names::Names;
 pub use rescale::Rescaled;
@@ -58,6 +61,7 @@ pub use section::{
 };
 pub use served::Workers;
 pub use spec::ModelSpec;
+pub use suggest::key_for_option;
 
 /// One training job: one field per section of its config file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

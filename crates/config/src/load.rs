@@ -3,7 +3,7 @@
 //! Keys are checked against the schema while their lines are known; then overrides are applied, the result becomes a
 //! [`Config`], and its settings are validated together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -13,9 +13,21 @@ use toml::de::DeTable;
 use toml::{Table, Value};
 
 use crate::custom_section::CUSTOM;
+use crate::keys::value_at;
 use crate::schema::Schema;
 use crate::suggest::{hint_for_key, hint_for_section};
 use crate::{Config, ConfigError, Location, Names, overrides};
+
+/// A key of a config with its value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The key with its section, as in `training.steps`.
+    pub key: String,
+    /// Its value.
+    pub value: Value,
+    /// Where it was set; `None` for a default.
+    pub origin: Option<Location>,
+}
 
 /// No real config is larger. Parsed TOML takes a hundred times its text in memory.
 const MAX_BYTES: u64 = 256 << 10;
@@ -54,6 +66,29 @@ impl Config {
         read(text, "config", overrides, names)
     }
 
+    /// The settings of a job, as [`Config::load_with`] loads it, with their origins.
+    pub fn settings(
+        path: impl AsRef<Path>,
+        overrides: &[String],
+        names: &Names,
+    ) -> Result<Vec<Setting>, ConfigError> {
+        let path = path.as_ref();
+        let text = read_file(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let file = path.display().to_string();
+        let document = Document::read(&text, &file, overrides, names)?;
+        let config = document.config()?;
+        config.check()?;
+        let mut settings = Vec::new();
+        collect_settings("", &Table::try_from(&config)?, &mut settings);
+        for setting in &mut settings {
+            setting.origin = document.origin(&setting.key);
+        }
+        Ok(settings)
+    }
+
     /// The config as TOML, defaults included; [`Config::parse`] reads it back.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
         Ok(toml::to_string_pretty(self)?)
@@ -74,44 +109,78 @@ fn read(
     arguments: &[String],
     names: &Names,
 ) -> Result<Config, ConfigError> {
-    if text.len() as u64 > MAX_BYTES {
-        return Err(ConfigError::Syntax {
-            place: Location::File {
-                file: file.to_owned(),
-                line: None,
-            },
-            message: format!("the file is larger than {MAX_BYTES} bytes"),
-        });
-    }
-    let schema = Schema::get();
-    let mut document = Document::parse(text, file, names)?;
-    document.check(schema)?;
-    for (key, value) in overrides::parse(schema, names, arguments)? {
-        if key == "training.steps" {
-            document.remove("training", "epochs");
-        }
-        document.set(&key, value)?;
-    }
-    let config = Config::deserialize(document.table).map_err(|error| ConfigError::Syntax {
-        place: Location::File {
-            file: file.to_owned(),
-            line: None,
-        },
-        message: error.message().to_owned(),
-    })?;
+    let config = Document::read(text, file, arguments, names)?.config()?;
     config.check()?;
     Ok(config)
 }
 
-/// A parsed file with the line of each key.
+/// A parsed file with the line of each key, and the overrides.
 struct Document<'a> {
     file: &'a str,
     names: &'a Names,
     table: Table,
     lines: HashMap<String, usize>,
+    overridden: HashSet<String>,
 }
 
 impl<'a> Document<'a> {
+    /// Parses a file, checks its keys and applies overrides.
+    fn read(
+        text: &str,
+        file: &'a str,
+        arguments: &[String],
+        names: &'a Names,
+    ) -> Result<Self, ConfigError> {
+        if text.len() as u64 > MAX_BYTES {
+            return Err(ConfigError::Syntax {
+                place: Location::File {
+                    file: file.to_owned(),
+                    line: None,
+                },
+                message: format!("the file is larger than {MAX_BYTES} bytes"),
+            });
+        }
+        let schema = Schema::get();
+        let mut document = Document::parse(text, file, names)?;
+        document.check(schema)?;
+        for (key, value) in overrides::parse(schema, names, arguments)? {
+            if key == "training.steps" {
+                document.remove("training", "epochs");
+            }
+            document.set(&key, value)?;
+            document.overridden.insert(key);
+        }
+        Ok(document)
+    }
+
+    /// The config, not validated yet.
+    fn config(&self) -> Result<Config, ConfigError> {
+        Config::deserialize(self.table.clone()).map_err(|error| ConfigError::Syntax {
+            place: Location::File {
+                file: self.file.to_owned(),
+                line: None,
+            },
+            message: error.message().to_owned(),
+        })
+    }
+
+    /// Where a key was set; `None` if it has its default.
+    fn origin(&self, key: &str) -> Option<Location> {
+        if self.overridden.contains(key) {
+            return Some(Location::CommandLine);
+        }
+        value_at(&self.table, key)?;
+        // Lines are known of keys, and of the tables in which deeper ones are.
+        let ancestors = std::iter::successors(Some(key), |key| Some(key.rsplit_once('.')?.0));
+        let line = ancestors
+            .filter_map(|key| self.lines.get(key).copied())
+            .next();
+        Some(Location::File {
+            file: self.file.to_owned(),
+            line,
+        })
+    }
+
     fn parse(text: &str, file: &'a str, names: &'a Names) -> Result<Self, ConfigError> {
         let refuse = |error: toml::de::Error| ConfigError::Syntax {
             place: Location::File {
@@ -127,6 +196,7 @@ impl<'a> Document<'a> {
             names,
             table,
             lines: lines_of_keys(text, DeTable::parse(text).map_err(refuse)?.get_ref()),
+            overridden: HashSet::new(),
         })
     }
 
@@ -234,6 +304,31 @@ impl<'a> Document<'a> {
     }
 }
 
+/// Appends the keys of a table, and then those of the tables in it, to settings without origins.
+fn collect_settings(path: &str, table: &Table, settings: &mut Vec<Setting>) {
+    let key_of = |name: &String| match path {
+        "" => name.clone(),
+        path => format!("{path}.{name}"),
+    };
+    let is_section = |name: &String, value: &Value| {
+        let is_custom = [path, name.as_str()].contains(&CUSTOM);
+        value.is_table() && (is_custom || Schema::get().has_below(&key_of(name)))
+    };
+    let (sections, values): (Vec<_>, Vec<_>) = table
+        .iter()
+        .partition(|(name, value)| is_section(name, value));
+    settings.extend(values.into_iter().map(|(name, value)| Setting {
+        key: key_of(name),
+        value: value.clone(),
+        origin: None,
+    }));
+    for (name, inner) in sections {
+        if let Value::Table(inner) = inner {
+            collect_settings(&key_of(name), inner, settings);
+        }
+    }
+}
+
 /// `parallelism = "auto"` is short for a section with `auto = true`.
 fn spell_out_auto(table: &mut Table) {
     if table.get("parallelism").and_then(Value::as_str) == Some("auto") {
@@ -337,6 +432,33 @@ mod tests {
         config.model.rope_theta = Some(1e6);
         let text = config.to_toml().unwrap();
         assert_eq!(Config::parse(&text, &[]).unwrap(), config);
+    }
+
+    #[test]
+    fn settings_have_origins() {
+        let dir = std::env::temp_dir().join(format!("trainyard-settings-{}", std::process::id()));
+        std::fs::write(
+            &dir,
+            "[training]\nsteps = 9\nseq_len = 64\n\n[model.moe]\nnum_experts = 4\n\n[custom.mine]\nwidth = 1\n",
+        )
+        .unwrap();
+        let overrides = ["--training.steps=7".to_owned()];
+        let settings = Config::settings(&dir, &overrides, &Names::builtin()).unwrap();
+        std::fs::remove_file(&dir).unwrap();
+        let of = |key: &str| {
+            let setting = settings.iter().find(|setting| setting.key == key);
+            let setting = setting.unwrap_or_else(|| panic!("{key}"));
+            let line = setting.origin.as_ref().map(|origin| match origin {
+                Location::File { line, .. } => line.unwrap_or(0),
+                Location::CommandLine => 0,
+            });
+            (setting.value.to_string(), line)
+        };
+        assert_eq!(of("training.steps"), ("7".to_owned(), Some(0)));
+        assert_eq!(of("training.seq_len"), ("64".to_owned(), Some(3)));
+        assert_eq!(of("training.local_batch_size").1, None);
+        assert_eq!(of("model.moe.num_experts"), ("4".to_owned(), Some(5)));
+        assert_eq!(of("custom.mine.width").0, "1");
     }
 
     #[test]

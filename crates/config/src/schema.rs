@@ -119,6 +119,11 @@ impl Schema {
         found.map(|(_, kind)| *kind)
     }
 
+    /// All keys with their types.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, Kind)> {
+        self.keys.iter().map(|(key, kind)| (key.as_str(), *kind))
+    }
+
     /// All keys with their sections.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.keys.iter().map(|(key, _)| key.as_str())

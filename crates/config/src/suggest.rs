@@ -23,10 +23,7 @@ pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
 /// A hint about an unknown key: the same name in another section, the nearest key, or all keys.
 pub fn hint_for_key(schema: &Schema, key: &str) -> String {
     let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
-    let elsewhere = schema
-        .keys()
-        .find(|known| known.rsplit_once('.').is_some_and(|(_, name)| name == leaf));
-    if let Some(known) = elsewhere.or_else(|| nearest(key, schema.keys())) {
+    if let Some(known) = key_named(schema, leaf).or_else(|| nearest(key, schema.keys())) {
         return format!("did you mean {known}?");
     }
     let siblings: Vec<_> = schema
@@ -40,6 +37,27 @@ pub fn hint_for_key(schema: &Schema, key: &str) -> String {
     } else {
         format!("[{section}] has the keys {}", siblings.join(", "))
     }
+}
+
+/// The key that an option without a section means, as in `--lr`: one of this name, or of the nearest one.
+pub fn key_for_option(option: &str) -> Option<&'static str> {
+    let schema = Schema::get();
+    let name = option.trim_start_matches('-').split('=').next()?;
+    let name = name.replace('-', "_");
+    let nearest = || {
+        nearest(&name, schema.keys().filter_map(name_of)).and_then(|name| key_named(schema, name))
+    };
+    key_named(schema, &name).or_else(nearest)
+}
+
+/// The first key of this name, in any section.
+fn key_named<'a>(schema: &'a Schema, name: &str) -> Option<&'a str> {
+    schema.keys().find(|key| name_of(key) == Some(name))
+}
+
+/// The name of a key without its section.
+fn name_of(key: &str) -> Option<&str> {
+    key.rsplit_once('.').map(|(_, name)| name)
 }
 
 /// A hint about an unknown section: the nearest one, or all.
@@ -71,6 +89,18 @@ mod tests {
     fn a_key_in_the_wrong_section_gets_a_suggestion() {
         let hint = hint_for_key(Schema::get(), "training.seed");
         assert_eq!(hint, "did you mean debug.seed?");
+    }
+
+    #[test]
+    fn an_option_without_a_section_gets_its_key() {
+        assert_eq!(key_for_option("--lr"), Some("optimizer.lr"));
+        assert_eq!(key_for_option("--lr=3"), Some("optimizer.lr"));
+        assert_eq!(key_for_option("--seq-len"), Some("training.seq_len"));
+        assert_eq!(
+            key_for_option("--batch-size"),
+            Some("training.local_batch_size")
+        );
+        assert_eq!(key_for_option("--qqqqqqqqqqqqqqqqqqqq"), None);
     }
 
     #[test]

@@ -31,6 +31,8 @@ use crate::configs::Configs;
 #[derive(Debug, Parser)]
 #[command(name = "trainyard", version)]
 struct Cli {
+    #[command(flatten)]
+    color: colorchoice_clap::Color,
     #[command(subcommand)]
     command: Command,
 }
@@ -44,18 +46,19 @@ pub fn main(registry: Registry) -> ExitCode {
     trainyard_torch::uncaught::report();
     trainyard_torch::memory::use_huge_pages();
     trainyard_torch::memory::keep_freed();
+    let args = with_command(std::env::args_os().collect());
+    let (args, overrides) = trainyard_config::split_overrides(args);
+    let Cli { color, command } = Cli::parse_from(args);
+    color.write_global();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(trainyard_launcher::color::on_stderr())
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
         )
         .init();
-    let args = with_command(std::env::args_os().collect());
-    let (args, overrides) = trainyard_config::split_overrides(args);
-    let command = Cli::parse_from(args).command;
     let configs = Configs {
         overrides,
         registry: Rc::new(registry),

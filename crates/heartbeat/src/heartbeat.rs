@@ -63,6 +63,8 @@ pub struct Heartbeat {
     pub step: u64,
     /// The last step of the job.
     pub num_steps: u64,
+    /// Whether the job asks for a progress bar.
+    pub shows_progress: bool,
     /// When the rank entered its current stage and step.
     pub since_ns: u64,
     /// When the rank wrote this heartbeat.

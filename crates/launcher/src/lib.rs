@@ -29,6 +29,7 @@
 //! ```
 
 pub mod broken_pipe;
+pub mod color;
 mod descendants;
 mod environment;
 mod error;
@@ -40,6 +41,7 @@ mod lines;
 mod oom_kills;
 mod output;
 mod program;
+mod progress;
 mod reaper;
 mod report;
 mod runtime_dir;

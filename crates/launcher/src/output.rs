@@ -4,16 +4,16 @@
 //! slow console does not delay the thread that supervises the ranks. That thread waits for the output only after all
 //! ranks have exited.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::lines::{LineBuffer, SharedTail, prefix};
-use crate::{Console, Job, LaunchError, Output};
+use crate::progress::JobProgress;
+use crate::{Console, Job, LaunchError, Output, color};
 
 /// The size of the read buffer.
 const CHUNK: usize = 64 * 1024;
@@ -37,12 +37,11 @@ impl Stream {
         }
     }
 
-    fn is_colored(self, no_color: Option<&OsStr>) -> bool {
-        let is_terminal = match self {
-            Stream::Stdout => io::stdout().is_terminal(),
-            Stream::Stderr => io::stderr().is_terminal(),
-        };
-        is_terminal && no_color.is_none_or(OsStr::is_empty)
+    fn is_colored(self) -> bool {
+        match self {
+            Stream::Stdout => color::on_stdout(),
+            Stream::Stderr => color::on_stderr(),
+        }
     }
 
     fn write(self, bytes: &[u8]) -> io::Result<()> {
@@ -66,6 +65,8 @@ pub(crate) struct Source {
     log: Option<(PathBuf, File)>,
     /// The prefix of lines on the console; `None` hides the rank.
     prefix: Option<String>,
+    /// The prefix as programs write it themselves, libtorch among them.
+    own_prefix: String,
 }
 
 impl Source {
@@ -77,7 +78,6 @@ impl Source {
         pipe: OwnedFd,
     ) -> Result<Source, LaunchError> {
         let (output, rank) = (&job.output, job.rank_of(local_rank));
-        let no_color = std::env::var_os("NO_COLOR");
         let is_shown = output
             .console_ranks
             .as_ref()
@@ -86,7 +86,7 @@ impl Source {
             Some((label, first)) => (label.as_str(), first + local_rank),
             None => ("rank", rank),
         };
-        let is_colored = stream.is_colored(no_color.as_deref());
+        let is_colored = stream.is_colored();
         let prefix = match output.console {
             Console::Prefixed => Some(prefix(label, number, is_colored)),
             Console::Plain => Some(String::new()),
@@ -98,6 +98,7 @@ impl Source {
             tail: SharedTail::default(),
             log: open_log(local_rank, stream, output)?,
             prefix: prefix.filter(|_| is_shown),
+            own_prefix: format!("[{label}{number}]:"),
         })
     }
 
@@ -127,24 +128,39 @@ impl Source {
             );
             self.log = None;
         }
-        let (tail, prefix) = (&self.tail, self.prefix.as_deref());
-        self.lines
-            .push(bytes, |line| show(line, prefix, tail, console));
+        self.emit(console, |lines, show| lines.push(bytes, show));
     }
 
     fn close(&mut self, console: &mut Vec<u8>) {
         self.pipe = None;
-        let (tail, prefix) = (&self.tail, self.prefix.as_deref());
-        self.lines.finish(|line| show(line, prefix, tail, console));
-        tail.finish();
+        self.emit(console, |lines, show| lines.finish(show));
+        self.tail.finish();
+    }
+
+    /// Appends the lines that `take` takes to the tail and to the console.
+    fn emit(
+        &mut self,
+        console: &mut Vec<u8>,
+        take: impl FnOnce(&mut LineBuffer, &mut dyn FnMut(&[u8])),
+    ) {
+        take(&mut self.lines, &mut |line| {
+            self.tail.push(line);
+            if let Some(prefix) = &self.prefix {
+                console.extend_from_slice(prefix.as_bytes());
+                console.extend_from_slice(without_prefix(line, &self.own_prefix, prefix));
+            }
+        });
     }
 }
 
-fn show(line: &[u8], prefix: Option<&str>, tail: &SharedTail, console: &mut Vec<u8>) {
-    tail.push(line);
-    if let Some(prefix) = prefix {
-        console.extend_from_slice(prefix.as_bytes());
-        console.extend_from_slice(line);
+/// A line without the prefix that the program has written, if the launcher adds the same one.
+fn without_prefix<'a>(line: &'a [u8], own: &str, added: &str) -> &'a [u8] {
+    if added.is_empty() {
+        return line;
+    }
+    match line.strip_prefix(own.as_bytes()) {
+        Some(rest) => rest.strip_prefix(b" ").unwrap_or(rest),
+        None => line,
     }
 }
 
@@ -164,8 +180,14 @@ fn open_log(
     }
 }
 
-/// Forwards the output of all ranks until every pipe is closed, or until the other end of `stop` is closed.
-pub(crate) fn forward(stream: Stream, mut sources: Vec<Source>, stop: BorrowedFd<'_>) {
+/// Forwards the output of all ranks until every pipe is closed, or until the other end of `stop` is closed. Lines do not
+/// mix with the progress bar.
+pub(crate) fn forward(
+    stream: Stream,
+    mut sources: Vec<Source>,
+    progress: &JobProgress,
+    stop: BorrowedFd<'_>,
+) {
     let mut chunk = vec![0; CHUNK];
     let mut console = Vec::new();
     let mut num_final_reads = 0;
@@ -183,12 +205,12 @@ pub(crate) fn forward(stream: Stream, mut sources: Vec<Source>, stop: BorrowedFd
         for index in ready {
             sources[index].read(&mut chunk, &mut console);
         }
-        print(stream, &mut console);
+        progress.suspend(|| print(stream, &mut console));
     }
     for source in &mut sources {
         source.close(&mut console);
     }
-    print(stream, &mut console);
+    progress.suspend(|| print(stream, &mut console));
 }
 
 /// Errors are ignored: a closed console (`| head`) does not stop the job.
@@ -225,4 +247,18 @@ fn wait(
         .collect();
     let stopped = fds.last().is_some_and(|fd| !fd.revents().is_empty());
     Ok((ready, stopped))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_named_once() {
+        let shown = |line: &'static str, added| without_prefix(line.as_bytes(), "[rank1]:", added);
+        assert_eq!(shown("[rank1]:[W1] slow\n", "[rank1]: "), b"[W1] slow\n");
+        assert_eq!(shown("[rank1]: slow\n", "[rank1]: "), b"slow\n");
+        assert_eq!(shown("[rank10]: slow\n", "[rank1]: "), b"[rank10]: slow\n");
+        assert_eq!(shown("[rank1]: slow\n", ""), b"[rank1]: slow\n");
+    }
 }

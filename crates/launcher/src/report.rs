@@ -221,7 +221,7 @@ fn name(exit: &WorkerExit) -> String {
     format!("rank {} (pid {})", exit.rank, exit.pid)
 }
 
-fn signal_name(signal: i32) -> String {
+pub(crate) fn signal_name(signal: i32) -> String {
     match signal_hook::low_level::signal_name(signal) {
         Some(name) => name.to_owned(),
         None => format!("signal {signal}"),

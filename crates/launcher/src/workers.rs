@@ -17,11 +17,12 @@ use trainyard_heartbeat::{HangDetector, HeartbeatMemory, HeartbeatMonitor, RankS
 use crate::lines::SharedTail;
 use crate::oom_kills::oom_kills;
 use crate::output::{Source, Stream, forward};
-use crate::report::{ExitStatus, Outcome, WorkerExit};
+use crate::progress::JobProgress;
+use crate::report::{ExitStatus, Outcome, WorkerExit, signal_name};
 use crate::runtime_dir::RuntimeDir;
 use crate::signals::Signals;
 use crate::worker_process::{WorkerProcess, WorkerProcesses};
-use crate::{Job, LaunchError, Master, environment, find_program, worker};
+use crate::{Console, Job, LaunchError, Master, color, environment, find_program, worker};
 
 /// The output that a rank wrote before its exit is in its pipe, and read within this time.
 const STDERR_TIMEOUT: Duration = Duration::from_millis(50);
@@ -37,11 +38,15 @@ pub struct Workers {
     first_rank: usize,
     /// The last signal sent to the workers.
     last_signal: Option<i32>,
+    /// How long they may take to stop after a signal that was forwarded.
+    grace: Duration,
+    is_silent: bool,
     /// By local rank; `None` while the worker runs.
     exits: Vec<Option<WorkerExit>>,
     /// The last lines of every local rank's stderr.
     stderr_tails: Vec<SharedTail>,
     output_threads: Vec<JoinHandle<()>>,
+    progress: JobProgress,
     /// The heartbeats of the workers; `None` if it could not be allocated.
     heartbeats: Option<HeartbeatMemory>,
     /// Makes the job visible to `trainyard top`; `None` if it could not be created.
@@ -73,18 +78,23 @@ impl Workers {
         let stops = [stop.try_clone().map_err(watch_error)?, stop];
         let streams = [(Stream::Stdout, stdouts), (Stream::Stderr, stderrs)];
         let threads = streams.into_iter().zip(stops);
+        let progress = JobProgress::new(job);
         let threads = threads.map(|((stream, sources), stop)| {
             let thread = thread::Builder::new().name("rank output".to_owned());
-            thread.spawn(move || forward(stream, sources, stop.as_fd()))
+            let progress = progress.clone();
+            thread.spawn(move || forward(stream, sources, &progress, stop.as_fd()))
         });
         Ok(Workers {
             started,
             first_rank: job.rank_of(0),
             last_signal: None,
+            grace: job.grace,
+            is_silent: job.output.console == Console::Silent,
             exits: processes.by_local_rank().iter().map(|_| None).collect(),
             processes,
             stderr_tails,
             output_threads: threads.collect::<io::Result<_>>().map_err(watch_error)?,
+            progress,
             heartbeats,
             _runtime_dir: runtime_dir,
             monitor: HeartbeatMonitor::new(started),
@@ -147,6 +157,7 @@ impl Workers {
             .collect();
         self.monitor.poll(heartbeats, running.into_iter(), now);
         let local = self.monitor.statuses();
+        self.progress.update(&local);
         let all: Vec<RankStatus> = local.iter().chain(others).cloned().collect();
         let detect = |detector: &HangDetector| detector.hung_ranks(&local, &all);
         for hung in self.detector.as_ref().map_or_else(Vec::new, detect) {
@@ -177,11 +188,20 @@ impl Workers {
         {
             tracing::warn!("cannot let the workers know that their world is broken: {error}");
         }
-        self.signal(Signal::TERM);
+        self.send(Signal::TERM);
+    }
+
+    /// Forwards a signal that the launcher has received, or kills the workers.
+    pub fn signal(&mut self, signal: Signal) {
+        if signal != Signal::KILL && !self.is_silent {
+            let num = self.running().count();
+            eprintln!("{}", waiting_notice(signal, num, self.grace));
+        }
+        self.send(signal);
     }
 
     /// Signals the process groups of all workers, also of those that exited: processes they started may be left.
-    pub fn signal(&mut self, signal: Signal) {
+    fn send(&mut self, signal: Signal) {
         self.last_signal = Some(signal.as_raw());
         for process in self.processes.by_local_rank() {
             process.signal(signal);
@@ -214,6 +234,7 @@ impl Workers {
             exits,
             stderr_tails,
             output_threads,
+            progress,
             stop_output,
             first_rank,
             ..
@@ -224,6 +245,7 @@ impl Workers {
         for thread in output_threads {
             let _ = thread.join();
         }
+        progress.finish();
         let with_tail = |exit: WorkerExit| WorkerExit {
             stderr_tail: stderr_tails[exit.rank - first_rank].lines(),
             ..exit
@@ -272,6 +294,16 @@ impl Workers {
     }
 }
 
+/// Says what the launcher waits for after a signal, and how to stop waiting.
+fn waiting_notice(signal: Signal, num_ranks: usize, grace: Duration) -> String {
+    let name = signal_name(signal.as_raw());
+    let ranks = if num_ranks == 1 { "rank" } else { "ranks" };
+    format!(
+        "received {name}: waiting up to {} s for {num_ranks} {ranks} to stop; press Ctrl-C or signal again to kill them",
+        grace.as_secs()
+    )
+}
+
 pub(crate) fn watch_error(error: impl Into<io::Error>) -> LaunchError {
     let source = error.into();
     LaunchError::Watch { source }
@@ -301,6 +333,8 @@ fn start(
         }
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let mut environment = environment(job, rank, &master, is_set);
+        // Log files have no colors.
+        environment.extend(color::environment().filter(|_| job.output.log_dir.is_none()));
         if let Some(heartbeats) = heartbeats {
             environment.extend(heartbeats.environment(job.rank_of(rank)));
         }
@@ -361,5 +395,19 @@ fn master(job: &Job) -> Result<Master, LaunchError> {
             address: addr,
             source,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_notice_names_the_signal_and_the_way_out() {
+        let notice = waiting_notice(Signal::INT, 1, Duration::from_secs(30));
+        assert_eq!(
+            notice,
+            "received SIGINT: waiting up to 30 s for 1 rank to stop; press Ctrl-C or signal again to kill them"
+        );
     }
 }

@@ -398,13 +398,15 @@ fn forwarded(signal: Signal, name: &str) -> String {
 
 fn sigterm() {
     let report = forwarded(Signal::TERM, "sigterm");
-    assert!(report.starts_with("interrupted by SIGTERM"), "{report}");
+    assert!(report.contains("\ninterrupted by SIGTERM"), "{report}");
     assert!(report.contains("exited with code 7 after the launcher sent SIGTERM"));
 }
 
 fn sigint() {
     let report = forwarded(Signal::INT, "sigint");
-    assert!(report.starts_with("interrupted by SIGINT"), "{report}");
+    let notice = "received SIGINT: waiting up to 2 s for 2 ranks to stop;";
+    assert!(report.starts_with(notice), "{report}");
+    assert!(report.contains("\ninterrupted by SIGINT"), "{report}");
 }
 
 fn interrupted_start() {

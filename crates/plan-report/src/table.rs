@@ -1,7 +1,9 @@
 //! The best plans as a table for a terminal.
 
 use std::fmt::Write;
-use std::io::{IsTerminal, stdout};
+use std::io::stdout;
+
+use anstream::{AutoStream, ColorChoice};
 
 use super::{GIB, Report};
 use trainyard_plan::{Cluster, Offload, Plan, Sites};
@@ -17,9 +19,9 @@ pub enum Style {
 }
 
 impl Style {
-    /// Colors on a terminal, unless `NO_COLOR` is set.
+    /// Colors on a terminal, unless `NO_COLOR` or `--color` says otherwise.
     pub fn for_stdout() -> Style {
-        if stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        if AutoStream::choice(&stdout()) != ColorChoice::Never {
             Style::Colored
         } else {
             Style::Plain

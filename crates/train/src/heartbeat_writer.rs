@@ -13,6 +13,8 @@ use trainyard_mesh::{AxisSet, Mesh};
 use trainyard_torch::World;
 use trainyard_trace::Ledger;
 
+use crate::train_spec::TrainSpec;
+
 /// Time between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -37,12 +39,12 @@ struct State {
 
 impl HeartbeatWriter {
     /// Starts the thread if a launcher started this rank.
-    pub fn from_env(world: &World, num_steps: u64) -> HeartbeatWriter {
+    pub fn from_env(world: &World, spec: &TrainSpec) -> HeartbeatWriter {
         let slot = HeartbeatSlot::from_env().unwrap_or_else(|error| {
             tracing::warn!("this rank has no heartbeat: {error}");
             None
         });
-        HeartbeatWriter(slot.and_then(|slot| Running::start(slot, world, num_steps)))
+        HeartbeatWriter(slot.and_then(|slot| Running::start(slot, world, spec)))
     }
 
     /// Records that the loop enters another stage or step.
@@ -66,12 +68,13 @@ impl HeartbeatWriter {
 
 impl Running {
     /// `None` if the thread cannot be started: a job can run without heartbeats.
-    fn start(slot: HeartbeatSlot, world: &World, num_steps: u64) -> Option<Running> {
+    fn start(slot: HeartbeatSlot, world: &World, spec: &TrainSpec) -> Option<Running> {
         let ledger = world.ledger().clone();
         let heartbeat = Heartbeat {
             rank: world.rank(),
             since_ns: ledger.now_ns(),
-            num_steps,
+            num_steps: spec.training.steps,
+            shows_progress: spec.metrics.progress,
             ..Heartbeat::default()
         };
         let state = Arc::new(Mutex::new(State {

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trainyard_checkpoint::TrainState;
+use trainyard_checkpoint::{TrainState, step_dir};
 use trainyard_config::{Batching, Config};
 use trainyard_data::{Batch, Loader, LoaderOptions, Order, Placeholder, Sampler, Source};
 use trainyard_heartbeat::Stage;
 use trainyard_parallel::offload::Counters;
 use trainyard_torch::{World, device, kernel, memory};
-use trainyard_trace::{SpanKind, chrome_file_name, readable_bytes};
+use trainyard_trace::{SpanKind, chrome_file_name, counted, readable_bytes};
 
 use crate::build::{self, Phase};
 use crate::checkpoint::{self, Destination, Saver};
@@ -21,7 +21,7 @@ use crate::incident_policy::{self, Action, Cause};
 use crate::memory_capacity::memory_capacity;
 use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
-use crate::metrics::{Sinks, StepMetrics, ValidationMetrics};
+use crate::metrics::{RunSummary, Sinks, StepMetrics, ValidationMetrics};
 use crate::parameter_server::{GradientServer, ServedState, Service};
 use crate::pipeline;
 use crate::preemption::{PreemptionHandler, StopFlag};
@@ -57,7 +57,7 @@ fn run_with(spec: &TrainSpec, world: &World, service: Option<Service<'_>>) -> Re
     let limit = spec.training.memory_limit_bytes;
     memory::limit(world.device(), (limit > 0).then_some(limit))?;
     let (stop_flag, steps) = (StopFlag::default(), spec.training.steps);
-    let heartbeat = HeartbeatWriter::from_env(world, steps);
+    let heartbeat = HeartbeatWriter::from_env(world, spec);
     // Before the first step there is nothing to save, so SIGTERM keeps its default action. With peer
     // checkpoints it is handled from the start: the state may be in the memory of this node only.
     let has_peer_checkpoints = spec.checkpoint.memory_interval > 0;
@@ -143,6 +143,7 @@ struct Job<'a> {
     memory_profiler: Option<MemoryProfiler>,
     spikes: SpikeDetector,
     window: Window,
+    summary: RunSummary,
 }
 
 /// Counters since the last metrics report.
@@ -189,13 +190,12 @@ impl<'a> Job<'a> {
             }
             let batching = trainer.batching();
             tracing::info!(
-                "mesh {}; model size: {} parameters; global batch size {} = {} data-parallel ranks x \
-                 {} micro-batches x local batch size {}",
+                "mesh {}; model size: {} parameters; global batch size {} = {} x {} x local batch size {}",
                 world.mesh(),
                 build::num_parameters(spec)?,
                 batching.global,
-                batching.ranks,
-                batching.num_microbatches,
+                counted(batching.ranks as u64, "data-parallel rank"),
+                counted(batching.num_microbatches as u64, "micro-batch"),
                 batching.local,
             );
         }
@@ -209,6 +209,7 @@ impl<'a> Job<'a> {
                 spec.value_guard.spike_window,
             ),
             window: Window::begin(),
+            summary: RunSummary::begin(trainer.steps_taken()),
             saver: if storage.is_some() || memory.is_some() {
                 Some(Saver::new(world)?)
             } else {
@@ -499,8 +500,10 @@ impl<'a> Job<'a> {
         let elapsed = window.began.elapsed().as_secs_f64();
         // Per rank, as torchtitan counts: the ranks of a tensor, context or pipeline parallel group process the
         // same batch, so its targets are divided among them.
-        let sharers = self.world.size() / self.trainer.data_group().size();
-        let tps = window.num_targets as f64 / sharers as f64 / elapsed;
+        let num_shares = self.trainer.data_group().size();
+        let (sharers, num_tokens) = (self.world.size() / num_shares, window.num_targets as f64);
+        let tps = num_tokens / sharers as f64 / elapsed;
+        self.summary.add(num_tokens * num_shares as f64, loss);
         let memory_bytes = peak_memory(self.world)?;
         let step = self.trainer.steps_taken();
         let expert_loads = self.trainer.expert_loads()?;
@@ -595,7 +598,24 @@ impl<'a> Job<'a> {
         let destinations: Vec<Destination> =
             self.memory.clone().into_iter().chain(storage).collect();
         self.save(&destinations)?;
+        self.stored_step = self.storage.as_ref().map(|_| step);
         self.finish()
+    }
+
+    /// Logs what this run has done, and how to go on.
+    fn log_summary(&self) {
+        let step = self.trainer.steps_taken();
+        let has_failed = self
+            .saver
+            .as_ref()
+            .is_some_and(|saver| saver.has_failed(step));
+        let saved = self
+            .storage
+            .as_ref()
+            .zip(self.stored_step.filter(|_| !has_failed));
+        let place = saved.map(|(storage, step)| storage.store.describe(&step_dir(step)));
+        let num_steps = self.spec.training.steps;
+        tracing::info!("{}", self.summary.line(step, num_steps, place.as_deref()));
     }
 
     fn finish(mut self) -> Result<()> {
@@ -609,6 +629,7 @@ impl<'a> Job<'a> {
             server.finish();
         }
         if self.world.rank() == 0 {
+            self.log_summary();
             report_offload(&self.trainer.model().offload_counters());
         }
         if self.spec.profiling.enable_profiling {

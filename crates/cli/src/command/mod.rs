@@ -3,6 +3,7 @@
 mod auto;
 mod bench;
 mod ckpt;
+mod config;
 mod data;
 mod dry_run;
 mod elastic;
@@ -41,6 +42,7 @@ pub enum Command {
     ReplicaServer(replica_server::ReplicaServer),
     Rendezvous(rendezvous::Rendezvous),
     Train(train::Train),
+    Config(config::ShowConfig),
     New(new::New),
     DryRun(dry_run::DryRun),
     Mesh(mesh::Mesh),
@@ -63,6 +65,7 @@ impl Command {
             Command::ReplicaServer(server) => server.execute(),
             Command::Rendezvous(rendezvous) => rendezvous.execute(),
             Command::Train(train) => train.execute(overrides),
+            Command::Config(config) => config.execute(overrides),
             Command::New(new) => new.execute(),
             Command::DryRun(dry_run) => Err(dry_run.execute(overrides)),
             Command::Mesh(mesh) => mesh.execute(overrides),
@@ -94,13 +97,7 @@ impl ConfigFile {
     }
 
     fn load(&self, overrides: &[String]) -> Result<Config, Failure> {
-        // An engine of the user's own knows more names than this program.
-        let names = if engine::is_named() {
-            Names::any()
-        } else {
-            Names::builtin()
-        };
-        Config::load_with(&self.config, overrides, &names).map_err(|error| match error {
+        Config::load_with(&self.config, overrides, &names()).map_err(|error| match error {
             ConfigError::Value { ref key, .. } if Names::may_register(key) => {
                 Failure::new(error).hint(
                     "a component of your own is known to your program only: run that, or set TRAINYARD_ENGINE to it",
@@ -113,5 +110,14 @@ impl ConfigFile {
     /// The same, with the overrides that the planner chose for `parallelism = "auto"`.
     fn planned(&self, overrides: &[String], world: usize) -> Result<Vec<String>, Failure> {
         auto::choice(&self.load(overrides)?, world)
+    }
+}
+
+/// The names that a config may use: any, if it is for an engine of the user's own.
+fn names() -> Names {
+    if engine::is_named() {
+        Names::any()
+    } else {
+        Names::builtin()
     }
 }

@@ -6,10 +6,18 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::config::keys_by_section;
 use super::foreign::{self, ForeignConfig};
 use super::{ConfigFile, auto};
 use crate::engine;
 use crate::failure::Failure;
+
+const EXAMPLES: &str = "Examples:\n  \
+    trainyard train configs/llama-tiny.toml --training.steps 100\n  \
+    trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
+    trainyard train model.toml --from ds_config.json\n  \
+    trainyard train model.toml --from ds_config.json --ignore curriculum_learning --print-config\n  \
+    trainyard train torchtitan.toml --training.dataset_path tokens";
 
 /// Train a model from a config file
 ///
@@ -19,12 +27,8 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard train CONFIG.toml [--from FILE [--ignore KEY]...] [--SECTION.KEY VALUE]...",
-    after_help = "Examples:\n  \
-    trainyard train configs/llama-tiny.toml --training.steps 100\n  \
-    trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml\n  \
-    trainyard train model.toml --from ds_config.json\n  \
-    trainyard train model.toml --from ds_config.json --ignore curriculum_learning --print-config\n  \
-    trainyard train torchtitan.toml --training.dataset_path tokens"
+    after_help = EXAMPLES,
+    after_long_help = format!("{EXAMPLES}\n\n{}", keys_by_section())
 )]
 pub struct Train {
     /// The config file; any key can be overridden as in `--training.steps 100`. A torchtitan TOML is translated

@@ -1,5 +1,6 @@
 //! `[activation_checkpoint]`: recomputation of activations in backward.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use crate::ConfigError;
@@ -32,7 +33,7 @@ pub enum SelectiveOption {
 }
 
 /// `[activation_checkpoint]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ActivationCheckpointSection {
     /// What is recomputed in backward.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::at_least_one;
@@ -56,7 +57,7 @@ impl ResumeChange {
 }
 
 /// `[checkpoint]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointSection {
     /// Whether checkpoints are saved to the folder and resumed from it.

@@ -1,5 +1,6 @@
 //! `[comm]`: process groups and their timeouts.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::at_least_one;
@@ -24,7 +25,7 @@ pub enum Backend {
 }
 
 /// `[comm]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommSection {
     /// The backend of collectives.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 /// What a bit is flipped in.
@@ -17,7 +18,7 @@ pub enum BitFlip {
 }
 
 /// `[debug]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct DebugSection {
     /// The seed of initial weights, synthetic data, shuffling and dropout.

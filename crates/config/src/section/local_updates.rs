@@ -1,5 +1,6 @@
 //! `[local_updates]`: replicas that take optimizer steps of their own.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::{GradientCompression, at_least_one, within};
@@ -24,7 +25,7 @@ pub enum LocalUpdateMethod {
 }
 
 /// `[local_updates]`, for the `data_parallel_outer_degree` replicas of `[parallelism]`, or for the workers of parameter servers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalUpdatesSection {
     /// How replicas are joined.

@@ -2,6 +2,7 @@
 //!
 //! It rises linearly during warm-up, stays constant, and decays at the end of the run.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::within;
@@ -23,7 +24,7 @@ pub enum DecayType {
 }
 
 /// `[lr_scheduler]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerSection {
     /// A schedule that the program registers, in place of warm-up and decay.
@@ -32,7 +33,7 @@ pub struct LrSchedulerSection {
     pub warmup_steps: u64,
     /// The share of the steps over which it decays; all steps after warm-up if absent.
     pub decay_ratio: Option<f64>,
-    /// The form of the decay; see [`LrSchedulerSection::decay`] if absent.
+    /// The form of the decay; if absent, linear if `decay_ratio` is given, else constant.
     pub decay_type: Option<DecayType>,
     /// The final learning rate, relative to the peak.
     pub min_lr_factor: f64,

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trainyard_arch::{Flavor, RopeScaling};
 
@@ -44,7 +45,7 @@ pub enum AttentionMask {
 }
 
 /// `[model]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
     /// The family of the model, or one that the program registers.

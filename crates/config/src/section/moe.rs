@@ -1,10 +1,11 @@
 //! `[model.moe]`: mixture of experts, with Hugging Face's names where they exist.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trainyard_arch::ScoringFunc;
 
 /// `[model.moe]`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeSection {
     /// Experts per layer. (Mixtral calls it `num_local_experts`, DeepSeek `n_routed_experts`.)

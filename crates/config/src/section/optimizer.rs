@@ -1,5 +1,6 @@
 //! `[optimizer]`: the optimizer and its hyperparameters.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::within;
@@ -42,7 +43,7 @@ pub enum OptimizerImplementation {
 }
 
 /// `[optimizer]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerSection {
     /// The update rule.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::within;
@@ -166,7 +167,7 @@ pub enum ContextMethod {
 }
 
 /// `[parallelism]`. A degree of -1 takes all remaining ranks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelismSection {
     /// Whether the planner chooses all of these for the cluster `job.cluster`; short form: `parallelism = "auto"`.
@@ -206,7 +207,7 @@ pub struct ParallelismSection {
     pub enable_async_tensor_parallel: bool,
     /// The pipeline-parallel degree.
     pub pipeline_parallel_degree: i64,
-    /// The schedule: a name of [`ScheduleKind`], or PyTorch's.
+    /// The schedule: a name as in `trainyard schedule --kind`, or PyTorch's.
     pub pipeline_parallel_schedule: String,
     /// A file with another schedule, in PyTorch's CSV format.
     pub pipeline_parallel_schedule_csv: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 /// How many steps ahead of the oldest incomplete step a worker may be: a number of TOML, which may be `inf`.
@@ -57,7 +58,7 @@ impl From<Staleness> for f64 {
 }
 
 /// `[parameter_server]`, for runs that are started by `trainyard run --servers`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParameterServerSection {
     /// How many steps ahead of the oldest incomplete step a worker may be. With 0, training is synchronous.

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::at_least_one;
 use crate::ConfigError;
 
 /// `[profiling]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProfilingSection {
     /// Whether traces are written.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::{at_least_one, within};
@@ -62,7 +63,7 @@ impl Dtype {
 }
 
 /// `[training]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingSection {
     /// The source of samples.

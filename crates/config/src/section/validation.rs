@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::{Dataset, at_least_one};
 use crate::{Choice, ConfigError};
 
 /// `[validation]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValidationSection {
     /// Whether the model is evaluated while training.

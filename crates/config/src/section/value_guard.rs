@@ -1,5 +1,6 @@
 //! `[value_guard]`: what happens when the loss or the gradients of a step are not usable.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 use super::{at_least_one, within};
@@ -19,7 +20,7 @@ pub enum GuardPolicy {
 }
 
 /// `[value_guard]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueGuardSection {
     /// Whether steps are watched for values that are not finite. Such a step never changes a parameter.

@@ -61,7 +61,7 @@ fn expert_fields(m: &StepMetrics) -> impl Iterator<Item = String> {
 }
 
 /// Formats a number with a comma between groups of three digits.
-fn grouped(value: f64, num_decimals: usize) -> String {
+pub(super) fn grouped(value: f64, num_decimals: usize) -> String {
     let text = format!("{value:.num_decimals$}");
     let num_digits = text
         .trim_start_matches('-')

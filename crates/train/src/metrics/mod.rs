@@ -8,17 +8,21 @@ mod jsonl;
 mod line;
 mod progress;
 mod record_file;
+mod run_summary;
 mod step_metrics;
 mod tensorboard;
 mod validation_metrics;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
+
+use anstream::{AutoStream, ColorChoice};
 
 use crate::{Result, TrainSpec};
 
 pub use jsonl::JsonLines;
 pub use line::line;
 pub use progress::Progress;
+pub use run_summary::RunSummary;
 pub use step_metrics::StepMetrics;
 pub use tensorboard::TensorBoard;
 pub use validation_metrics::ValidationMetrics;
@@ -108,7 +112,8 @@ impl Writers {
         }
         sinks.extend(spec.registry().open_sinks(spec)?);
         Ok(Writers {
-            color: !section.disable_color_printing && io::stdout().is_terminal(),
+            color: !section.disable_color_printing
+                && AutoStream::choice(&io::stdout()) != ColorChoice::Never,
             progress: if section.progress {
                 Progress::on_terminal(spec.training.steps, first_step)
             } else {
