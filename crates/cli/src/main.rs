@@ -12,8 +12,8 @@ mod log;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use trainyard_config::key_for_option;
 
 use crate::command::Command;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
     let takes_keys = trainyard_config::takes_keys(&args);
     let (args, overrides) = trainyard_config::split_overrides(args);
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match parse(args) {
         Ok(cli) => cli,
         Err(error) if takes_keys => suggest_key(error).exit(),
         Err(error) => error.exit(),
@@ -54,6 +54,16 @@ fn main() -> ExitCode {
             failure.code()
         }
     }
+}
+
+fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let is_help = |arg: &OsString| arg == "--help" || arg == "help";
+    let mut grammar = Cli::command();
+    if args.iter().any(is_help) {
+        grammar = command::with_long_help(grammar);
+    }
+    let mut matches = grammar.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut grammar))
 }
 
 /// Names the config key that an unknown option may mean.
@@ -74,9 +84,19 @@ fn suggest_key(mut error: clap::Error) -> clap::Error {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
+
+    #[test]
+    fn the_help_of_train_lists_the_keys_of_the_config() {
+        for line in [
+            ["trainyard", "train", "--help"],
+            ["trainyard", "help", "train"],
+        ] {
+            let help = parse(line.map(OsString::from).to_vec());
+            let help = help.map(|_| ()).unwrap_err().to_string();
+            assert!(help.contains("optimizer: name, lr"), "{help}");
+        }
+    }
 
     #[test]
     fn the_grammar_is_consistent() {

@@ -57,6 +57,13 @@ pub enum Command {
     Bench(bench::Bench),
 }
 
+/// Adds what only readers of help see, and what every start would otherwise compute.
+pub fn with_long_help(grammar: clap::Command) -> clap::Command {
+    grammar.mut_subcommand("train", |train| {
+        train.after_long_help(train::long_help_end())
+    })
+}
+
 impl Command {
     /// Runs the command with config overrides.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {

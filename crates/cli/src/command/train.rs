@@ -27,8 +27,7 @@ const EXAMPLES: &str = "Examples:\n  \
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard train CONFIG.toml [--from FILE [--ignore KEY]...] [--SECTION.KEY VALUE]...",
-    after_help = EXAMPLES,
-    after_long_help = format!("{EXAMPLES}\n\n{}", keys_by_section())
+    after_help = EXAMPLES
 )]
 pub struct Train {
     /// The config file; any key can be overridden as in `--training.steps 100`. A torchtitan TOML is translated
@@ -48,6 +47,11 @@ pub struct Train {
 
 /// A config without keys, for jobs whose settings all come from another framework's config.
 const EMPTY_CONFIG: &str = "/dev/null";
+
+/// The end of the long help: examples, and the keys of the config.
+pub fn long_help_end() -> String {
+    format!("{EXAMPLES}\n\n{}", keys_by_section())
+}
 
 impl Train {
     /// Validates the config and replaces this process by the engine.
