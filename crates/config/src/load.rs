@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -45,10 +45,7 @@ impl Config {
         names: &Names,
     ) -> Result<Config, ConfigError> {
         let path = path.as_ref();
-        let text = read_file(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = read_file(path)?;
         read(&text, &path.display().to_string(), overrides, names)
     }
 
@@ -73,10 +70,7 @@ impl Config {
         names: &Names,
     ) -> Result<Vec<Setting>, ConfigError> {
         let path = path.as_ref();
-        let text = read_file(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = read_file(path)?;
         let file = path.display().to_string();
         let document = Document::read(&text, &file, overrides, names)?;
         let config = document.config()?;
@@ -96,10 +90,13 @@ impl Config {
 }
 
 /// The text of a file; of a file that is too large, just enough to detect it.
-fn read_file(path: &Path) -> io::Result<String> {
+fn read_file(path: &Path) -> Result<String, ConfigError> {
     let mut text = String::new();
-    let file = File::open(path)?;
-    file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+    read.map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     Ok(text)
 }
 

@@ -4,6 +4,8 @@
 //! `sync_steps` steps of their own, and the optimizer of the servers is the outer optimizer. Such a worker may be a mesh of several
 //! ranks.
 
+use std::num::NonZero;
+
 use trainyard_mesh::{Axis, AxisSet};
 
 use crate::{
@@ -19,6 +21,17 @@ pub struct Workers {
     pub num: usize,
     /// The ranks of each of them.
     pub ranks_each: usize,
+}
+
+impl Workers {
+    /// Divides ranks among workers; `None` if some would be left over.
+    pub fn of_ranks(num_ranks: usize, ranks_each: NonZero<usize>) -> Option<Workers> {
+        let ranks_each = ranks_each.get();
+        num_ranks.is_multiple_of(ranks_each).then(|| Workers {
+            num: num_ranks / ranks_each,
+            ranks_each,
+        })
+    }
 }
 
 impl Config {

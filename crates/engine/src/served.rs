@@ -84,14 +84,9 @@ pub fn work(run: &TrainSpec, servers: &[String], ledger: fn(usize) -> Ledger) ->
 
 /// Divides ranks among workers.
 pub fn workers(num_ranks: usize, ranks_each: NonZero<usize>) -> Result<Workers> {
-    let ranks_each = ranks_each.get();
-    if num_ranks.is_multiple_of(ranks_each) {
-        return Ok(Workers {
-            num: num_ranks / ranks_each,
-            ranks_each,
-        });
-    }
-    Err(EngineError::Rank(format!(
-        "{num_ranks} ranks are not a whole number of workers with {ranks_each} ranks each (--nproc-per-worker)"
-    )))
+    Workers::of_ranks(num_ranks, ranks_each).ok_or_else(|| {
+        EngineError::Rank(format!(
+            "{num_ranks} ranks are not a whole number of workers with {ranks_each} ranks each (--nproc-per-worker)"
+        ))
+    })
 }

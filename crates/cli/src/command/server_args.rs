@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use trainyard_config::Workers;
 use trainyard_launcher::{Job, ServedJob};
 use trainyard_param_server::{IS_SERVER, NUM_WORKERS, RANKS_PER_WORKER, SERVERS};
 use trainyard_peer_checkpoint::{ReplicaServer, SECRET_FILE};
@@ -131,15 +132,15 @@ impl ServerArgs {
 
     /// The number of workers that the ranks of this node are.
     fn num_workers_here(&self, nproc: usize) -> Result<usize, Failure> {
-        let ranks_each = self.nproc_per_worker.get();
-        if nproc.is_multiple_of(ranks_each) {
-            return Ok(nproc / ranks_each);
-        }
-        let message = format!(
-            "--nproc-per-node {nproc} is not a multiple of --nproc-per-worker {ranks_each}"
-        );
-        let whole = nproc.div_ceil(ranks_each) * ranks_each;
-        Err(Failure::usage(message).hint(format!("use --nproc-per-node {whole}")))
+        let ranks_each = self.nproc_per_worker;
+        let workers = Workers::of_ranks(nproc, ranks_each);
+        workers.map(|workers| workers.num).ok_or_else(|| {
+            let whole = nproc.next_multiple_of(ranks_each.get());
+            Failure::usage(format!(
+                "--nproc-per-node {nproc} is not a multiple of --nproc-per-worker {ranks_each}"
+            ))
+            .hint(format!("use --nproc-per-node {whole}"))
+        })
     }
 
     /// The addresses of all servers.
