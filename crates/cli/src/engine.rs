@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trainyard_launcher::{color, find_program};
+use trainyard_launcher::{color, find_program, openmp};
 
 use crate::failure::Failure;
 use crate::libtorch;
@@ -52,6 +52,7 @@ fn become_engine(
     let error = Command::new(&engine)
         .args(arguments)
         .envs(color::environment())
+        .envs(openmp::environment(|name| std::env::var_os(name).is_some()))
         .envs(environment)
         .exec();
     Failure::new(format!("cannot start {}: {error}", engine.display())).hint(format!(

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::Job;
+use crate::{Job, openmp};
 
 /// The epoch of an elastic run to which a worker belongs. Every new world has a new epoch.
 pub const EPOCH: &str = "TRAINYARD_EPOCH";
@@ -65,6 +65,7 @@ pub fn environment(
     if job.nproc > 1 && !is_set("OMP_NUM_THREADS") {
         variables.push(("OMP_NUM_THREADS", "1"));
     }
+    variables.extend(openmp::environment(&is_set));
     variables
         .into_iter()
         .map(|(key, value)| (key.into(), value.into()))
@@ -96,6 +97,7 @@ mod tests {
         let mut job = Job::new("train.py", 4);
         job.run_id = "job7".into();
         let expected = [
+            ("GOMP_SPINCOUNT", "1000"),
             ("GROUP_RANK", "0"),
             ("GROUP_WORLD_SIZE", "1"),
             ("LOCAL_RANK", "3"),

@@ -39,6 +39,7 @@ mod launch;
 mod launch_served;
 mod lines;
 mod oom_kills;
+pub mod openmp;
 mod output;
 mod program;
 mod progress;
