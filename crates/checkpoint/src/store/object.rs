@@ -81,6 +81,8 @@ impl ObjectStore {
                 "the endpoint {endpoint} is unencrypted HTTP: use https, or set AWS_ALLOW_HTTP=true to allow it"
             )));
         }
+        // The client finds its cryptography here. An error means that the program has chosen one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = builder.with_bucket_name(name).build();
         let client = client.map_err(|error| rejected(error.to_string()))?;
         let runtime = Builder::new_multi_thread()
