@@ -12,6 +12,9 @@ use crate::libtorch;
 
 const NAME: &str = "trainyard-engine";
 
+/// The Python package that contains the engine, beside that of torch.
+const PYTHON_PACKAGE: &str = "trainyard_engine";
+
 /// The environment variable with the path of the engine.
 const VARIABLE: &str = "TRAINYARD_ENGINE";
 
@@ -88,7 +91,8 @@ pub fn program() -> Result<PathBuf, Failure> {
     Ok(program)
 }
 
-/// The engine of the environment variable, else the one in the directory of this program, else the first on `PATH`.
+/// The engine of the environment variable, else the one in the directory of this program, else the one of the Python
+/// environment to which this program belongs, else the first on `PATH`.
 fn find(
     named: Option<&OsStr>,
     current_exe: Option<&Path>,
@@ -106,6 +110,7 @@ fn find(
     let beside = current_exe.map(|exe| exe.with_file_name(NAME));
     beside
         .and_then(|beside| find_program(&beside, None))
+        .or_else(|| in_python_environment(current_exe?))
         .or_else(|| find_program(Path::new(NAME), search_path))
         .ok_or_else(|| {
             let beside = current_exe.and_then(Path::parent).unwrap_or(Path::new("."));
@@ -114,9 +119,24 @@ fn find(
                 beside.display()
             ))
             .hint(format!(
-                "build it with `cargo build --release`, or set {VARIABLE} to its path"
+                "install it with `pip install trainyard[engine]`, build it with `cargo build --release`, or set \
+                 {VARIABLE} to its path"
             ))
         })
+}
+
+/// Where `pip` installs the engine if it has installed this program in `bin`.
+fn in_python_environment(current_exe: &Path) -> Option<PathBuf> {
+    let prefix = current_exe.parent()?.parent()?;
+    let pythons = ["lib", "lib64"]
+        .into_iter()
+        .flat_map(|lib| prefix.join(lib).read_dir());
+    let packages = pythons.flatten().flatten().flat_map(|python| {
+        // Debian's own Python has `dist-packages`.
+        ["site-packages", "dist-packages"].map(|packages| python.path().join(packages))
+    });
+    let mut engines = packages.map(|packages| packages.join(PYTHON_PACKAGE).join(NAME));
+    engines.find_map(|engine| find_program(&engine, None))
 }
 
 #[cfg(test)]
@@ -131,6 +151,7 @@ mod tests {
     fn folder_with(program: &str) -> TempDir {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join(program);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         folder
@@ -148,6 +169,17 @@ mod tests {
         assert_eq!(found(Some(named.as_os_str()), &exe), named);
         assert_eq!(found(None, &exe), beside.path().join(NAME));
         assert_eq!(found(None, &elsewhere), on_path.path().join(NAME));
+    }
+
+    #[test]
+    fn the_engine_of_the_same_python_environment_is_found() {
+        let installed = "lib/python3.12/site-packages/trainyard_engine/trainyard-engine";
+        let environment = folder_with(installed);
+        let exe = environment.path().join("bin/trainyard");
+        assert_eq!(
+            find(None, Some(&exe), None).unwrap(),
+            environment.path().join(installed)
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use elf::endian::AnyEndian;
 use crate::failure::Failure;
 
 /// The version of libtorch that programs are built with: `./setup` installs it.
-const VERSION: &str = "2.13.0";
+pub const VERSION: &str = "2.13.0";
 /// The library of libtorch that a program needs.
 const LIBRARY: &str = "libtorch_cpu.so";
 
@@ -43,7 +43,8 @@ fn check_in(program: &Path, dynamic: &Dynamic, library_path: &OsStr) -> Result<(
     let dirs = std::env::split_paths(library_path).chain(dynamic.search_dirs.iter().cloned());
     let Some(dir) = dirs.into_iter().find(|dir| dir.join(LIBRARY).exists()) else {
         let hint = format!(
-            "run ./setup in the clone and build again, or set LD_LIBRARY_PATH to the lib folder of libtorch {VERSION}"
+            "install torch into the same environment with `pip install torch=={VERSION}`, set LD_LIBRARY_PATH to the lib \
+             folder of a libtorch {VERSION}, or run ./setup in the clone and build again"
         );
         let searched = dynamic
             .search_dirs
@@ -62,9 +63,9 @@ fn check_in(program: &Path, dynamic: &Dynamic, library_path: &OsStr) -> Result<(
             program.display(),
             dir.display()
         ))
-        .hint(
-            "unset LD_LIBRARY_PATH, or run ./setup in the clone, which installs the right version",
-        )),
+        .hint(format!(
+            "run `pip install torch=={VERSION}` in that environment, unset LD_LIBRARY_PATH, or run ./setup in the clone"
+        ))),
         _ => Ok(()),
     }
 }

@@ -22,7 +22,7 @@ use crate::command::Command;
 #[derive(Debug, Parser)]
 #[command(
     name = "trainyard",
-    version,
+    version = version(),
     after_help = "Example:\n  \
         trainyard run --standalone --nproc-per-node 2 -- trainyard train configs/llama-tiny.toml"
 )]
@@ -31,6 +31,17 @@ struct Cli {
     color: colorchoice_clap::Color,
     #[command(subcommand)]
     command: Command,
+}
+
+/// The version of Trainyard, its commit, and the libtorch that the engine needs.
+fn version() -> String {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("TRAINYARD_COMMIT"));
+    format!("{version} ({commit}, for libtorch {})", libtorch::VERSION)
+}
+
+/// All commands and options.
+fn grammar() -> clap::Command {
+    Cli::command()
 }
 
 fn main() -> ExitCode {
@@ -58,7 +69,7 @@ fn main() -> ExitCode {
 
 fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
     let is_help = |arg: &OsString| arg == "--help" || arg == "help";
-    let mut grammar = Cli::command();
+    let mut grammar = grammar();
     if args.iter().any(is_help) {
         grammar = command::with_long_help(grammar);
     }

@@ -9,29 +9,32 @@ use clap::Args;
 use serde_json::json;
 use trainyard_config::{Config, Key, Location, Setting, keys};
 
+use super::example_configs::example;
 use super::{ConfigFile, auto, names};
 use crate::failure::Failure;
 
-/// Show the effective config of a job, or the keys of all configs
+/// Show the effective config of a job, the keys of all configs, or an example
 ///
 /// With CONFIG.toml, prints every setting of the job as TOML, with its origin: a line of the file, the command line, the
 /// planner (`parallelism = "auto"`) or the default. With --keys, prints every key with the values that it takes, its
-/// default and its meaning.
+/// default and its meaning. With --example, prints a config to begin with.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "trainyard config CONFIG.toml --show [--changed] [--json] [--SECTION.KEY VALUE]...\n       \
-        trainyard config --keys [SECTION] [--json]",
+        trainyard config --keys [SECTION] [--json]\n       \
+        trainyard config --example [NAME]",
     after_help = "Examples:\n  \
     trainyard config configs/llama-tiny.toml --show --training.steps 100\n  \
     trainyard config configs/llama-tiny.toml --show --changed\n  \
-    trainyard config --keys optimizer"
+    trainyard config --keys optimizer\n  \
+    trainyard config --example llama-tiny > llama-tiny.toml"
 )]
 pub struct ShowConfig {
     /// The config file; any key can be overridden as in `--training.steps 100`
-    #[arg(value_name = "CONFIG.toml", required_unless_present = "keys")]
+    #[arg(value_name = "CONFIG.toml", required_unless_present_any = ["keys", "example"])]
     config: Option<PathBuf>,
     /// Print the effective config
-    #[arg(long, required_unless_present = "keys", conflicts_with = "keys")]
+    #[arg(long, required_unless_present_any = ["keys", "example"], conflicts_with = "keys")]
     show: bool,
     /// Print only settings that are not defaults
     #[arg(long, requires = "show")]
@@ -39,15 +42,20 @@ pub struct ShowConfig {
     /// Print all keys, or those of one section
     #[arg(long, value_name = "SECTION", num_args = 0..=1, default_missing_value = "", conflicts_with = "config")]
     keys: Option<String>,
+    /// Print an example, or the names of all examples
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["config", "show", "keys"])]
+    example: Option<String>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "example")]
     json: bool,
 }
 
 impl ShowConfig {
     /// Prints settings or keys.
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
-        let text = if self.show {
+        let text = if let Some(name) = self.example {
+            example(&name)?
+        } else if self.show {
             let file = ConfigFile {
                 config: self.config.unwrap_or_default(),
             };

@@ -3,11 +3,14 @@
 mod auto;
 mod bench;
 mod ckpt;
+mod completions;
 mod config;
 mod data;
 mod dry_run;
 mod elastic;
+mod example_configs;
 mod foreign;
+mod man;
 mod mesh;
 mod new;
 mod plan;
@@ -55,6 +58,8 @@ pub enum Command {
     Ckpt(ckpt::Ckpt),
     Data(data::Data),
     Bench(bench::Bench),
+    Completions(completions::Completions),
+    Man(man::Man),
 }
 
 /// Adds what only readers of help see, and what every start would otherwise compute.
@@ -85,6 +90,8 @@ impl Command {
             Command::Ckpt(ckpt) => ckpt.execute(),
             Command::Data(data) => data.execute(),
             Command::Bench(bench) => Err(bench.execute()),
+            Command::Completions(completions) => completions.execute(),
+            Command::Man(man) => man.execute(),
         }
     }
 }
