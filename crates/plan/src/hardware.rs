@@ -157,6 +157,20 @@ impl Accelerator {
         Some(Accelerator::from_row(row))
     }
 
+    /// The accelerator that its driver calls this. `None` also for products of a known name with other figures, such as
+    /// the H100 for PCIe.
+    pub fn of_product(product: &str) -> Option<Accelerator> {
+        let name = match product.strip_prefix("NVIDIA ").unwrap_or(product) {
+            "A100-SXM4-40GB" | "A100-PCIE-40GB" => "A100-40GB",
+            "A100-SXM4-80GB" | "A100 80GB PCIe" => "A100-80GB",
+            "H100 80GB HBM3" => "H100",
+            "GeForce RTX 4090" => "RTX4090",
+            other @ ("H200" | "B200" | "L40S") => other,
+            _ => return None,
+        };
+        Accelerator::named(name)
+    }
+
     fn from_row(row: Row) -> Accelerator {
         const GIGA: f64 = 1e9;
         // Vendors count memory in binary gigabytes, of which the device reserves a part.
@@ -203,6 +217,15 @@ mod tests {
         assert_eq!(Accelerator::named("h100-sxm").unwrap().peak.value, 989e12);
         assert_eq!(Accelerator::named("A100").unwrap().name, "A100-80GB");
         assert!(Accelerator::named("abacus").is_none());
+    }
+
+    #[test]
+    fn products_are_known_by_the_name_of_their_driver() {
+        let peak = |product| Accelerator::of_product(product).map(|found| found.peak.value);
+        assert_eq!(peak("NVIDIA A100-SXM4-80GB"), Some(312e12));
+        assert_eq!(peak("NVIDIA H200"), Some(989e12));
+        assert_eq!(peak("NVIDIA GeForce RTX 4090"), Some(165.2e12));
+        assert_eq!(peak("NVIDIA H100 PCIe"), None);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::memory_check;
 use crate::memory_profiler::{MemoryProfile, MemoryProfiler};
 use crate::metrics::{RunSummary, Sinks, StepMetrics, ValidationMetrics};
 use crate::parameter_server::{GradientServer, ServedState, Service};
+use crate::peak_flops::peak_flops;
 use crate::pipeline;
 use crate::preemption::{PreemptionHandler, StopFlag};
 use crate::rerun::{self, Verdict};
@@ -138,6 +139,8 @@ struct Job<'a> {
     sample_log: Option<SampleLog>,
     sinks: Sinks,
     flops_per_target: f64,
+    /// `None` for an unknown GPU, and on ranks that report nothing.
+    peak_flops: Option<f64>,
     memory_capacity: u64,
     /// Taken when the step to profile is reached.
     memory_profiler: Option<MemoryProfiler>,
@@ -202,6 +205,11 @@ impl<'a> Job<'a> {
         Ok(Job {
             sinks: Sinks::open(spec, world.rank(), trainer.steps_taken())?,
             flops_per_target: flops_per_target(spec)?,
+            peak_flops: if world.rank() == 0 {
+                peak_flops(&spec.metrics, world.device())
+            } else {
+                None
+            },
             memory_capacity: memory_capacity(world.device())?,
             memory_profiler: MemoryProfiler::from_config(spec, world.rank(), trainer.steps_taken()),
             spikes: SpikeDetector::new(
@@ -503,8 +511,12 @@ impl<'a> Job<'a> {
         let num_shares = self.trainer.data_group().size();
         let (sharers, num_tokens) = (self.world.size() / num_shares, window.num_targets as f64);
         let tps = num_tokens / sharers as f64 / elapsed;
-        self.summary.add(num_tokens * num_shares as f64, loss);
         let memory_bytes = peak_memory(self.world)?;
+        let mfu = self
+            .peak_flops
+            .map(|peak| tps * self.flops_per_target / peak);
+        self.summary
+            .add(num_tokens * num_shares as f64, loss, elapsed, mfu);
         let step = self.trainer.steps_taken();
         let expert_loads = self.trainer.expert_loads()?;
         self.heartbeat.report(loss, tps, memory_bytes);
@@ -517,7 +529,7 @@ impl<'a> Job<'a> {
             lr: outcome.learning_rate,
             tps,
             tflops: tps * self.flops_per_target / 1e12,
-            mfu: None,
+            mfu,
             memory_bytes,
             memory_share: memory_bytes as f64 / self.memory_capacity.max(1) as f64,
             seconds: elapsed / window.num_steps.max(1) as f64,

@@ -24,6 +24,7 @@ mod memory_profiler;
 pub mod metrics;
 pub mod optimizer;
 pub mod parameter_server;
+mod peak_flops;
 mod pipeline;
 mod preemption;
 mod recompute;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
-use super::at_least_one;
+use super::{at_least_one, within};
 use crate::ConfigError;
 
 /// `[metrics]`
@@ -22,6 +22,9 @@ pub struct MetricsSection {
     pub enable_jsonl: bool,
     /// Whether log lines are printed without color.
     pub disable_color_printing: bool,
+    /// The TFLOP/s of a device, to which model FLOPs utilization (MFU) refers. Absent: those that the vendor specifies
+    /// for 16 bits if the GPU is a known one, and on CPU what a matrix product reaches.
+    pub peak_tflops: Option<f64>,
     /// Whether a progress bar is shown on a terminal.
     pub progress: bool,
 }
@@ -34,6 +37,7 @@ impl Default for MetricsSection {
             save_tb_folder: "tb".into(),
             enable_jsonl: false,
             disable_color_printing: false,
+            peak_tflops: None,
             progress: true,
         }
     }
@@ -41,6 +45,8 @@ impl Default for MetricsSection {
 
 impl MetricsSection {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        at_least_one("metrics.log_freq", self.log_freq)
+        at_least_one("metrics.log_freq", self.log_freq)?;
+        let peak = self.peak_tflops.unwrap_or(1.0);
+        within("metrics.peak_tflops", peak, f64::MIN_POSITIVE, 1e6)
     }
 }

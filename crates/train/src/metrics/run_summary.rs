@@ -11,6 +11,10 @@ pub struct RunSummary {
     first_step: u64,
     num_tokens: f64,
     loss: Option<f64>,
+    /// The seconds in which the run took steps; the others are those of its start, of saves and of evaluations.
+    step_seconds: f64,
+    /// The seconds that the steps would take at the peak of the device; `None` if it is not known.
+    peak_seconds: Option<f64>,
 }
 
 impl RunSummary {
@@ -21,13 +25,21 @@ impl RunSummary {
             first_step,
             num_tokens: 0.0,
             loss: None,
+            step_seconds: 0.0,
+            peak_seconds: Some(0.0),
         }
     }
 
-    /// Adds the tokens of all ranks since the last report, and their loss.
-    pub fn add(&mut self, num_tokens: f64, loss: f64) {
+    /// Adds the steps since the last report: the tokens of all ranks, their time in seconds, and their model FLOPs
+    /// utilization.
+    pub fn add(&mut self, num_tokens: f64, loss: f64, seconds: f64, mfu: Option<f64>) {
         self.num_tokens += num_tokens;
         self.loss = Some(loss);
+        self.step_seconds += seconds;
+        self.peak_seconds = self
+            .peak_seconds
+            .zip(mfu)
+            .map(|(sum, mfu)| sum + mfu * seconds);
     }
 
     /// The last line of a run that ends after `step` of `num_steps` steps, with the place of its last checkpoint.
@@ -51,7 +63,13 @@ impl RunSummary {
         };
         if let Some(loss) = self.loss {
             let speed = grouped(self.num_tokens / seconds.max(f64::MIN_POSITIVE), 0);
-            line += &format!(", {speed} tokens/s; loss {loss:.5}");
+            line += &format!(", {speed} tokens/s");
+            // Of the time of the steps, as in their lines; goodput says how much of all time that is.
+            if let Some(peak_seconds) = self.peak_seconds {
+                line += &format!(", MFU {:.1} %", 100.0 * peak_seconds / self.step_seconds);
+            }
+            let goodput = (self.step_seconds / seconds).min(1.0);
+            line += &format!(", goodput {:.0} %; loss {loss:.5}", 100.0 * goodput);
         }
         line + &match checkpoint {
             None => "; no checkpoint was saved (checkpoint.enable)".to_owned(),
@@ -79,13 +97,15 @@ mod tests {
             line(&run, (10, 10), None),
             "took no step: 10 of 10 were taken before; no checkpoint was saved (checkpoint.enable)"
         );
-        run.add(1500.0, 3.5);
-        run.add(1000.0, 2.25);
+        run.add(1500.0, 3.5, 0.5, Some(0.2));
+        run.add(1000.0, 2.25, 1.0, Some(0.35));
         assert_eq!(
             line(&run, (20, 20), Some("out/step-20")),
-            "took steps 11 to 20 of 20 in 2.0 s, 1,250 tokens/s; loss 2.25000; checkpoint out/step-20: the same command \
-             with --training.steps 40 goes on from there"
+            "took steps 11 to 20 of 20 in 2.0 s, 1,250 tokens/s, MFU 30.0 %, goodput 75 %; loss 2.25000; checkpoint \
+             out/step-20: the same command with --training.steps 40 goes on from there"
         );
+        run.add(1000.0, 2.25, 0.1, None);
+        assert!(line(&run, (20, 20), None).contains("tokens/s, goodput 80 %; "));
         let preempted = line(&run, (15, 20), Some("out/step-15"));
         assert!(preempted.ends_with("out/step-15: the same command goes on from there"));
     }
