@@ -50,11 +50,16 @@ pub fn write_chrome(path: impl AsRef<Path>, ranks: &[Events]) -> Result<(), Trac
 /// Reads the events of all ranks of a file, in ascending order. Ignores events of other programs.
 pub fn read_chrome(path: impl AsRef<Path>) -> Result<Vec<Events>, TraceError> {
     let path = path.as_ref();
-    let text = fs::read_to_string(path).map_err(|source| TraceError::Read {
+    let bytes = fs::read(path).map_err(|source| TraceError::Read {
         path: path.to_owned(),
         source,
     })?;
-    read_ranks(&text).map_err(|source| TraceError::Format {
+    read_chrome_text(path, &bytes)
+}
+
+/// Reads the events of all ranks from the content of a file.
+pub(crate) fn read_chrome_text(path: &Path, bytes: &[u8]) -> Result<Vec<Events>, TraceError> {
+    read_ranks(bytes).map_err(|source| TraceError::Format {
         path: path.to_owned(),
         source,
     })
@@ -340,8 +345,8 @@ struct AnyEvent {
     args: Value,
 }
 
-fn read_ranks(text: &str) -> Result<Vec<Events>, serde_json::Error> {
-    let trace: Trace = serde_json::from_str(text)?;
+fn read_ranks(bytes: &[u8]) -> Result<Vec<Events>, serde_json::Error> {
+    let trace: Trace = serde_json::from_slice(bytes)?;
     let mut ranks: BTreeMap<usize, (Events, [i64; MemoryKind::COUNT])> = BTreeMap::new();
     for event in trace.trace_events {
         if !["rank", "span", "operator", "collective", "memory"].contains(&event.cat.as_str()) {

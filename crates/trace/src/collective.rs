@@ -32,6 +32,8 @@ named_enum! {
         Recv = "recv",
         /// Every rank waits until all ranks have arrived.
         Barrier = "barrier",
+        /// An operation that another program issued, of a kind that Trainyard does not know.
+        Other = "other",
     }
 }
 
@@ -124,6 +126,10 @@ impl fmt::Display for CollectiveId {
             group,
             sequence,
         } = self;
-        write!(f, "{kind} {sequence} of {group} ({purpose})")
+        write!(f, "{kind} {sequence} of {group}")?;
+        match purpose {
+            Purpose::Unknown => Ok(()),
+            _ => write!(f, " ({purpose})"),
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::PytorchError;
+
 /// Why a trace could not be written, read or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -29,8 +31,26 @@ pub enum TraceError {
         /// The parser's error.
         source: serde_json::Error,
     },
+    /// A file is a trace of PyTorch's profiler or a dump of its Flight Recorder, but cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Pytorch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: PytorchError,
+    },
+    /// A file has none of the formats that we read.
+    #[error(
+        "{} is neither a trace written by Trainyard, nor one of PyTorch's profiler (Chrome trace, may be compressed with gzip), nor a dump of PyTorch's Flight Recorder (pickle or JSON)", path.display()
+    )]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// Why it is not JSON, if it is not.
+        source: Option<serde_json::Error>,
+    },
     /// A file or directory has no events to summarize.
-    #[error("{} has no events of any rank; name a trace file, or a directory with rank0.json, rank1.json, ...", path.display())]
+    #[error("{} has no events of any rank; name a trace file, or a directory of them: rank0.json, rank1.json, ... of Trainyard, or *.pt.trace.json, dump_0, dump_1, ... of PyTorch", path.display())]
     Empty {
         /// The file or directory.
         path: PathBuf,

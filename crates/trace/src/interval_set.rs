@@ -13,6 +13,11 @@ impl IntervalSet {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
+    /// The intervals, in ascending order.
+    pub fn intervals(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().copied()
+    }
+
     /// The points in time that are in both sets.
     pub fn intersection(&self, other: &IntervalSet) -> IntervalSet {
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());

@@ -191,6 +191,11 @@ impl Ledger {
         self.state().totals()
     }
 
+    /// The bytes sent since the ledger was created or reset, by group and purpose.
+    pub fn sent_bytes(&self) -> Vec<(String, Purpose, u64)> {
+        self.state().sent_bytes()
+    }
+
     /// A copy of the kept events. With a device clock, it waits for the device.
     pub fn events(&self) -> Events {
         let mut state = self.state();
@@ -229,6 +234,8 @@ impl Ledger {
 struct State {
     by_kind: [[Total; Purpose::COUNT]; CollectiveKind::COUNT],
     communication_ns: [u64; Purpose::COUNT],
+    /// The sent bytes of each group, by the index of their purpose.
+    by_group: Vec<(String, [u64; Purpose::COUNT])>,
     waited_ns: u64,
     by_span: [SpanTotal; SpanKind::COUNT],
     by_memory: [MemoryTotal; MemoryKind::COUNT],
@@ -256,7 +263,20 @@ impl State {
         total.sent_bytes += collective.sent_bytes;
         self.communication_ns[collective.purpose.index()] += collective.duration_ns();
         self.waited_ns += collective.waited_ns();
+        self.add_to_group(&collective);
         push(&mut self.collectives, collective, capacity);
+    }
+
+    /// Linear search: a rank has few groups.
+    fn add_to_group(&mut self, collective: &Collective) {
+        let in_group = |(group, _): &(String, _)| *group == collective.group;
+        let index = self.by_group.iter().position(in_group);
+        let index = index.unwrap_or_else(|| {
+            let group = collective.group.clone();
+            self.by_group.push((group, [0; Purpose::COUNT]));
+            self.by_group.len() - 1
+        });
+        self.by_group[index].1[collective.purpose.index()] += collective.sent_bytes;
     }
 
     /// Linear search: a rank has few groups. Point-to-point operations are excluded, because their sequence
@@ -346,6 +366,14 @@ impl State {
             operators: self.operator_total,
             memory: non_default(MemoryKind::ALL, self.by_memory),
         }
+    }
+
+    fn sent_bytes(&self) -> Vec<(String, Purpose, u64)> {
+        let groups = self.by_group.iter().flat_map(|(group, by_purpose)| {
+            let purposes = Purpose::ALL.into_iter().zip(by_purpose);
+            purposes.map(|(purpose, bytes)| (group.clone(), purpose, *bytes))
+        });
+        groups.filter(|(_, _, bytes)| *bytes > 0).collect()
     }
 
     fn events(&self, rank: usize) -> Events {

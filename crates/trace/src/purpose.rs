@@ -22,5 +22,7 @@ named_enum! {
         State = "state",
         /// Control data: norms, counts, flags, barriers.
         Control = "control",
+        /// Not known: another program issued the collective.
+        Unknown = "unknown",
     }
 }

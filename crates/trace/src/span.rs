@@ -18,6 +18,8 @@ named_enum! {
         Backward = "backward",
         /// Gradient clipping and the optimizer step.
         Optimizer = "optimizer",
+        /// Computation of any pass, in traces of programs that do not mark their passes.
+        Compute = "compute",
         /// Loading a batch.
         Data = "data",
         /// One unit of the model, within a forward or backward pass.
@@ -44,7 +46,7 @@ impl SpanKind {
     pub const fn is_compute(self) -> bool {
         matches!(
             self,
-            SpanKind::Forward | SpanKind::Backward | SpanKind::Optimizer
+            SpanKind::Forward | SpanKind::Backward | SpanKind::Optimizer | SpanKind::Compute
         )
     }
 }

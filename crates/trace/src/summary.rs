@@ -6,13 +6,17 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use serde::Serialize;
 
-use crate::{CollectiveKind, Events, SpanKind, TraceError, interval_set::IntervalSet, read_chrome};
+use crate::{
+    CollectiveKind, Events, FlightRecorder, SpanKind, TraceError, diagnose,
+    interval_set::IntervalSet,
+    pytorch::count_members,
+    trace_file::{TraceFile, files_of, read_trace_file},
+};
 
 /// Collectives of one kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
@@ -40,7 +44,7 @@ pub struct RankSummary {
     pub num_steps: u64,
     /// The time from the first to the last event.
     pub wall_ns: u64,
-    /// The time in forward, backward and optimizer spans.
+    /// The time in forward, backward, optimizer and compute spans.
     pub compute_ns: u64,
     /// The part of the compute time during which no thread blocked in `wait`.
     pub busy_ns: u64,
@@ -63,40 +67,103 @@ pub struct Summary {
     pub kinds: BTreeMap<CollectiveKind, KindSummary>,
     /// The straggler: the rank that was busy longest, for which the others wait. `None` if no rank computed.
     pub slowest_rank: Option<usize>,
+    /// Why ranks wait, from dumps of PyTorch's Flight Recorder, see [`diagnose`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<String>,
 }
 
-/// Summarizes traces. Each path is a trace file, or a directory with one file per rank.
+/// Summarizes traces. Each path is a trace file, or a directory with one file per rank. The formats are those
+/// of [`read_all`].
 pub fn summarize<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
 ) -> Result<Summary, TraceError> {
-    Ok(Summary::of(&read_all(paths)?))
+    let (ranks, dumps) = read_with_dumps(paths)?;
+    Ok(Summary {
+        findings: diagnose(&dumps),
+        ..Summary::of(&ranks)
+    })
 }
 
 /// Reads the events of all ranks, in order of rank. Each path is a trace file, or a directory with one file
-/// per rank.
+/// per rank: traces written by Trainyard or by PyTorch's profiler, or dumps of PyTorch's Flight Recorder.
 pub fn read_all<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
 ) -> Result<Vec<Events>, TraceError> {
-    let mut ranks: BTreeMap<usize, (PathBuf, Events)> = BTreeMap::new();
+    read_with_dumps(paths).map(|(ranks, _)| ranks)
+}
+
+/// The events of all ranks, and the dumps among the files.
+fn read_with_dumps<P: AsRef<Path>>(
+    paths: impl IntoIterator<Item = P>,
+) -> Result<(Vec<Events>, Vec<FlightRecorder>), TraceError> {
+    let mut run = Run::default();
     for path in paths {
-        for file in files_of(path.as_ref())? {
-            let found = read_chrome(&file)?;
-            if found.is_empty() {
-                return Err(TraceError::Empty { path: file });
+        run.read(path.as_ref())?;
+    }
+    Ok(run.finish())
+}
+
+/// The ranks of a run that have been read, with the file of each.
+#[derive(Default)]
+struct Run {
+    ranks: BTreeMap<usize, (PathBuf, Events)>,
+    dumps: Vec<FlightRecorder>,
+}
+
+impl Run {
+    /// Reads a file, or those of a directory.
+    fn read(&mut self, path: &Path) -> Result<(), TraceError> {
+        let num_before = self.ranks.len();
+        for file in files_of(path)? {
+            match read_trace_file(&file.path) {
+                Err(TraceError::UnknownFormat { .. }) if file.is_guess => {}
+                content => self.add(&file.path, content?)?,
             }
-            for events in found {
-                let rank = events.rank;
-                if let Some((first, _)) = ranks.insert(rank, (file.clone(), events)) {
-                    return Err(TraceError::DuplicateRank {
-                        rank,
-                        first,
-                        second: file,
-                    });
-                }
+        }
+        if self.ranks.len() == num_before {
+            return Err(TraceError::Empty {
+                path: path.to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, file: &Path, content: TraceFile) -> Result<(), TraceError> {
+        match content {
+            TraceFile::Events(found) => found
+                .into_iter()
+                .try_for_each(|events| self.insert(file, events)),
+            TraceFile::Dump(dump) => {
+                let events = dump.events();
+                self.dumps.push(dump);
+                self.insert(file, events)
             }
         }
     }
-    Ok(ranks.into_values().map(|(_, events)| events).collect())
+
+    fn insert(&mut self, file: &Path, events: Events) -> Result<(), TraceError> {
+        let rank = events.rank;
+        match self.ranks.insert(rank, (file.to_owned(), events)) {
+            None => Ok(()),
+            Some((first, _)) => Err(TraceError::DuplicateRank {
+                rank,
+                first,
+                second: file.to_owned(),
+            }),
+        }
+    }
+
+    /// The events of all ranks and the dumps. Only the dumps of all ranks tell the sizes of some groups.
+    fn finish(mut self) -> (Vec<Events>, Vec<FlightRecorder>) {
+        count_members(&mut self.dumps);
+        for dump in &self.dumps {
+            if let Some((_, events)) = self.ranks.get_mut(&dump.rank) {
+                *events = dump.events();
+            }
+        }
+        let ranks = self.ranks.into_values().map(|(_, events)| events);
+        (ranks.collect(), self.dumps)
+    }
 }
 
 impl Summary {
@@ -120,6 +187,7 @@ impl Summary {
             ranks,
             kinds,
             slowest_rank,
+            findings: Vec::new(),
         }
     }
 }
@@ -223,38 +291,4 @@ fn wall_ns(events: &Events) -> u64 {
             (first.min(start), last.max(end))
         });
     last.saturating_sub(first)
-}
-
-/// The files to read: the path itself, or the files of all ranks in the directory.
-fn files_of(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let unreadable = |source| TraceError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
-        if let Some(rank) = name.to_str().and_then(rank_of) {
-            files.push((rank, path.join(name)));
-        }
-    }
-    if files.is_empty() {
-        return Err(TraceError::Empty {
-            path: path.to_owned(),
-        });
-    }
-    files.sort();
-    Ok(files.into_iter().map(|(_, file)| file).collect())
-}
-
-/// The inverse of [`chrome_file_name`](crate::chrome_file_name).
-fn rank_of(file_name: &str) -> Option<usize> {
-    file_name
-        .strip_prefix("rank")?
-        .strip_suffix(".json")?
-        .parse()
-        .ok()
 }

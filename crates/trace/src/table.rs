@@ -11,7 +11,8 @@ impl fmt::Display for Summary {
             writeln!(f)?;
             self.write_kinds(f)?;
         }
-        self.write_slowest(f)
+        self.write_slowest(f)?;
+        self.write_findings(f)
     }
 }
 
@@ -37,6 +38,15 @@ impl Summary {
             )?;
         }
         Ok(())
+    }
+
+    fn write_findings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.findings.is_empty() {
+            writeln!(f)?;
+        }
+        self.findings
+            .iter()
+            .try_for_each(|finding| writeln!(f, "{finding}"))
     }
 
     fn write_kinds(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -30,7 +30,7 @@ pub fn sent_bytes(kind: CollectiveKind, group_size: usize, payload_bytes: u64) -
                 payload_bytes
             }
         }
-        CollectiveKind::Recv | CollectiveKind::Barrier => 0,
+        CollectiveKind::Recv | CollectiveKind::Barrier | CollectiveKind::Other => 0,
     }
 }
 
@@ -56,7 +56,7 @@ impl CollectiveKind {
             | CollectiveKind::Send => true,
             CollectiveKind::Broadcast | CollectiveKind::Scatter => is_root,
             CollectiveKind::Reduce | CollectiveKind::Gather => !is_root,
-            CollectiveKind::Recv | CollectiveKind::Barrier => false,
+            CollectiveKind::Recv | CollectiveKind::Barrier | CollectiveKind::Other => false,
         }
     }
 }

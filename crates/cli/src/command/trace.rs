@@ -13,9 +13,11 @@ use crate::failure::Failure;
 #[command(after_help = "Examples:\n  \
     trainyard trace outputs/profile_traces\n  \
     trainyard trace rank0.json rank1.json --json\n  \
+    trainyard trace /tmp/nccl_trace_rank_*\n  \
     trainyard trace outputs/profile_traces --svg step.svg --step 5")]
 pub struct Trace {
-    /// Trace files, one per rank, or directories of them
+    /// Traces of Trainyard or of PyTorch's profiler, or dumps of PyTorch's Flight Recorder, one per rank; or directories of
+    /// them
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Print JSON
@@ -33,7 +35,9 @@ impl Trace {
     /// Reads the files and prints the summary.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         let summary = summarize(&self.files).map_err(|error| {
-            Failure::new(error).hint("traces are written with `--profiling.enable_profiling true`")
+            Failure::new(error).hint(
+                "`--profiling.enable_profiling true` writes traces, and so does `torch.profiler`",
+            )
         })?;
         if let Some(path) = &self.svg {
             self.draw(path)?;

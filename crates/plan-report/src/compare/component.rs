@@ -102,7 +102,7 @@ impl TimeComponent {
             Purpose::Activation | Purpose::Control if is_between_stages => TimeComponent::Pipeline,
             Purpose::Activation if axes.contains(Axis::Cp) => TimeComponent::Context,
             Purpose::Activation => TimeComponent::Tensor,
-            Purpose::Control => TimeComponent::Control,
+            Purpose::Control | Purpose::Unknown => TimeComponent::Control,
         }
     }
 }

@@ -182,7 +182,7 @@ fn add_communication(
         }
         (Purpose::Gradient | Purpose::Parameter, _) => time.once += seconds(network, shard, calls),
         // No layout has replicas that take steps of their own.
-        (Purpose::State | Purpose::Control | Purpose::OuterGradient, _) => {
+        (Purpose::State | Purpose::Control | Purpose::OuterGradient | Purpose::Unknown, _) => {
             let world = Group::new(cluster, degrees.world_size(), 1);
             time.control += seconds(network, world, calls);
         }

@@ -4,4 +4,5 @@
 
 mod chrome;
 mod ledger;
+mod pytorch;
 mod summary;
