@@ -1,0 +1,1 @@
+"""Python modules that come with the program trainyard."""
