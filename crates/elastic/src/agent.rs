@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use trainyard_launcher::{
-    EPOCH, Job, MAX_WORLD_SIZE, MIN_WORLD_SIZE, NODE_ADDR, Outcome, RankRange, Signals, Workers,
+    Job, MAX_WORLD_SIZE, MIN_WORLD_SIZE, NODE_ADDR, Outcome, RankRange, Signals, Workers,
 };
 use trainyard_rendezvous::{
     Address, Join, NodeInfo, Policy, RankAssignment, Report, RunSecret, Watermark,
@@ -65,7 +65,7 @@ pub struct AgentOutcome {
 /// unless the job names another trampoline.
 pub fn run_agent(config: &AgentConfig) -> Result<AgentOutcome, AgentError> {
     config.job.find_program()?;
-    let signals = Signals::watch()?;
+    let signals = Signals::watch(&config.job.signals)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -147,6 +147,7 @@ impl AgentConfig {
             world_size: assignment.world_size as usize,
         });
         job.restart_count = assignment.restarts as usize;
+        job.epoch = Some(assignment.epoch.0);
         job.max_restarts = self.policy.max_restarts as usize;
         job.master_addr = store.ip().to_string();
         job.master_port = Some(store.port());
@@ -159,7 +160,6 @@ impl AgentConfig {
         let per_node = assignment.world_size.div_ceil(assignment.num_nodes.max(1));
         let world_size = |num_nodes: u32| (per_node * num_nodes).to_string();
         job.env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .env(EPOCH, assignment.epoch.0.to_string())
             .env(NODE_ADDR, &self.host)
             .env(MAX_WORLD_SIZE, world_size(self.policy.max_nodes))
             .env(MIN_WORLD_SIZE, world_size(self.policy.min_nodes))
@@ -307,6 +307,7 @@ impl Agent<'_> {
                 self.exchange = Some(HeartbeatExchange::start(
                     assignment,
                     local_store,
+                    self.needs_all_heartbeats(assignment),
                     &self.runtime,
                 ));
                 Vec::new()
@@ -320,6 +321,11 @@ impl Agent<'_> {
                 vec![failed, Event::WorkersExited]
             }
         }
+    }
+
+    /// Whether this agent shows metrics of the whole job: the one of the first node does.
+    fn needs_all_heartbeats(&self, assignment: &RankAssignment) -> bool {
+        assignment.node_rank == 0 && self.config.job.observer.is_some()
     }
 
     fn finish_workers(&mut self) {

@@ -1,7 +1,8 @@
 //! Shares the heartbeats of ranks between agents, through the workers' store.
 //!
-//! Every agent publishes the status of its ranks about once a second. Only an agent whose ranks stall reads what the
-//! others published. It uses that to describe which rank holds up the job, never to decide which rank to kill.
+//! Every agent publishes the status of its ranks about once a second. Only an agent whose ranks stall, or which shows
+//! metrics of the whole job, reads what the others published. It uses that to describe which rank holds up the job,
+//! never to decide which rank to kill.
 
 use std::io;
 use std::net::SocketAddr;
@@ -36,10 +37,12 @@ pub(crate) struct HeartbeatExchange {
 }
 
 impl HeartbeatExchange {
-    /// Connects in the background to the store of a world, at this agent's address for local clients.
+    /// Connects in the background to the store of a world, at this agent's address for local clients. With `needs_all`
+    /// it always reads the heartbeats of other nodes.
     pub(crate) fn start(
         assignment: &RankAssignment,
         store: SocketAddr,
+        needs_all: bool,
         runtime: &Handle,
     ) -> HeartbeatExchange {
         let (local, published) = watch::channel(Vec::new());
@@ -48,6 +51,7 @@ impl HeartbeatExchange {
             node_rank: assignment.node_rank,
             num_nodes: assignment.num_nodes,
             store,
+            needs_all,
         };
         let task = runtime.spawn(exchange(node, published, Arc::clone(&peers)));
         HeartbeatExchange {
@@ -66,7 +70,7 @@ impl HeartbeatExchange {
         }
     }
 
-    /// The last known status of the ranks of other nodes; empty while the local ranks make progress.
+    /// The last known status of the ranks of other nodes; empty while they are not needed.
     pub(crate) fn peer_statuses(&self) -> Vec<RankStatus> {
         let peers = self.peers.lock();
         peers.unwrap_or_else(PoisonError::into_inner).clone()
@@ -84,6 +88,8 @@ struct Node {
     node_rank: u32,
     num_nodes: u32,
     store: SocketAddr,
+    /// Whether to read what the other nodes publish also while no local rank stalls.
+    needs_all: bool,
 }
 
 async fn exchange(
@@ -104,7 +110,7 @@ async fn exchange(
     }
 }
 
-/// Publishes the local statuses, and reads those of other nodes if a local rank has stalled.
+/// Publishes the local statuses, and reads those of other nodes if they are needed.
 async fn round(
     connection: &mut Option<BufReader<TcpStream>>,
     node: &Node,
@@ -119,10 +125,8 @@ async fn round(
     stream
         .write_all(&client_codec::set(&key(node.node_rank), &value))
         .await?;
-    if !local
-        .iter()
-        .any(|status| status.stalled_for >= STALLED_AFTER)
-    {
+    let is_stalled = |status: &RankStatus| status.stalled_for >= STALLED_AFTER;
+    if !node.needs_all && !local.iter().any(is_stalled) {
         return Ok(Vec::new());
     }
     let others: Vec<Vec<u8>> = (0..node.num_nodes)
@@ -221,7 +225,7 @@ mod tests {
             let store = &stores[node_rank as usize];
             let assignment = test_assignment(node_rank, &stores[0]);
             store.open(&assignment);
-            HeartbeatExchange::start(&assignment, store.local_address(), runtime.handle())
+            HeartbeatExchange::start(&assignment, store.local_address(), false, runtime.handle())
         };
         let (mut one, mut other) = (start(0), start(1));
         let mut now = Instant::now();

@@ -48,6 +48,17 @@ impl HangDetector {
         }
     }
 
+    /// How long a rank may write no heartbeat.
+    fn max_silence(&self, status: &RankStatus) -> Duration {
+        // An observer inside a Python process is silent while a call holds the interpreter's lock.
+        if status.heartbeat.stage == Stage::Observed {
+            return self.default_timeout;
+        }
+        let steps = usual_step_ns(&status.heartbeat);
+        let limit = steps.map_or(MAX_SILENCE, |steps| limit(steps, MIN_SILENCE));
+        limit.min(MAX_SILENCE)
+    }
+
     /// The ranks of this node that hang and caused the hang. `all` also has the known ranks of other nodes; it is
     /// only used to describe the hang.
     ///
@@ -56,14 +67,7 @@ impl HangDetector {
     pub fn hung_ranks(&self, local: &[RankStatus], all: &[RankStatus]) -> Vec<HungRank> {
         let timeout_for = |status: &RankStatus| self.timeout_for(&status.heartbeat);
         // Heartbeats do not depend on step times, so a single step is enough to estimate when one is late.
-        let is_frozen = |status: &RankStatus| {
-            let steps = status
-                .heartbeat
-                .p99_step_ns
-                .or(status.heartbeat.max_step_ns);
-            let limit = steps.map_or(MAX_SILENCE, |steps| limit(steps, MIN_SILENCE));
-            status.silent_for >= limit.min(MAX_SILENCE)
-        };
+        let is_frozen = |status: &RankStatus| status.silent_for >= self.max_silence(status);
         let is_stalled = |status: &RankStatus| {
             !status.heartbeat.is_blocked() && status.stalled_for >= timeout_for(status)
         };
@@ -91,6 +95,24 @@ impl HangDetector {
         };
         hung.into_iter().map(hung_rank).collect()
     }
+}
+
+/// What holds up ranks whose [programs do not say](Stage::Observed) whether they are in a step, if one of them takes longer
+/// than its steps take. It may evaluate or save, so this is reason for a warning only; the hang detector waits longer.
+pub fn slow_progress(local: &[RankStatus], all: &[RankStatus]) -> Option<String> {
+    let is_slow = |status: &RankStatus| {
+        let steps = usual_step_ns(&status.heartbeat);
+        status.heartbeat.stage == Stage::Observed
+            && steps.is_some_and(|steps| status.stalled_for >= limit(steps, MIN_TIMEOUT))
+    };
+    let hangs = || diagnose(all).into_iter().map(|hang| hang.to_string());
+    let is_any_slow = local.iter().any(is_slow);
+    is_any_slow.then(|| hangs().collect::<Vec<String>>().join("; "))
+}
+
+/// The step times by which a rank is judged, once there is any.
+fn usual_step_ns(heartbeat: &Heartbeat) -> Option<u64> {
+    heartbeat.p99_step_ns.or(heartbeat.max_step_ns)
 }
 
 /// The longest time a step may take, given its p99 in nanoseconds, but at least `min`.
@@ -154,6 +176,7 @@ mod tests {
             members: vec![0, 1],
             since_ns: 0,
             is_blocking: true,
+            shapes: Vec::new(),
         });
         status
     }
@@ -219,6 +242,29 @@ mod tests {
         let mut ended = status(0, None, Duration::MAX);
         (ended.heartbeat.stage, ended.silent_for) = (Stage::Ended, Duration::MAX);
         assert_eq!(hung(&[ended]), NONE);
+    }
+
+    #[test]
+    fn a_program_that_does_not_say_whether_it_is_in_a_step_gets_a_warning_first() {
+        let step = Some(SECOND / 10);
+        let mut ranks = [
+            waiting(status(0, step, 6 * SECOND)),
+            status(1, step, 6 * SECOND),
+        ];
+        for status in &mut ranks {
+            status.heartbeat.stage = Stage::Observed;
+        }
+        ranks[1].silent_for = 6 * SECOND;
+        assert_eq!(hung(&ranks), NONE);
+        let warning = slow_progress(&ranks, &ranks);
+        assert!(warning.is_some_and(|text| text.contains("rank 1 did not enter")));
+        for status in &mut ranks {
+            status.stalled_for = DETECTOR.default_timeout;
+        }
+        assert_eq!(hung(&ranks), [1]);
+        let mut quick = ranks[1].clone();
+        quick.stalled_for = SECOND;
+        assert_eq!(slow_progress(&[quick.clone()], &[quick]), None);
     }
 
     proptest! {

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use trainyard_trace::CollectiveId;
-
-use crate::{Heartbeat, PendingCollective, Stage};
+use crate::in_flight::{CollectiveInFlight, collectives_in_flight};
+use crate::{Heartbeat, Stage};
 
 /// Ranks write heartbeats several times a second: a process whose heartbeat has not changed for this long does not
 /// run.
@@ -29,13 +28,6 @@ impl RankStatus {
     fn is_frozen(&self) -> bool {
         self.silent_for >= FROZEN_AFTER && self.heartbeat.stage != Stage::Ended
     }
-
-    fn time_in(&self, pending: &PendingCollective) -> Duration {
-        // Statuses of other nodes come over the network, so their durations can be anything.
-        self.heartbeat
-            .elapsed_since(pending.since_ns)
-            .saturating_add(self.silent_for)
-    }
 }
 
 /// A reason why a job makes no progress.
@@ -56,22 +48,16 @@ pub enum Hang {
         rank: usize,
         /// Its current step.
         step: u64,
+        /// The line of the program at which it is, if it is known.
+        position: Option<String>,
         /// The collective in which the others wait.
-        collective: CollectiveId,
-        /// The ranks that wait.
-        waiting: Vec<usize>,
-        /// How long the first of them has waited.
-        waited_for: Duration,
+        collective: CollectiveInFlight,
     },
     /// All known ranks have entered a collective that does not complete: the missing rank is on another node, or a
     /// connection is broken.
     Stuck {
         /// The collective.
-        collective: CollectiveId,
-        /// The ranks that wait in it.
-        waiting: Vec<usize>,
-        /// How long the first of them has waited.
-        waited_for: Duration,
+        collective: CollectiveInFlight,
     },
     /// A rank waits in no collective and does not finish its step.
     Stalled {
@@ -79,6 +65,8 @@ pub enum Hang {
         rank: usize,
         /// Its current step.
         step: u64,
+        /// The line of the program at which it is, if it is known.
+        position: Option<String>,
         /// How long it has made no progress.
         stalled_for: Duration,
     },
@@ -95,73 +83,35 @@ pub fn diagnose(ranks: &[RankStatus]) -> Vec<Hang> {
         })
         .collect();
     match longest_wait(ranks) {
-        Some((pending, waited_for)) => {
-            hangs.extend(diagnose_collective(pending, waited_for, ranks))
-        }
+        Some(collective) => hangs.extend(diagnose_collective(collective, ranks)),
         None => hangs.extend(longest_stalled(ranks)),
     }
     hangs
 }
 
 /// The collective in which a rank has waited longest: it holds up all others.
-fn longest_wait(ranks: &[RankStatus]) -> Option<(&PendingCollective, Duration)> {
-    let blocking = ranks.iter().flat_map(|status| {
-        let blocking = status
-            .heartbeat
-            .pending
-            .iter()
-            .filter(|pending| pending.is_blocking);
-        blocking.map(move |pending| (pending, status.time_in(pending)))
-    });
-    blocking.max_by_key(|(_, waited_for)| *waited_for)
+fn longest_wait(ranks: &[RankStatus]) -> Option<CollectiveInFlight> {
+    let in_flight = collectives_in_flight(ranks).into_iter();
+    in_flight
+        .filter(|collective| collective.blocked_for.is_some())
+        .max_by_key(|collective| collective.blocked_for)
 }
 
 /// The ranks that are missing from a collective. If none is missing, the collective is stuck.
-fn diagnose_collective(
-    pending: &PendingCollective,
-    waited_for: Duration,
-    ranks: &[RankStatus],
-) -> Vec<Hang> {
-    let heartbeats = || ranks.iter().map(|status| &status.heartbeat);
-    let has_entered = |heartbeat: &Heartbeat| {
-        heartbeat
-            .pending
-            .iter()
-            .any(|other| is_same(other, pending))
-    };
-    let waiting: Vec<usize> = heartbeats()
-        .filter(|h| has_entered(h))
-        .map(|h| h.rank)
-        .collect();
-    let has_completed = |heartbeat: &Heartbeat| {
-        let of_group = |id: &&CollectiveId| id.group == pending.id.group;
-        let completed = heartbeat.completed.iter().filter(of_group);
-        completed.map(|id| id.sequence).max() >= Some(pending.id.sequence)
-    };
-    // The peer of a point-to-point operation is not recorded.
-    let members = heartbeats()
-        .filter(|heartbeat| {
-            pending.members.contains(&heartbeat.rank) && heartbeat.stage != Stage::Ended
-        })
-        .filter(|_| !pending.id.kind.is_point_to_point());
-    let missing: Vec<Hang> = members
-        .filter(|heartbeat| !has_entered(heartbeat) && !has_completed(heartbeat))
+fn diagnose_collective(collective: CollectiveInFlight, ranks: &[RankStatus]) -> Vec<Hang> {
+    let missing = ranks.iter().map(|status| &status.heartbeat);
+    let missing = missing.filter(|heartbeat| collective.missing.contains(&heartbeat.rank));
+    let hangs: Vec<Hang> = missing
         .map(|heartbeat| Hang::Missing {
             rank: heartbeat.rank,
             step: heartbeat.step,
-            collective: pending.id.clone(),
-            waiting: waiting.clone(),
-            waited_for,
+            position: heartbeat.position.clone(),
+            collective: collective.clone(),
         })
         .collect();
-    if missing.is_empty() {
-        vec![Hang::Stuck {
-            collective: pending.id.clone(),
-            waiting,
-            waited_for,
-        }]
-    } else {
-        missing
+    match hangs[..] {
+        [] => vec![Hang::Stuck { collective }],
+        _ => hangs,
     }
 }
 
@@ -174,20 +124,9 @@ fn longest_stalled(ranks: &[RankStatus]) -> Option<Hang> {
         .map(|status| Hang::Stalled {
             rank: status.heartbeat.rank,
             step: status.heartbeat.step,
+            position: status.heartbeat.position.clone(),
             stalled_for: status.stalled_for,
         })
-}
-
-/// Whether two ranks are in the same collective. Every rank numbers its point-to-point operations itself, so those
-/// are never the same on two ranks.
-fn is_same(a: &PendingCollective, b: &PendingCollective) -> bool {
-    if a.id.kind.is_point_to_point() || b.id.kind.is_point_to_point() {
-        a == b
-    } else {
-        let identity =
-            |pending: &PendingCollective| (pending.id.sequence, pending.id.group.clone());
-        identity(a) == identity(b) && a.members == b.members
-    }
 }
 
 impl Hang {
@@ -204,7 +143,6 @@ impl Hang {
 
 impl fmt::Display for Hang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = |time: &Duration| format!("{:.1} s", time.as_secs_f64());
         match self {
             Hang::Frozen {
                 rank,
@@ -218,56 +156,68 @@ impl fmt::Display for Hang {
             Hang::Missing {
                 rank,
                 step,
+                position,
                 collective,
-                waiting,
-                waited_for,
             } => write!(
                 f,
-                "rank {rank} did not enter {collective}; it is in step {step}, and {} for {}",
-                have_waited(waiting),
-                seconds(waited_for)
+                "rank {rank} did not enter {collective}; it is in step {step}{}, and {}",
+                at(position),
+                have_waited(collective, "")
             ),
-            Hang::Stuck {
-                collective,
-                waiting,
-                waited_for,
-            } => write!(
+            Hang::Stuck { collective } => write!(
                 f,
-                "{collective} does not complete; {} in it for {}",
-                have_waited(waiting),
-                seconds(waited_for)
+                "{collective} does not complete; {}",
+                have_waited(collective, " in it")
             ),
             Hang::Stalled {
                 rank,
                 step,
+                position,
                 stalled_for,
             } => write!(
                 f,
-                "rank {rank} waits in no collective and has been in step {step} for {}",
-                seconds(stalled_for)
+                "rank {rank} waits in no collective and has been in step {step} for {}{}",
+                seconds(stalled_for),
+                at(position)
             ),
         }
     }
 }
 
-fn have_waited(ranks: &[usize]) -> String {
-    match ranks {
-        [] => "other ranks have waited".to_owned(),
-        [rank] => format!("rank {rank} has waited"),
-        [first, .., last] if ranks.len() > 4 => {
-            format!("{} ranks from {first} to {last} have waited", ranks.len())
+fn at(position: &Option<String>) -> String {
+    let position = position.as_ref();
+    position.map_or_else(String::new, |position| format!(", at {position}"))
+}
+
+/// Which ranks have waited in a collective, and how long.
+fn have_waited(collective: &CollectiveInFlight, place: &str) -> String {
+    let ranks = match &collective.entered[..] {
+        [] => "other ranks have".to_owned(),
+        [rank] => format!("rank {rank} has"),
+        [first, .., last] if collective.entered.len() > 4 => {
+            format!(
+                "{} ranks from {first} to {last} have",
+                collective.entered.len()
+            )
         }
-        _ => {
-            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            format!("ranks {} have waited", ranks.join(", "))
+        few => {
+            let ranks: Vec<String> = few.iter().map(usize::to_string).collect();
+            format!("ranks {} have", ranks.join(", "))
         }
-    }
+    };
+    let waited = collective.blocked_for.unwrap_or(collective.age);
+    format!("{ranks} waited{place} for {}", seconds(&waited))
+}
+
+fn seconds(time: &Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trainyard_trace::{CollectiveKind, Purpose};
+    use crate::PendingCollective;
+    use trainyard_trace::{CollectiveId, CollectiveKind, Purpose};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -286,6 +236,7 @@ mod tests {
             members: vec![0, 1, 2],
             since_ns,
             is_blocking: true,
+            shapes: Vec::new(),
         }
     }
 
@@ -319,6 +270,24 @@ mod tests {
             hangs[0].to_string(),
             "rank 1 did not enter all_gather 9 of dp_shard (parameter); it is in step 7, and ranks 0, 2 have \
              waited for 10.0 s"
+        );
+    }
+
+    #[test]
+    fn shapes_and_the_line_of_the_program_are_named_if_they_are_known() {
+        let mut waiting = pending(9, 90 * SECOND);
+        waiting.shapes = vec![vec![128, 64], vec![64]];
+        let mut late = status(1, vec![], 8);
+        late.heartbeat.position = Some("train.py:41 in load".to_owned());
+        let hangs = diagnose(&[status(0, vec![waiting], 8), late.clone()]);
+        assert_eq!(
+            hangs[0].to_string(),
+            "rank 1 did not enter all_gather 9 of dp_shard (parameter) of shape [128, 64] and [64]; it is in step 7, at \
+             train.py:41 in load, and rank 0 has waited for 10.0 s"
+        );
+        assert_eq!(
+            diagnose(&[late])[0].to_string(),
+            "rank 1 waits in no collective and has been in step 7 for 10.0 s, at train.py:41 in load"
         );
     }
 

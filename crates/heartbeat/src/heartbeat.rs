@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use trainyard_trace::{Collective, CollectiveId};
 
+use crate::TrainingMetrics;
+
 /// What a rank's training loop is doing.
 #[derive(Copy, Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -21,6 +23,9 @@ pub enum Stage {
     Stepping,
     /// The rank does work of unpredictable length between two steps: it saves or evaluates.
     Between,
+    /// The rank takes steps, and does other work between them. Its program does not say which, because its heartbeats
+    /// come from outside its training loop.
+    Observed,
     /// The loop has finished.
     Ended,
 }
@@ -36,6 +41,18 @@ pub struct PendingCollective {
     pub since_ns: u64,
     /// Whether the rank is blocked in `wait` for it. If not, the collective overlaps with other work.
     pub is_blocking: bool,
+    /// The shapes of its tensors, if the rank records them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shapes: Vec<Vec<u64>>,
+}
+
+/// An axis of the mesh of ranks.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct MeshAxis {
+    /// The name of the axis.
+    pub name: String,
+    /// The number of ranks along it.
+    pub size: usize,
 }
 
 impl PendingCollective {
@@ -46,6 +63,7 @@ impl PendingCollective {
             members,
             since_ns: pending.issued_ns,
             is_blocking: pending.waited.is_some(),
+            shapes: Vec::new(),
         }
     }
 }
@@ -85,12 +103,29 @@ pub struct Heartbeat {
     pub pending: Vec<PendingCollective>,
     /// The last completed collective of every group.
     pub completed: Vec<CollectiveId>,
+    /// The line of the program at which the rank is, if it is known: only when a rank has made no progress for a while.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<String>,
+    /// The axes of the mesh. The last one changes fastest from rank to rank.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mesh: Vec<MeshAxis>,
+    /// What the training loop measures, if it does.
+    pub metrics: TrainingMetrics,
 }
 
 impl Heartbeat {
     /// The time from `then_ns` until this heartbeat was written.
     pub fn elapsed_since(&self, then_ns: u64) -> Duration {
         Duration::from_nanos(self.written_ns.saturating_sub(then_ns))
+    }
+
+    /// The number of steps that the rank has completed; `None` before it has begun one.
+    pub fn steps_taken(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Starting => None,
+            Stage::Stepping | Stage::Observed => Some(self.step.saturating_sub(1)),
+            Stage::Between | Stage::Ended => Some(self.step),
+        }
     }
 
     /// Whether the rank is blocked in a collective.
@@ -102,7 +137,7 @@ impl Heartbeat {
     pub fn describe(&self) -> String {
         let step = match self.stage {
             Stage::Starting => "before its first step".to_owned(),
-            Stage::Stepping => format!("in step {}", self.step),
+            Stage::Stepping | Stage::Observed => format!("in step {}", self.step),
             Stage::Between => format!("after step {}", self.step),
             Stage::Ended => format!("done after step {}", self.step),
         };
@@ -149,6 +184,7 @@ mod tests {
             members: vec![0, 1],
             since_ns: 0,
             is_blocking: true,
+            shapes: Vec::new(),
         });
         assert_eq!(
             heartbeat.describe(),

@@ -7,15 +7,19 @@
 mod detector;
 mod hang;
 mod heartbeat;
+mod in_flight;
 mod memory;
 mod monitor;
 mod step_time;
 mod straggler;
+mod training_metrics;
 
-pub use detector::{HangDetector, HungRank};
+pub use detector::{HangDetector, HungRank, slow_progress};
 pub use hang::{Hang, RankStatus, diagnose};
-pub use heartbeat::{Heartbeat, PendingCollective, Stage};
+pub use heartbeat::{Heartbeat, MeshAxis, PendingCollective, Stage};
+pub use in_flight::{CollectiveInFlight, collectives_in_flight};
 pub use memory::{HEARTBEAT_OFFSET, HEARTBEATS, HeartbeatMemory, HeartbeatSlot};
 pub use monitor::{HeartbeatMonitor, POLL_INTERVAL};
 pub use step_time::StepTimeStats;
 pub use straggler::{Straggler, stragglers};
+pub use training_metrics::{MemoryUse, Save, SentBytes, StepHistogram, TrainingMetrics};

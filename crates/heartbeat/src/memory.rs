@@ -241,6 +241,7 @@ mod tests {
             members: (0..10_000).collect(),
             since_ns: 0,
             is_blocking: true,
+            shapes: Vec::new(),
         };
         let mut heartbeat = Heartbeat {
             pending: (0..8).map(pending).collect(),

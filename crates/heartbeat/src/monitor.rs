@@ -85,6 +85,15 @@ impl HeartbeatMonitor {
         self.statuses.values().cloned().collect()
     }
 
+    /// The ranks that have been reported as slow, and still are.
+    pub fn slow_ranks(&self) -> Vec<usize> {
+        let reported = self
+            .slow
+            .iter()
+            .filter(|(_, (_, is_reported))| *is_reported);
+        reported.map(|(rank, _)| *rank).collect()
+    }
+
     /// Ranks that have been slow for some time and were not reported yet.
     pub fn new_stragglers(&mut self, all: &[RankStatus]) -> Vec<Straggler> {
         let slow = stragglers(all);

@@ -21,7 +21,7 @@ pub struct Straggler {
 pub fn stragglers(ranks: &[RankStatus]) -> Vec<Straggler> {
     let stepping = ranks
         .iter()
-        .filter(|status| status.heartbeat.stage == Stage::Stepping)
+        .filter(|status| matches!(status.heartbeat.stage, Stage::Stepping | Stage::Observed))
         .filter_map(|status| Some((status.heartbeat.rank, status.heartbeat.busy_fraction?)));
     let mut fractions: Vec<(usize, f64)> = stepping.collect();
     fractions.sort_by(|(_, a), (_, b)| b.total_cmp(a));

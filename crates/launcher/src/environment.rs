@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use crate::{Job, openmp};
 
 /// The epoch of an elastic run to which a worker belongs. Every new world has a new epoch.
-pub const EPOCH: &str = "TRAINYARD_EPOCH";
+const EPOCH: &str = "TRAINYARD_EPOCH";
 /// The world size of an elastic run with its maximum number of nodes.
 pub const MAX_WORLD_SIZE: &str = "TRAINYARD_MAX_WORLD_SIZE";
 /// The world size of an elastic run with its minimum number of nodes.
@@ -33,13 +33,18 @@ pub fn environment(
     is_set: impl Fn(&str) -> bool,
 ) -> Vec<(OsString, OsString)> {
     let rank = job.rank_of(local_rank).to_string();
-    let local_rank = (job.first_local_rank + local_rank).to_string();
+    let local_rank = if job.virtual_local_rank {
+        "0".to_owned()
+    } else {
+        (job.first_local_rank + local_rank).to_string()
+    };
     let world_size = job.world_size().to_string();
     let nproc = job.nproc.to_string();
     let (node, num_nodes) = (job.node_rank.to_string(), job.num_nodes.to_string());
     let restarts = job.restart_count.to_string();
     let max_restarts = job.max_restarts.to_string();
     let port = master.port.to_string();
+    let epoch = job.epoch.map(|epoch| epoch.to_string());
     let mut variables = vec![
         ("RANK", rank.as_str()),
         ("LOCAL_RANK", &local_rank),
@@ -66,6 +71,7 @@ pub fn environment(
         variables.push(("OMP_NUM_THREADS", "1"));
     }
     variables.extend(openmp::environment(&is_set));
+    variables.extend(epoch.as_deref().map(|epoch| (EPOCH, epoch)));
     variables
         .into_iter()
         .map(|(key, value)| (key.into(), value.into()))

@@ -22,6 +22,22 @@ pub enum LaunchError {
          call trainyard_launcher::worker::intercept() at the beginning of main"
     )]
     NotATrampoline,
+    /// `CUDA_VISIBLE_DEVICES` has fewer entries than there are ranks.
+    #[error(
+        "--virtual-local-rank: CUDA_VISIBLE_DEVICES has no entry for local rank {local_rank}; name as many GPUs as there are ranks"
+    )]
+    NoVisibleGpu {
+        /// The local rank.
+        local_rank: usize,
+    },
+    /// A rank cannot be bound to the processors near its GPU.
+    #[error("--numa-binding: cannot find the processors for local rank {local_rank}: {source}")]
+    Numa {
+        /// The local rank.
+        local_rank: usize,
+        /// What is missing.
+        source: io::Error,
+    },
     /// The path of this program, which also starts the workers, is not known.
     #[error("cannot determine the path of this program, which starts the workers: {source}")]
     Trampoline {

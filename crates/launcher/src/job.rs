@@ -2,16 +2,17 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Outcome;
+use crate::{JobObserver, NumaBinding, Outcome, StreamSelection};
 
 /// The ranks of one program on this node, alone or as part of a job on several nodes.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The program: a path, or a name looked up on `PATH`.
     pub program: PathBuf,
-    /// Its arguments, the same for every rank.
+    /// Its arguments, the same for every rank; `${local_rank}` in them becomes the local rank.
     pub args: Vec<OsString>,
     /// The number of ranks on this node (`LOCAL_WORLD_SIZE`).
     pub nproc: usize,
@@ -38,6 +39,8 @@ pub struct Job {
     /// The address of the store that the agents of a job share, which tells jobs of the same name apart; only with
     /// agents.
     pub world_store: Option<String>,
+    /// The epoch of an elastic run to which this world belongs (`TRAINYARD_EPOCH`).
+    pub epoch: Option<u64>,
     /// Variables added to every rank's environment; they take precedence over all others.
     pub env: Vec<(OsString, OsString)>,
     /// Where the ranks' output goes.
@@ -47,8 +50,16 @@ pub struct Job {
     /// How long a rank may start, save or evaluate before it counts as hung; for steps the launcher learns a limit.
     /// Without a value there is no hang detection.
     pub hang_timeout: Option<Duration>,
+    /// Which processors each rank may use, by its GPU; all if not given.
+    pub numa_binding: Option<NumaBinding>,
+    /// Whether every rank sees its own GPU only, as GPU 0, and has `LOCAL_RANK` 0.
+    pub virtual_local_rank: bool,
+    /// Signals that end the job, in addition to SIGINT, SIGTERM, SIGHUP and SIGQUIT.
+    pub signals: Vec<i32>,
     /// Reports of earlier failures of the job, for `trainyard top`.
     pub faults: Vec<String>,
+    /// Learns how the job goes.
+    pub observer: Option<Arc<dyn JobObserver>>,
     /// The program through which workers start (see [`worker`](crate::worker)); the running one if not given.
     pub trampoline: Option<PathBuf>,
 }
@@ -73,6 +84,10 @@ pub struct Output {
     pub label: Option<(String, usize)>,
     /// A directory for `RANK/stdout.log` and `RANK/stderr.log`, created if missing.
     pub log_dir: Option<PathBuf>,
+    /// The streams that go to these files only.
+    pub redirects: StreamSelection,
+    /// The streams that appear on the console although they are redirected.
+    pub tee: StreamSelection,
 }
 
 /// How the ranks' lines appear on the launcher's stdout and stderr.
@@ -105,11 +120,16 @@ impl Job {
             master_addr: "127.0.0.1".to_owned(),
             master_port: None,
             world_store: None,
+            epoch: None,
             env: Vec::new(),
             output: Output::default(),
             grace: Duration::from_secs(2),
             hang_timeout: Some(Duration::from_secs(1800)),
+            numa_binding: None,
+            virtual_local_rank: false,
+            signals: Vec::new(),
             faults: Vec::new(),
+            observer: None,
             trampoline: None,
         }
     }

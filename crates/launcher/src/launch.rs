@@ -17,7 +17,7 @@ use crate::{Job, LaunchError};
 /// Meanwhile the launcher forwards SIGINT, SIGTERM, SIGHUP and SIGQUIT to the ranks. The calling program must call
 /// [`worker::intercept`](crate::worker::intercept) first in its `main`, unless the job names another trampoline.
 pub fn launch(job: &Job) -> Result<Outcome, LaunchError> {
-    let signals = Signals::watch().map_err(watch_error)?;
+    let signals = Signals::watch(&job.signals).map_err(watch_error)?;
     let mut supervisor = Supervisor {
         workers: Workers::start(job, &signals)?,
         signals,

@@ -31,7 +31,7 @@ pub struct ServedJob {
 /// Runs servers and workers to their end. Returns the outcome of the servers or, if all workers are lost, of the last of
 /// them.
 pub fn launch_served(job: &ServedJob) -> Result<Outcome, LaunchError> {
-    let mut signals = Signals::watch().map_err(watch_error)?;
+    let mut signals = Signals::watch(&[]).map_err(watch_error)?;
     let mut run = Run::start(job, &signals)?;
     while run.members().any(Member::is_running) {
         run.wait(&signals).map_err(watch_error)?;

@@ -13,7 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::lines::{LineBuffer, SharedTail, prefix};
 use crate::progress::JobProgress;
+use crate::template::substitute;
 use crate::{Console, Job, LaunchError, Output, color};
+
+/// torchrun's variable with the prefix of lines.
+const PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 /// The size of the read buffer.
 const CHUNK: usize = 64 * 1024;
@@ -88,10 +92,15 @@ impl Source {
         };
         let is_colored = stream.is_colored();
         let prefix = match output.console {
-            Console::Prefixed => Some(prefix(label, number, is_colored)),
+            Console::Prefixed => {
+                let own = own_prefix(job, local_rank);
+                Some(own.unwrap_or_else(|| prefix(label, number, is_colored)))
+            }
             Console::Plain => Some(String::new()),
             Console::Silent => None,
         };
+        let is_redirected = output.redirects.contains(local_rank, stream);
+        let is_shown = is_shown && (!is_redirected || output.tee.contains(local_rank, stream));
         Ok(Source {
             pipe: Some(pipe.into()),
             lines: LineBuffer::default(),
@@ -162,6 +171,19 @@ fn without_prefix<'a>(line: &'a [u8], own: &str, added: &str) -> &'a [u8] {
         Some(rest) => rest.strip_prefix(b" ").unwrap_or(rest),
         None => line,
     }
+}
+
+/// The prefix that the user has asked for, in the notation of torchrun.
+fn own_prefix(job: &Job, local_rank: usize) -> Option<String> {
+    let template = std::env::var(PREFIX_TEMPLATE).ok()?;
+    let rank = job.rank_of(local_rank).to_string();
+    let local_rank = (job.first_local_rank + local_rank).to_string();
+    let values = [
+        ("role_name", job.role.as_str()),
+        ("rank", &rank),
+        ("local_rank", &local_rank),
+    ];
+    (!template.is_empty()).then(|| substitute(&template, &values))
 }
 
 fn open_log(

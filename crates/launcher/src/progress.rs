@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use trainyard_heartbeat::{Heartbeat, RankStatus, Stage};
+use trainyard_heartbeat::{Heartbeat, RankStatus};
 
 use crate::{Console, Job};
 
@@ -76,13 +76,8 @@ struct Position {
 impl Position {
     /// The position of ranks; `None` before they have all begun, or if they do not ask for a bar.
     fn of(heartbeats: &[&Heartbeat]) -> Option<Position> {
-        let taken = |heartbeat: &&Heartbeat| match heartbeat.stage {
-            Stage::Starting => None,
-            Stage::Stepping => Some(heartbeat.step.saturating_sub(1)),
-            Stage::Between | Stage::Ended => Some(heartbeat.step),
-        };
         let first = heartbeats.first().filter(|first| first.shows_progress)?;
-        let taken: Option<Vec<u64>> = heartbeats.iter().map(taken).collect();
+        let taken: Option<Vec<u64>> = heartbeats.iter().map(|each| each.steps_taken()).collect();
         let loss = heartbeats.iter().find_map(|heartbeat| heartbeat.loss);
         Some(Position {
             step: taken?.into_iter().min()?,
@@ -94,6 +89,8 @@ impl Position {
 
 #[cfg(test)]
 mod tests {
+    use trainyard_heartbeat::Stage;
+
     use super::*;
 
     fn heartbeat(stage: Stage, step: u64) -> Heartbeat {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::RecordedError;
+
 /// The order of exits closer together than this is not known. A killed process closes its connections before its exit
 /// is visible, so the launcher may see a peer fail first.
 const SIMULTANEOUS: Duration = Duration::from_millis(100);
@@ -62,6 +64,8 @@ pub struct WorkerExit {
     pub is_oom: bool,
     /// Its last position, if it wrote heartbeats: its step and its collective.
     pub last_position: Option<String>,
+    /// The exception that it has recorded.
+    pub recorded_error: Option<RecordedError>,
     /// The last lines of its stderr.
     pub stderr_tail: Vec<String>,
 }
@@ -126,6 +130,21 @@ impl Outcome {
         Some(text)
     }
 
+    /// Passes on the exception of the rank that failed first to the program that started this one, if it asked for it.
+    pub fn forward_recorded_error(&self) {
+        let Some(exit) = self.failed() else { return };
+        let Some(recorded) = exit.recorded_error.clone() else {
+            return;
+        };
+        let code = match exit.status {
+            ExitStatus::Exited(code) => i64::from(code),
+            ExitStatus::Signaled(signal) => -i64::from(signal),
+        };
+        if let Err(error) = recorded.forward_to_parent(code) {
+            tracing::warn!("cannot pass on the error of rank {}: {error}", exit.rank);
+        }
+    }
+
     /// The first part of the report: which rank failed first and how, and its last lines.
     pub(crate) fn failure_report(&self) -> Option<String> {
         let mut text = String::new();
@@ -186,7 +205,13 @@ fn write_failure(text: &mut String, exit: &WorkerExit) {
     if let Some(last_position) = &exit.last_position {
         let _ = write!(text, "\n  it was {last_position}");
     }
-    if !exit.stderr_tail.is_empty() {
+    let recorded = exit.recorded_error.as_ref().and_then(RecordedError::text);
+    if let Some(recorded) = recorded {
+        text.push_str("\n  the exception that it recorded:");
+        for line in recorded.trim_end().lines() {
+            let _ = write!(text, "\n    | {line}");
+        }
+    } else if !exit.stderr_tail.is_empty() {
         text.push_str("\n  last lines of its stderr:");
         for line in &exit.stderr_tail {
             let _ = write!(text, "\n    | {line}");
@@ -221,7 +246,8 @@ fn name(exit: &WorkerExit) -> String {
     format!("rank {} (pid {})", exit.rank, exit.pid)
 }
 
-pub(crate) fn signal_name(signal: i32) -> String {
+/// The name of a signal, such as `SIGTERM`.
+pub fn signal_name(signal: i32) -> String {
     match signal_hook::low_level::signal_name(signal) {
         Some(name) => name.to_owned(),
         None => format!("signal {signal}"),
@@ -247,6 +273,7 @@ mod tests {
             hang_reason: None,
             is_oom: false,
             last_position: None,
+            recorded_error: None,
             stderr_tail: Vec::new(),
         }
     }

@@ -3,6 +3,7 @@
 //! While a job runs, the launcher reads signals here and forwards them to the job. Between jobs they have their
 //! default effect, so a program that launches several jobs can be interrupted at any time.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -26,9 +27,9 @@ static NUM_JOBS: Mutex<usize> = Mutex::new(0);
 pub struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Starts to receive signals.
-    pub fn watch() -> io::Result<Signals> {
-        let handled = handled();
+    /// Starts to receive the signals that end a job, and `others`.
+    pub fn watch(others: &[i32]) -> io::Result<Signals> {
+        let handled = handled(others);
         keep_default_effect_when_idle(&handled)?;
         let (read, write) = UnixStream::pair()?;
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, &handled)?;
@@ -81,12 +82,12 @@ fn keep_default_effect_when_idle(signals: &[i32]) -> io::Result<()> {
 }
 
 /// The handled signals, without those that the parent process set to be ignored, as `nohup` does.
-fn handled() -> Vec<i32> {
+fn handled(others: &[i32]) -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored_signals(&status);
-    HANDLED
-        .map(Signal::as_raw)
-        .into_iter()
+    let usual = HANDLED.map(Signal::as_raw);
+    let all: BTreeSet<i32> = usual.iter().chain(others).copied().collect();
+    all.into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0)
         .collect()
 }

@@ -13,6 +13,9 @@ use std::process::{Command, ExitCode};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::numa::parse_cpu_list;
 use crate::reaper;
 
 /// The hidden subcommand that makes a program act as trampoline.
@@ -20,6 +23,9 @@ pub const SUBCOMMAND: &str = "__worker";
 
 /// Set from the start of the trampoline to its exec, to detect a program that does not call [`intercept`].
 pub(crate) const MARK: &str = "TRAINYARD_TRAMPOLINE";
+
+/// The processors that the worker may use, in the kernel's notation, if not all.
+pub(crate) const CPUS: &str = "TRAINYARD_CPUS";
 
 /// Why a trampoline could not execute its program.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +45,12 @@ pub enum WorkerError {
     /// The kernel rejected the request for a death signal.
     #[error("cannot set the parent death signal: {source}")]
     Bind {
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The worker cannot be bound to the processors near its GPU.
+    #[error("cannot bind the rank to processors: {source}")]
+    Cpus {
         /// The error of the operating system.
         source: io::Error,
     },
@@ -99,11 +111,24 @@ pub fn exec_after_binding_to_parent(
             parent: parent.as_raw_pid(),
         });
     }
-    let source = Command::new(program).args(args).env_remove(MARK).exec();
+    if let Some(cpus) = std::env::var_os(CPUS) {
+        bind_to_cpus(&cpus).map_err(|source| WorkerError::Cpus { source })?;
+    }
+    let mut command = Command::new(program);
+    let source = command.args(args).env_remove(MARK).env_remove(CPUS).exec();
     Err(WorkerError::Exec {
         program: program.to_owned(),
         source,
     })
+}
+
+/// Limits this process to some processors.
+fn bind_to_cpus(list: &OsStr) -> io::Result<()> {
+    let cpus = list.to_str().and_then(parse_cpu_list);
+    let cpus = cpus.ok_or(io::ErrorKind::InvalidInput)?;
+    let mut set = CpuSet::new();
+    cpus.into_iter().for_each(|cpu| set.set(cpu));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// The command that starts `program` through `trampoline`, in a new process group and with a death signal for this

@@ -17,6 +17,7 @@ use rustix::process::{
 use crate::descendants::{self, LAUNCH_ID, LaunchId};
 use crate::reaper::Reaper;
 use crate::report::ExitStatus;
+use crate::template::substitute_local_rank;
 use crate::{Job, LaunchError, worker};
 
 /// The process of one local rank.
@@ -65,7 +66,11 @@ impl WorkerProcesses {
             trampoline: trampoline.to_owned(),
             source,
         };
-        let mut child = worker::command(trampoline, program, &job.args)
+        let arguments = job.args.iter();
+        let arguments: Vec<OsString> = arguments
+            .map(|argument| substitute_local_rank(argument, job.first_local_rank + rank))
+            .collect();
+        let mut child = worker::command(trampoline, program, &arguments)
             .envs(environment)
             .env(LAUNCH_ID, self.launch.as_str())
             .stdin(Stdio::null())

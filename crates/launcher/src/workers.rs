@@ -1,10 +1,12 @@
 //! The workers of one node: starting them, polling their heartbeats, signaling them and recording their exits.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -12,15 +14,23 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 
-use trainyard_heartbeat::{HangDetector, HeartbeatMemory, HeartbeatMonitor, RankStatus};
+use trainyard_heartbeat::{
+    HangDetector, HeartbeatMemory, HeartbeatMonitor, RankStatus, slow_progress,
+};
 
+use crate::error_file::{ERROR_FILE, ErrorFiles, RecordedError};
+use crate::idle::{IdleMonitor, log_python_stacks};
 use crate::lines::SharedTail;
+use crate::numa::cpus_of_rank;
+use crate::observer::{JobObserver, Observation};
 use crate::oom_kills::oom_kills;
 use crate::output::{Source, Stream, forward};
 use crate::progress::JobProgress;
 use crate::report::{ExitStatus, Outcome, WorkerExit, signal_name};
 use crate::runtime_dir::RuntimeDir;
 use crate::signals::Signals;
+use crate::visible_gpus::VISIBLE_DEVICES;
+use crate::worker::CPUS;
 use crate::worker_process::{WorkerProcess, WorkerProcesses};
 use crate::{Console, Job, LaunchError, Master, color, environment, find_program, worker};
 
@@ -51,13 +61,20 @@ pub struct Workers {
     heartbeats: Option<HeartbeatMemory>,
     /// Makes the job visible to `trainyard top`; `None` if it could not be created.
     _runtime_dir: Option<RuntimeDir>,
+    /// Where workers record the exceptions that end them.
+    error_files: Option<ErrorFiles>,
     monitor: HeartbeatMonitor,
     /// `None` without hang detection.
     detector: Option<HangDetector>,
     /// The kills of the out-of-memory killer before the workers started, if the kernel counts them.
     oom_kills: Option<u64>,
+    observer: Option<Arc<dyn JobObserver>>,
     /// The ranks that the launcher killed because they hung, and the reasons.
     hung: BTreeMap<usize, String>,
+    /// Watches ranks that write no heartbeats.
+    idle: IdleMonitor,
+    /// Whether a step takes longer than usual, and a warning was logged.
+    is_slow: bool,
     /// Closed when no worker will write to the pipes any more.
     stop_output: OwnedFd,
 }
@@ -72,7 +89,9 @@ impl Workers {
         let started = Instant::now();
         let heartbeats = allocate_heartbeats(job);
         let runtime_dir = create_runtime_dir(job, heartbeats.as_ref());
-        let (processes, [stdouts, stderrs]) = start(job, heartbeats.as_ref(), signals)?;
+        let error_files = ErrorFiles::create(job);
+        let (processes, [stdouts, stderrs]) =
+            start(job, heartbeats.as_ref(), error_files.as_ref(), signals)?;
         let stderr_tails = stderrs.iter().map(Source::tail).collect();
         let (stop, stop_output) = pipe_with(PipeFlags::CLOEXEC).map_err(watch_error)?;
         let stops = [stop.try_clone().map_err(watch_error)?, stop];
@@ -84,6 +103,9 @@ impl Workers {
             let progress = progress.clone();
             thread.spawn(move || forward(stream, sources, &progress, stop.as_fd()))
         });
+        if let Some(observer) = &job.observer {
+            observer.started(job);
+        }
         Ok(Workers {
             started,
             first_rank: job.rank_of(0),
@@ -97,12 +119,16 @@ impl Workers {
             progress,
             heartbeats,
             _runtime_dir: runtime_dir,
+            error_files,
             monitor: HeartbeatMonitor::new(started),
             detector: job
                 .hang_timeout
                 .map(|default_timeout| HangDetector { default_timeout }),
             oom_kills: oom_kills(),
+            observer: job.observer.clone(),
             hung: BTreeMap::new(),
+            idle: IdleMonitor::new(started),
+            is_slow: false,
             stop_output,
         })
     }
@@ -158,6 +184,9 @@ impl Workers {
         self.monitor.poll(heartbeats, running.into_iter(), now);
         let local = self.monitor.statuses();
         self.progress.update(&local);
+        if local.is_empty() {
+            self.warn_of_idleness(now);
+        }
         let all: Vec<RankStatus> = local.iter().chain(others).cloned().collect();
         let detect = |detector: &HangDetector| detector.hung_ranks(&local, &all);
         for hung in self.detector.as_ref().map_or_else(Vec::new, detect) {
@@ -170,9 +199,50 @@ impl Workers {
             self.processes.by_local_rank()[local_rank].signal(Signal::KILL);
             self.hung.insert(hung.rank, hung.reason);
         }
+        self.warn_of_slow_progress(&local, &all);
         for straggler in self.monitor.new_stragglers(&all) {
             tracing::warn!("{straggler}");
         }
+        if let Some(observer) = &self.observer {
+            observer.observed(&Observation {
+                ranks: &all,
+                slow_ranks: &self.monitor.slow_ranks(),
+                num_hung: self.hung.len(),
+                now,
+            });
+        }
+    }
+
+    /// Logs once that ranks which write no heartbeats do nothing.
+    fn warn_of_idleness(&mut self, now: Instant) {
+        let pid = |process: &WorkerProcess| process.pid().as_raw_pid().unsigned_abs();
+        let running = self.running();
+        let running: Vec<(usize, u32)> = running
+            .map(|(rank, process)| (self.first_rank + rank, pid(process)))
+            .collect();
+        if self.detector.is_some()
+            && let Some(why) = self.idle.poll(&running, now)
+        {
+            tracing::warn!("{why}");
+            log_python_stacks(running);
+        }
+    }
+
+    /// Logs once what holds up ranks whose programs do not say whether they are in a step.
+    fn warn_of_slow_progress(&mut self, local: &[RankStatus], all: &[RankStatus]) {
+        let slow = slow_progress(local, all);
+        match (&slow, self.is_slow) {
+            (Some(why), false) => tracing::warn!(
+                "no step has ended for longer than steps take: {why}{}",
+                self.detector.map_or_else(String::new, |detector| format!(
+                    ". After {} s without a step the rank is killed (--hang-timeout)",
+                    detector.default_timeout.as_secs()
+                ))
+            ),
+            (None, true) => tracing::warn!("the ranks take steps again"),
+            _ => {}
+        }
+        self.is_slow = slow.is_some();
     }
 
     /// The status of the local ranks at the last poll.
@@ -237,6 +307,7 @@ impl Workers {
             progress,
             stop_output,
             first_rank,
+            observer,
             ..
         } = self;
         processes.kill_all();
@@ -251,7 +322,11 @@ impl Workers {
             ..exit
         };
         let exits = exits.into_iter().flatten().map(with_tail).collect();
-        Outcome::new(exits, interrupted_by)
+        let outcome = Outcome::new(exits, interrupted_by);
+        if let Some(observer) = observer {
+            observer.ended(&outcome);
+        }
+        outcome
     }
 
     fn worker_exit(
@@ -271,6 +346,7 @@ impl Workers {
             hang_reason: self.hung.get(&rank).cloned(),
             is_oom: self.is_oom(status),
             last_position: self.last_position(rank),
+            recorded_error: self.recorded_error(local_rank, status),
             stderr_tail: Vec::new(),
         }
     }
@@ -280,6 +356,16 @@ impl Workers {
     fn is_oom(&self, status: ExitStatus) -> bool {
         let is_killed = status == ExitStatus::Signaled(Signal::KILL.as_raw());
         is_killed && self.last_signal.is_none() && oom_kills() > self.oom_kills
+    }
+
+    /// What a worker that failed has recorded. Another program may write something else: that is only logged.
+    fn recorded_error(&self, local_rank: usize, status: ExitStatus) -> Option<RecordedError> {
+        let files = self.error_files.as_ref().filter(|_| !status.is_success())?;
+        let read = RecordedError::read(&files.path(local_rank));
+        read.inspect_err(|error| {
+            tracing::warn!("the error file of local rank {local_rank} is unreadable: {error}");
+        })
+        .ok()?
     }
 
     /// The position of a rank in its last heartbeat.
@@ -313,6 +399,7 @@ pub(crate) fn watch_error(error: impl Into<io::Error>) -> LaunchError {
 fn start(
     job: &Job,
     heartbeats: Option<&HeartbeatMemory>,
+    error_files: Option<&ErrorFiles>,
     signals: &Signals,
 ) -> Result<(WorkerProcesses, [Vec<Source>; 2]), LaunchError> {
     if std::env::var_os(worker::MARK).is_some() {
@@ -338,11 +425,41 @@ fn start(
         if let Some(heartbeats) = heartbeats {
             environment.extend(heartbeats.environment(job.rank_of(rank)));
         }
+        environment.extend(placement(job, rank)?);
+        let error_file = error_files.map(|files| files.prepare(rank));
+        environment.push((ERROR_FILE.into(), error_file.unwrap_or_default().into()));
         let [stdout, stderr] = processes.start(job, &program, &trampoline, environment)?;
         stdouts.push(Source::new(job, rank, Stream::Stdout, stdout)?);
         stderrs.push(Source::new(job, rank, Stream::Stderr, stderr)?);
     }
     Ok((processes, [stdouts, stderrs]))
+}
+
+/// The variables that say which GPU and which processors a rank may use.
+fn placement(job: &Job, local_rank: usize) -> Result<Vec<(OsString, OsString)>, LaunchError> {
+    let place = job.first_local_rank + local_rank;
+    let mut variables = Vec::new();
+    if job.virtual_local_rank {
+        let given = std::env::var(VISIBLE_DEVICES).ok();
+        let mut entries = given.iter().flat_map(|list| list.split(',')).map(str::trim);
+        let gpu = match &given {
+            None => place.to_string(),
+            Some(_) => entries
+                .nth(place)
+                .ok_or(LaunchError::NoVisibleGpu { local_rank: place })?
+                .to_owned(),
+        };
+        variables.push((VISIBLE_DEVICES.into(), gpu.into()));
+    }
+    if let Some(binding) = job.numa_binding {
+        let failed = |source| LaunchError::Numa {
+            local_rank: place,
+            source,
+        };
+        let cpus = cpus_of_rank(binding, place).map_err(failed)?;
+        variables.push((CPUS.into(), cpus.into()));
+    }
+    Ok(variables)
 }
 
 /// Failures are only logged: a job also runs without hang detection.

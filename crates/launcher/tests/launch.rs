@@ -410,7 +410,7 @@ fn sigint() {
 }
 
 fn interrupted_start() {
-    let signals = Signals::watch().unwrap();
+    let signals = Signals::watch(&[]).unwrap();
     kill_process(rustix::process::getpid(), Signal::TERM).unwrap();
     wait_until("the signal has arrived", || signals.have_arrived());
     let mut workers = Workers::start(&quiet(1000, "sleep 1000"), &signals).unwrap();

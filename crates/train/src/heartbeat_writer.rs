@@ -6,13 +6,17 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use trainyard_heartbeat::{Heartbeat, HeartbeatSlot, PendingCollective, Stage, StepTimeStats};
-use trainyard_mesh::{AxisSet, Mesh};
-use trainyard_torch::World;
+use trainyard_heartbeat::{
+    Heartbeat, HeartbeatSlot, MemoryUse, MeshAxis, PendingCollective, Save, SentBytes, Stage,
+    StepTimeStats,
+};
+use trainyard_mesh::{Axis, AxisSet, Mesh};
+use trainyard_torch::{World, memory};
 use trainyard_trace::Ledger;
 
+use crate::metrics::StepMetrics;
 use crate::train_spec::TrainSpec;
 
 /// Time between heartbeats.
@@ -55,13 +59,32 @@ impl HeartbeatWriter {
         }
     }
 
-    /// Records the metrics of the last reported step.
-    pub fn report(&self, loss: f64, tokens_per_second: f64, peak_bytes: u64) {
+    /// Records the metrics of a reported step.
+    pub fn report(&self, step: &StepMetrics) {
         if let Some(running) = &self.0 {
             let heartbeat = &mut lock(&running.state).heartbeat;
-            heartbeat.loss = Some(loss);
-            heartbeat.tokens_per_second = Some(tokens_per_second);
-            heartbeat.peak_bytes = Some(peak_bytes);
+            heartbeat.loss = Some(step.loss);
+            heartbeat.tokens_per_second = Some(step.tps);
+            heartbeat.peak_bytes = Some(step.memory_bytes);
+            let metrics = &mut heartbeat.metrics;
+            metrics.is_loss_invalid = !step.loss.is_finite();
+            metrics.grad_norm = Some(step.grad_norm);
+            metrics.learning_rate = Some(step.lr);
+            metrics.mfu = step.mfu;
+            metrics.data_wait_fraction = Some(step.data_share);
+            metrics.peak_memory = peak_memory();
+        }
+    }
+
+    /// Records that the state of `step` was saved to storage, and how long training paused for it.
+    pub fn saved(&self, step: u64, pause: Duration) {
+        if let Some(running) = &self.0 {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            lock(&running.state).heartbeat.metrics.last_save = Some(Save {
+                step,
+                pause_seconds: pause.as_secs_f64(),
+                unix_seconds: now.unwrap_or_default().as_secs_f64(),
+            });
         }
     }
 }
@@ -75,6 +98,7 @@ impl Running {
             since_ns: ledger.now_ns(),
             num_steps: spec.training.steps,
             shows_progress: spec.metrics.progress,
+            mesh: mesh_axes(world.mesh()),
             ..Heartbeat::default()
         };
         let state = Arc::new(Mutex::new(State {
@@ -114,8 +138,9 @@ impl State {
         if self.heartbeat.stage == Stage::Stepping {
             let since = |now: u64, then: u64| Duration::from_nanos(now.saturating_sub(then));
             let waited = since(waited_ns, self.waited_ns);
-            self.step_times
-                .record(since(now_ns, self.heartbeat.since_ns), waited);
+            let took = since(now_ns, self.heartbeat.since_ns);
+            self.step_times.record(took, waited);
+            self.heartbeat.metrics.step_times.record(took);
         }
         (self.heartbeat.stage, self.heartbeat.step) = (stage, step);
         (self.heartbeat.since_ns, self.waited_ns) = (now_ns, waited_ns);
@@ -131,6 +156,29 @@ impl State {
             ..self.heartbeat.clone()
         }
     }
+}
+
+fn mesh_axes(mesh: &Mesh) -> Vec<MeshAxis> {
+    let axes = Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1);
+    let axes = axes.map(|axis| MeshAxis {
+        name: axis.to_string(),
+        size: mesh.size(axis),
+    });
+    axes.collect()
+}
+
+/// The memory at the peak by kind, if allocations are counted.
+fn peak_memory() -> Vec<MemoryUse> {
+    let Ok(report) = memory::report() else {
+        return Vec::new();
+    };
+    let kinds = memory::KINDS.into_iter().zip(report.at_peak);
+    let used = kinds.filter(|(_, bytes)| *bytes > 0);
+    let used = used.map(|(kind, bytes)| MemoryUse {
+        kind: kind.to_string(),
+        bytes,
+    });
+    used.collect()
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -160,9 +208,20 @@ impl WriteLoop {
         let mut heartbeat = lock(&self.state).snapshot();
         heartbeat.pending = self.pending_collectives();
         heartbeat.completed = self.ledger.last_completed();
+        heartbeat.metrics.sent_bytes = self.sent_bytes();
         if let Err(error) = self.slot.write(&mut heartbeat) {
             tracing::debug!("cannot write a heartbeat: {error}");
         }
+    }
+
+    fn sent_bytes(&self) -> Vec<SentBytes> {
+        let sent = self.ledger.sent_bytes().into_iter();
+        let sent = sent.map(|(group, purpose, bytes)| SentBytes {
+            purpose: purpose.to_string(),
+            group,
+            bytes,
+        });
+        sent.collect()
     }
 
     fn pending_collectives(&self) -> Vec<PendingCollective> {
@@ -196,5 +255,6 @@ mod tests {
             now += 60 * second;
         }
         assert_eq!(state.step_times.p99(), Some(Duration::from_secs(1)));
+        assert_eq!(state.heartbeat.metrics.step_times.count(), 6);
     }
 }

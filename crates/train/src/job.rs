@@ -519,8 +519,7 @@ impl<'a> Job<'a> {
             .add(num_tokens * num_shares as f64, loss, elapsed, mfu);
         let step = self.trainer.steps_taken();
         let expert_loads = self.trainer.expert_loads()?;
-        self.heartbeat.report(loss, tps, memory_bytes);
-        self.sinks.write(&StepMetrics {
+        let metrics = StepMetrics {
             expert_loads,
             expert_traffic: self.trainer.expert_traffic()?,
             step,
@@ -535,7 +534,9 @@ impl<'a> Job<'a> {
             seconds: elapsed / window.num_steps.max(1) as f64,
             data_share: window.data.as_secs_f64() / elapsed,
             samples_seen: self.trainer.samples_seen(),
-        });
+        };
+        self.heartbeat.report(&metrics);
+        self.sinks.write(&metrics);
         let end = self.trainer.samples_seen();
         let samples = end - self.trainer.batching().global as u64..end;
         Ok(self.spikes.observe(loss).map(|score| Cause::Spike {
@@ -579,6 +580,9 @@ impl<'a> Job<'a> {
             extra_state: self.trainer.extra_state()?,
         };
         let saved = saver.save(&self.trainer, self.world, state, destinations)?;
+        if destinations.iter().any(|each| each.is_durable) {
+            self.heartbeat.saved(step, saved.pause);
+        }
         if self.world.rank() == 0 {
             tracing::info!(
                 "checkpoint of step {step}: training paused for {:.1} ms, {} of staging memory",

@@ -45,6 +45,9 @@ pub fn run(
         host: elastic.host,
     };
     let outcome = run_agent(&config).map_err(agent_failure)?;
+    if let Some(workers) = &outcome.workers {
+        workers.forward_recorded_error();
+    }
     result(&outcome)
 }
 

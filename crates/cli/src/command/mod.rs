@@ -14,6 +14,7 @@ mod man;
 mod mesh;
 mod new;
 mod plan;
+mod python;
 mod rdzv;
 mod rdzv_conf;
 mod rendezvous;
@@ -23,11 +24,14 @@ mod run;
 mod schedule;
 mod server_args;
 mod simulate;
+mod telemetry_args;
 mod top;
 mod torchrun;
 mod trace;
 mod train;
+mod ui;
 mod verify;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,6 +55,7 @@ pub enum Command {
     Mesh(mesh::Mesh),
     Verify(verify::Verify),
     Top(top::Top),
+    Ui(ui::Ui),
     Trace(trace::Trace),
     Schedule(schedule::ScheduleArgs),
     Plan(Box<plan::Plan>),
@@ -83,6 +88,7 @@ impl Command {
             Command::Mesh(mesh) => mesh.execute(overrides),
             Command::Verify(verify) => Err(verify.execute(overrides)),
             Command::Top(top) => top.execute(),
+            Command::Ui(ui) => ui.execute(),
             Command::Trace(trace) => trace.execute(),
             Command::Schedule(schedule) => schedule.execute(),
             Command::Plan(plan) => plan.execute(overrides),

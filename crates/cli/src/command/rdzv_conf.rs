@@ -12,7 +12,9 @@ use trainyard_rendezvous::{Address, Policy};
 use crate::failure::Failure;
 
 /// torchrun's keys that have no effect here.
-const IGNORED: [&str; 8] = [
+const IGNORED: [&str; 10] = [
+    "store_type",
+    "etcd_prefix",
     "read_timeout",
     "close_timeout",
     "heartbeat_timeout",
@@ -109,9 +111,13 @@ impl RdzvConf {
             "rejoin_timeout" => self.rejoin = Some(seconds(key, value)?),
             "stop_timeout" => self.stop = Some(seconds(key, value)?),
             "protocol" => self.protocol = Some(Protocol::parse(value)?),
-            "cacert" => self.cacert = Some(value.to_owned()),
-            "cert" => self.cert = Some(value.to_owned()),
-            "key" => self.key = Some(value.to_owned()),
+            "cacert" | "ca_cert" => self.cacert = Some(value.to_owned()),
+            "cert" | "ssl_cert" => self.cert = Some(value.to_owned()),
+            "key" | "ssl_cert_key" => self.key = Some(value.to_owned()),
+            "store_type" if value == "file" => {
+                let message = "--rdzv-conf store_type=file: a store in a file is not supported";
+                return Err(Failure::usage(message).hint("use store_type=tcp, the default"));
+            }
             "user" => self.user = Some(value.to_owned()),
             "password_file" => self.password_file = Some(value.to_owned()),
             _ if IGNORED.contains(&key) => {}

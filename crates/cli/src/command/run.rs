@@ -8,7 +8,9 @@ use trainyard_launcher::{ExitStatus, Job, Outcome, launch, launch_served};
 use super::elastic;
 use super::replica_args::ReplicaArgs;
 use super::server_args::ServerArgs;
+use super::telemetry_args::TelemetryArgs;
 use super::torchrun::Torchrun;
+use super::watch::Watch;
 use crate::failure::Failure;
 use crate::log;
 
@@ -35,6 +37,7 @@ use crate::log;
     trainyard run --nnodes 1:4 --nproc-per-node 8 --rdzv-id llama7 --rdzv-backend server \\\n    \
       --rdzv-endpoint 10.0.0.1:29400 --run-secret-file llama7.secret --max-restarts 3 -- \\\n    \
       trainyard train configs/llama3-8b.toml --checkpoint.memory_interval 10")]
+#[command(args_override_self = true)]
 pub struct Run {
     #[command(flatten)]
     torchrun: Torchrun,
@@ -42,12 +45,23 @@ pub struct Run {
     replicas: ReplicaArgs,
     #[command(flatten)]
     servers: ServerArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+    /// Observe PyTorch scripts from inside: steps, collectives in flight and Python lines, for progress, metrics and hang
+    /// detection. The scripts need no change
+    #[arg(long, help_heading = "PyTorch scripts")]
+    watch: bool,
 }
 
 impl Run {
     /// Runs the job until all ranks have exited.
-    pub fn execute(self) -> Result<ExitCode, Failure> {
-        let job = self.torchrun.job()?;
+    pub fn execute(mut self) -> Result<ExitCode, Failure> {
+        self.torchrun.ensure_log_dir()?;
+        let mut job = self.torchrun.job()?;
+        let _telemetry = self.telemetry.start(&mut job)?;
+        let watch = self.watch.then(|| Watch::install(&mut job)).transpose();
+        // Must live across restarts: the ranks import it.
+        let _watch = watch.map_err(|error| Failure::new(format!("--watch: {error}")))?;
         if self.servers.is_served() {
             log::to_stderr("warn");
             return self.launch_served(&job);
@@ -100,6 +114,7 @@ impl Run {
         let Some(report) = outcome.report() else {
             return Ok(ExitCode::SUCCESS);
         };
+        outcome.forward_recorded_error();
         let failure = Failure::new(report).with_code(outcome.exit_code());
         Err(match hint(&outcome, job.output.log_dir.is_some()) {
             Some(hint) => failure.hint(hint),

@@ -117,6 +117,10 @@ impl ServerArgs {
             worker.output.log_dir = subdir(job, &format!("worker_{index}"));
             // A worker waits for others as long as the staleness bound says; servers notice one that is lost.
             worker.hang_timeout = None;
+            // What the servers observe is the whole job.
+            if self.servers.is_some() || index > 0 {
+                worker.observer = None;
+            }
             // Its GPUs are those after the ones of the workers before.
             worker.first_local_rank = index * ranks_each;
             worker

@@ -1,17 +1,23 @@
 //! torchrun's options, spelled with dashes or underscores, and the job that they describe.
 //!
 //! Options that make no difference here are accepted and ignored. Options that are not supported are rejected by
-//! name.
+//! name. Like torchrun, every option can be given as a variable `PET_OPTION`, as Kubeflow does.
 
+use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use trainyard_launcher::{Console, Job};
+use clap::builder::BoolishValueParser;
+use rustix::process::Signal;
+use trainyard_launcher::{
+    Job, NumaBinding, StreamSelection, VISIBLE_DEVICES, num_gpus, signal_name, visible_gpus,
+};
 
+use super::python::ProgramKind;
 use super::rdzv::{ElasticArgs, RdzvArgs};
 use crate::failure::Failure;
 
@@ -19,62 +25,122 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 pub struct Torchrun {
     /// Number of ranks per node: a number, `cpu`, `gpu`, or `auto` (GPUs if there are any, else cores)
-    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1")]
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        value_name = "N",
+        default_value = "1",
+        env = "PET_NPROC_PER_NODE",
+        hide_env = true
+    )]
     nproc_per_node: String,
     /// Run on this node only, with a free MASTER_PORT (this is the default)
-    #[arg(long)]
+    #[arg(long, env = "PET_STANDALONE", hide_env = true, value_parser = BoolishValueParser::new())]
     standalone: bool,
     #[command(flatten)]
     rdzv: RdzvArgs,
     /// Number of restarts after failures
-    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        alias = "max_restarts",
+        value_name = "N",
+        default_value_t = 0,
+        env = "PET_MAX_RESTARTS",
+        hide_env = true
+    )]
     max_restarts: usize,
-    /// Address of rank 0, with --rdzv-backend static (MASTER_ADDR)
+    /// Address of rank 0, with --rdzv-backend static (MASTER_ADDR); 127.0.0.1 by default
     #[arg(
         long,
         alias = "master_addr",
         value_name = "HOST",
-        default_value = "127.0.0.1"
+        env = "PET_MASTER_ADDR",
+        hide_env = true
     )]
-    master_addr: String,
-    /// Port on that address (MASTER_PORT); a free one by default
-    #[arg(long, alias = "master_port", value_name = "PORT")]
+    master_addr: Option<String>,
+    /// Port on that address (MASTER_PORT); by default a free one, or 29500 on several nodes
+    #[arg(
+        long,
+        alias = "master_port",
+        value_name = "PORT",
+        env = "PET_MASTER_PORT",
+        hide_env = true
+    )]
     master_port: Option<u16>,
     /// Ignored, accepted for compatibility with torchrun: exits of ranks are noticed immediately
-    #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        value_name = "SECONDS",
+        env = "PET_MONITOR_INTERVAL",
+        hide_env = true
+    )]
     monitor_interval: Option<f64>,
     /// Ignored, accepted for compatibility with torchrun: ranks are always new processes
-    #[arg(long, alias = "start_method", value_name = "METHOD")]
+    #[arg(
+        long,
+        alias = "start_method",
+        value_name = "METHOD",
+        env = "PET_START_METHOD",
+        hide_env = true
+    )]
     start_method: Option<String>,
     /// Role of the ranks (ROLE_NAME)
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        env = "PET_ROLE",
+        hide_env = true
+    )]
     role: String,
     /// Also write the output of ranks to DIR/ID/attempt_0/RANK/{stdout,stderr}.log; in elastic runs to
     /// DIR/ID/epoch_E/node_N/RANK/
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    #[arg(
+        long,
+        alias = "log_dir",
+        value_name = "DIR",
+        env = "PET_LOG_DIR",
+        hide_env = true
+    )]
     log_dir: Option<PathBuf>,
-    /// Streams to write to log files only: 0 (none) or 3 (both; needs --log-dir)
-    #[arg(short, long, value_name = "0|3", default_value = "0")]
-    redirects: String,
-    /// Ignored, accepted for compatibility with torchrun: with --log-dir output goes to the console and to files
-    #[arg(short, long, value_name = "0..3")]
-    tee: Option<String>,
+    /// Streams to write to log files only: 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a number for some local
+    /// ranks, as in `0:3,1:2`. Without --log-dir the files are in a temporary directory, whose path is printed
+    #[arg(
+        short,
+        long,
+        value_name = "0..3|RANK:0..3,..",
+        default_value = "0",
+        env = "PET_REDIRECTS",
+        hide_env = true
+    )]
+    redirects: StreamSelection,
+    /// Streams to write to log files and to the console, written like --redirects
+    #[arg(
+        short,
+        long,
+        value_name = "0..3|RANK:0..3,..",
+        default_value = "0",
+        env = "PET_TEE",
+        hide_env = true
+    )]
+    tee: StreamSelection,
     /// Show only these local ranks on the console, such as `0,1`
     #[arg(
         long,
         alias = "local_ranks_filter",
         value_name = "RANKS",
-        value_delimiter = ','
+        env = "PET_LOCAL_RANKS_FILTER",
+        hide_env = true
     )]
-    local_ranks_filter: Option<Vec<usize>>,
+    local_ranks_filter: Option<LocalRanks>,
     /// Grace period in seconds between SIGTERM and SIGKILL when this program gets a signal, in which ranks can save a
     /// checkpoint; after a failure at most 2
     #[arg(
         long,
         alias = "shutdown_timeout",
         value_name = "SECONDS",
-        default_value_t = 30
-    )]
+        default_value_t = default_shutdown_timeout(), env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: u64,
     /// Seconds without progress after which a rank that starts, saves or evaluates counts as hung and is killed; for
     /// training steps the limit is learned: 5 s or three times the p99 step time, whichever is longer. 0 turns hang
@@ -86,13 +152,49 @@ pub struct Torchrun {
         default_value_t = 1800
     )]
     hang_timeout: u64,
+    /// Bind ranks to the processors near their GPUs: those of its NUMA node or of its socket, a share of the cores of the
+    /// node for each GPU, or those that share a cache
+    #[arg(
+        long,
+        alias = "numa_binding",
+        value_name = "node|socket|exclusive|core-complex"
+    )]
+    numa_binding: Option<NumaBinding>,
+    /// Give every rank LOCAL_RANK 0 and show it only its own GPU
+    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide_env = true, value_parser = BoolishValueParser::new())]
+    virtual_local_rank: bool,
+    /// Signals that also end the job, with time for a checkpoint, such as SIGUSR1 of Slurm
+    #[arg(
+        long,
+        alias = "signals_to_handle",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        env = "PET_SIGNALS_TO_HANDLE",
+        hide_env = true
+    )]
+    signals_to_handle: Vec<String>,
+    /// Ignored, accepted for compatibility with torchrun
+    #[arg(
+        long,
+        alias = "event_log_handler",
+        value_name = "NAME",
+        env = "PET_EVENT_LOG_HANDLER",
+        hide_env = true
+    )]
+    event_log_handler: Option<String>,
+    /// Not supported: a plugin of torchrun cannot run here
+    #[arg(long, alias = "logs_specs", value_name = "NAME", hide = true)]
+    logs_specs: Option<String>,
+    /// Run PROGRAM with Python, whatever its name
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide_env = true, value_parser = BoolishValueParser::new())]
+    run_path: bool,
     /// Run PROGRAM as a Python module, like `python -m`
-    #[arg(short, long)]
+    #[arg(short, long, env = "PET_MODULE", hide_env = true, value_parser = BoolishValueParser::new())]
     module: bool,
     /// Execute PROGRAM directly even if its name ends in .py
-    #[arg(long, alias = "no_python", conflicts_with = "module")]
+    #[arg(long, alias = "no_python", conflicts_with = "module", env = "PET_NO_PYTHON", hide_env = true, value_parser = BoolishValueParser::new())]
     no_python: bool,
-    /// The program and its arguments; a name that ends in .py is run with `python3 -u`
+    /// The program and its arguments; a Python script is run with `python3 -u`, or with the Python of PYTHON_EXEC
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
@@ -106,28 +208,43 @@ impl Torchrun {
         (job.master_addr, job.master_port) = self.master()?;
         let elastic = self.elastic_args()?;
         if elastic.is_none() {
-            (job.num_nodes, job.node_rank) = self.nodes(job.master_port)?;
+            (job.num_nodes, job.node_rank) = self.rdzv.static_nodes()?;
+            if job.num_nodes > 1 {
+                self.require_master(job.num_nodes)?;
+                job.master_port = job.master_port.or(Some(MASTER_PORT));
+            }
         }
         job.max_restarts = self.max_restarts;
         let id = self.rdzv.id(elastic.as_ref())?;
-        job.run_id = id.map_or_else(new_run_id, str::to_owned);
+        job.run_id = match id {
+            Some(id) => id.to_owned(),
+            // All nodes must have the same.
+            None if job.num_nodes > 1 => "none".to_owned(),
+            None => new_run_id(),
+        };
         job.role = self.role.clone();
         job.grace = Duration::from_secs(self.shutdown_timeout);
         let hang_timeout = Some(self.hang_timeout).filter(|seconds| *seconds > 0);
         job.hang_timeout = hang_timeout.map(Duration::from_secs);
-        job.output.console_ranks = self.local_ranks_filter.clone();
+        let shown = self.local_ranks_filter.as_ref();
+        job.output.console_ranks = shown.and_then(|ranks| ranks.0.clone());
         job.output.log_dir = self.attempt_dir(&job);
-        if self.redirects == "3" {
-            job.output.console = Console::Silent;
-        }
+        (job.output.redirects, job.output.tee) = (self.redirects.clone(), self.tee.clone());
+        job.numa_binding = self.numa_binding;
+        job.virtual_local_rank = self.virtual_local_rank;
+        job.signals = self.signals()?;
         Ok(job)
     }
 
     /// The directory for the log files of this attempt, if there are any.
     pub fn attempt_dir(&self, job: &Job) -> Option<PathBuf> {
         let attempt = format!("attempt_{}", job.restart_count);
-        let dir = self.log_dir.as_ref()?;
-        Some(dir.join(&job.run_id).join(attempt))
+        let mut dir = self.log_dir()?.join(&job.run_id);
+        // Nodes may share the file system.
+        if job.num_nodes > 1 {
+            dir.push(format!("node_{}", job.node_rank));
+        }
+        Some(dir.join(attempt))
     }
 
     /// The arguments of an elastic run; `None` without a rendezvous.
@@ -141,58 +258,84 @@ impl Torchrun {
 
     /// The directory for log files, if there is one.
     pub fn log_dir(&self) -> Option<&Path> {
-        self.log_dir.as_deref()
+        let dir = self.log_dir.as_deref();
+        dir.filter(|dir| *dir != Path::new("/dev/null"))
     }
 
-    /// The number of nodes, and the rank of this node.
-    fn nodes(&self, master_port: Option<u16>) -> Result<(usize, usize), Failure> {
-        let (num_nodes, node_rank) = self.rdzv.static_nodes()?;
-        if num_nodes > 1 && master_port.is_none() {
-            let message =
-                format!("--nnodes {num_nodes} needs an address and a port that all nodes know");
-            let hint = "add --rdzv-backend server --rdzv-endpoint HOST:PORT, \
-                        or --master-addr HOST --master-port PORT";
-            return Err(Failure::usage(message).hint(hint));
+    /// Creates a directory for log files if options need one and none is given. It stays.
+    pub fn ensure_log_dir(&mut self) -> Result<(), Failure> {
+        let is_needed = !self.redirects.is_empty() || !self.tee.is_empty();
+        if is_needed && self.log_dir.is_none() {
+            let dir = tempfile::Builder::new().prefix("trainyard_").tempdir();
+            let dir = dir.map_err(|error| {
+                Failure::new(format!("cannot create a directory for log files: {error}"))
+                    .hint("name one with --log-dir DIR")
+            })?;
+            let dir = dir.keep();
+            eprintln!("logs: {}", dir.display());
+            self.log_dir = Some(dir);
         }
-        Ok((num_nodes, node_rank))
+        Ok(())
+    }
+
+    /// Without an address, every node would look for rank 0 on itself.
+    fn require_master(&self, num_nodes: usize) -> Result<(), Failure> {
+        if self.master_addr.is_some() || self.rdzv.static_endpoint().is_some() {
+            return Ok(());
+        }
+        let message = format!("--nnodes {num_nodes} needs an address that all nodes know");
+        let hint = "add --rdzv-backend server --rdzv-endpoint HOST:PORT, or --master-addr HOST";
+        Err(Failure::usage(message).hint(hint))
     }
 
     fn reject_unsupported(&self) -> Result<(), Failure> {
-        let reject = |option: &str, value: &str, hint: &str| {
-            let message = format!("{option} {value} is not supported");
-            Err(Failure::usage(message).hint(hint))
+        let Some(plugin) = &self.logs_specs else {
+            return Ok(());
         };
-        match (self.redirects.as_str(), &self.log_dir) {
-            ("0", _) | ("3", Some(_)) => Ok(()),
-            ("3", None) => Err(
-                Failure::usage("--redirects 3 needs a directory for the log files")
-                    .hint("add --log-dir DIR"),
-            ),
-            _ => reject("--redirects", &self.redirects, "use 0 or 3"),
-        }
+        let message = format!("--logs-specs {plugin}: a plugin of torchrun cannot run here");
+        Err(Failure::usage(message)
+            .hint("use --log-dir, --redirects, --tee and --local-ranks-filter"))
+    }
+
+    /// The signals that end the job in addition to those that always do.
+    fn signals(&self) -> Result<Vec<i32>, Failure> {
+        let names = self.signals_to_handle.iter().map(|name| name.trim());
+        let signal = |name: &str| {
+            let number = signal_number(name);
+            number.ok_or_else(|| {
+                Failure::usage(format!(
+                    "--signals-to-handle: there is no signal {name} to handle"
+                ))
+                .hint("write names such as SIGUSR1,SIGUSR2")
+            })
+        };
+        names.filter(|name| !name.is_empty()).map(signal).collect()
     }
 
     /// The command that every rank executes.
     fn command(&self) -> Vec<OsString> {
-        let is_script = self
-            .program
-            .first()
-            .is_some_and(|program| Path::new(program).extension().is_some_and(|e| e == "py"));
-        let python: &[&str] = match (self.module, is_script && !self.no_python) {
-            (true, _) => &["python3", "-u", "-m"],
-            (false, true) => &["python3", "-u"],
-            (false, false) => &[],
+        let guess = || {
+            self.program
+                .first()
+                .map(|program| ProgramKind::guess(Path::new(program)))
         };
-        let python = python.iter().map(OsString::from);
-        python.chain(self.program.iter().cloned()).collect()
+        let kind = match (self.run_path, self.module, self.no_python) {
+            (true, _, _) => ProgramKind::Script,
+            (_, true, _) => ProgramKind::Module,
+            (_, _, true) => ProgramKind::Executable,
+            _ => guess().unwrap_or(ProgramKind::Executable),
+        };
+        let program = self.program.iter().cloned();
+        kind.command_prefix().into_iter().chain(program).collect()
     }
 
     /// `MASTER_ADDR` and `MASTER_PORT`; `--standalone` means a free port on this node.
     fn master(&self) -> Result<(String, Option<u16>), Failure> {
         if self.standalone {
-            return Ok(("127.0.0.1".to_owned(), None));
+            return Ok((LOCAL_ADDR.to_owned(), None));
         }
-        let given = (self.master_addr.clone(), self.master_port);
+        let address = self.master_addr.as_deref().unwrap_or(LOCAL_ADDR);
+        let given = (address.to_owned(), self.master_port);
         let Some(endpoint) = self.rdzv.static_endpoint() else {
             return Ok(given);
         };
@@ -209,19 +352,50 @@ impl Torchrun {
     }
 }
 
-/// The number of ranks on this node.
+const LOCAL_ADDR: &str = "127.0.0.1";
+/// The port of rank 0's store on several nodes, if none is given.
+const MASTER_PORT: u16 = 29500;
+
+/// Seconds, as torchrun's variable has them.
+fn default_shutdown_timeout() -> u64 {
+    const SECONDS: u64 = 30;
+    let given = env::var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+    given
+        .ok()
+        .and_then(|given| given.parse().ok())
+        .unwrap_or(SECONDS)
+}
+
+/// Local ranks such as `0,1`; an empty list means all.
+#[derive(Clone, Debug)]
+struct LocalRanks(Option<Vec<usize>>);
+
+impl FromStr for LocalRanks {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<LocalRanks, Self::Err> {
+        let ranks = text
+            .split(',')
+            .map(str::trim)
+            .filter(|rank| !rank.is_empty());
+        let ranks = ranks.map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        Ok(LocalRanks(Some(ranks).filter(|ranks| !ranks.is_empty())))
+    }
+}
+
 /// More processes than any node has GPUs or cores for: a larger number is a mistake.
 const MAX_NPROC: usize = 4096;
 
 fn nproc(value: &str) -> Result<usize, Failure> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let gpus = num_gpus();
+    let variable = env::var(VISIBLE_DEVICES).ok();
+    let gpus = visible_gpus(variable.as_deref(), num_gpus()).len();
     match value {
         "cpu" => Ok(cores()),
         "auto" if gpus == 0 => Ok(cores()),
         "auto" => Ok(gpus),
         "gpu" if gpus == 0 => Err(Failure::usage("--nproc-per-node gpu: this node has no GPU")
-            .hint("use a number, `cpu` or `auto`")),
+            .hint("use a number, `cpu` or `auto`, or look at CUDA_VISIBLE_DEVICES")),
         "gpu" => Ok(gpus),
         number => match number.parse() {
             Ok(nproc) if nproc > MAX_NPROC => Err(Failure::usage(format!(
@@ -237,16 +411,11 @@ fn nproc(value: &str) -> Result<usize, Failure> {
     }
 }
 
-/// Counts the GPU devices of the kernel, because querying CUDA would mean loading it.
-fn num_gpus() -> usize {
-    let is_gpu = |name: &str| {
-        name.strip_prefix("nvidia")
-            .is_some_and(|number| number.parse::<usize>().is_ok())
-    };
-    let devices = fs::read_dir("/dev").into_iter().flatten().flatten();
-    devices
-        .filter(|device| device.file_name().to_str().is_some_and(is_gpu))
-        .count()
+/// The number of a signal that a program can handle.
+fn signal_number(name: &str) -> Option<i32> {
+    let unhandled = [Signal::KILL.as_raw(), Signal::STOP.as_raw()];
+    let mut numbers = (1..=64).filter(|number| !unhandled.contains(number));
+    numbers.find(|number| signal_name(*number) == name)
 }
 
 /// A name that no other job on this node has.
@@ -336,26 +505,33 @@ mod tests {
 
     #[test]
     fn unsupported_options_are_rejected_by_name() {
-        let error = job("--redirects 1 --log-dir l p").unwrap_err();
-        assert!(error.contains("--redirects"), "{error}");
-        assert!(error.contains("not supported"), "{error}");
+        let error = job("--logs-specs plugin p").unwrap_err();
+        assert!(error.contains("--logs-specs plugin"), "{error}");
         assert!(error.contains("\nhint: "), "{error}");
+        assert!(job("--redirects 4 p").is_err());
+        assert!(job("--numa-binding core p").is_err());
+        let error = job("--signals-to-handle SIGKILL p").unwrap_err();
+        assert!(error.contains("no signal SIGKILL to handle"), "{error}");
     }
 
     #[test]
-    fn static_nodes_have_ranks_and_need_a_port() {
+    fn static_nodes_have_ranks_and_a_common_port() {
         let nodes = |line: &str| job(line).map(|job| (job.num_nodes, job.node_rank));
         assert_eq!(nodes("p"), Ok((1, 0)));
         assert_eq!(nodes("--nnodes 1:1 p"), Ok((1, 0)));
         let two = "--nnodes 2 --master-addr h --master-port 5";
         assert_eq!(nodes(&format!("{two} --node-rank 1 p")), Ok((2, 1)));
         assert!(nodes(&format!("{two} --node-rank 2 p")).is_err());
-        for line in [
-            "--nnodes 2 p",
-            "--nnodes 0 p",
-            "--nnodes x p",
-            "--node-rank 1 p",
-        ] {
+        let default = job("--nnodes 2 --master-addr h --log-dir l p").unwrap();
+        assert_eq!(
+            (default.master_port, default.run_id.as_str()),
+            (Some(29500), "none")
+        );
+        assert_eq!(
+            default.output.log_dir,
+            Some("l/none/node_0/attempt_0".into())
+        );
+        for line in ["--nnodes 0 p", "--nnodes x p", "--node-rank 1 p"] {
             assert!(nodes(line).is_err(), "{line}");
         }
         assert_eq!(job("--max-restarts 3 p").unwrap().max_restarts, 3);
@@ -373,13 +549,24 @@ mod tests {
     }
 
     #[test]
-    fn redirected_output_stays_off_the_console() {
-        let job = job("-r 3 --log-dir l p").unwrap();
-        assert_eq!(job.output.console, Console::Silent);
-        assert!(
-            super::tests::job("-r 3 p")
-                .unwrap_err()
-                .contains("--log-dir")
+    fn streams_are_redirected_and_shown_as_in_torchrun() {
+        let output = job("-r 3 -t 0:1 --log-dir l p").unwrap().output;
+        assert_eq!(
+            (output.redirects.to_string(), output.tee.to_string()),
+            ("3".into(), "0:1".into())
         );
+        assert_eq!(job("--log-dir /dev/null p").unwrap().output.log_dir, None);
+        assert_eq!(
+            job("--local-ranks-filter= p").unwrap().output.console_ranks,
+            None
+        );
+    }
+
+    #[test]
+    fn signals_are_named_as_in_torchrun() {
+        let signals =
+            |names: &str| job(&format!("--signals-to-handle {names} p")).map(|job| job.signals);
+        assert_eq!(signals("SIGTERM,SIGUSR1"), Ok(vec![15, 10]));
+        assert!(signals("USR1").is_err());
     }
 }

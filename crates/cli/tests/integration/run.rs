@@ -143,10 +143,7 @@ fn mistakes_are_explained() {
 
     for (nnodes, reason) in [
         ("1:4", " needs a rendezvous\nhint: "),
-        (
-            "2",
-            " needs an address and a port that all nodes know\nhint: ",
-        ),
+        ("2", " needs an address that all nodes know\nhint: "),
     ] {
         let output = trainyard(&["run", "--nnodes", nnodes, "--", "true"])
             .output()

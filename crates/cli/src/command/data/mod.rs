@@ -1,6 +1,8 @@
 //! `trainyard data`: prepares and checks training data.
 
+#[cfg(feature = "prepare")]
 mod mnist;
+#[cfg(feature = "prepare")]
 mod prepare;
 mod verify;
 
@@ -20,6 +22,7 @@ pub struct Data {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[cfg(feature = "prepare")]
     Prepare(prepare::Prepare),
     Verify(verify::Verify),
 }
@@ -28,6 +31,7 @@ impl Data {
     /// Runs the command.
     pub fn execute(self) -> Result<ExitCode, Failure> {
         match self.command {
+            #[cfg(feature = "prepare")]
             Command::Prepare(prepare) => prepare.execute(),
             Command::Verify(verify) => verify.execute(),
         }

@@ -164,7 +164,7 @@ fn row(rank: &RankView) -> Row<'static> {
 fn state(stage: Stage) -> Cell<'static> {
     match stage {
         Stage::Starting => Cell::from("starting").yellow(),
-        Stage::Stepping => Cell::from("training").green(),
+        Stage::Stepping | Stage::Observed => Cell::from("training").green(),
         Stage::Between => Cell::from("save/eval").cyan(),
         Stage::Ended => Cell::from("finished").dim(),
     }
