@@ -11,7 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -42,8 +43,8 @@ pub enum WorkerError {
         /// The launcher's pid.
         parent: i32,
     },
-    /// The kernel rejected the request for a death signal.
-    #[error("cannot set the parent death signal: {source}")]
+    /// The kernel rejected the request for a death signal or for a session.
+    #[error("cannot separate the worker from its launcher: {source}")]
     Bind {
         /// The error of the operating system.
         source: io::Error,
@@ -111,6 +112,16 @@ pub fn exec_after_binding_to_parent(
             parent: parent.as_raw_pid(),
         });
     }
+    // A session of its own, so that a rank that reads from the terminal is not stopped for being in the background.
+    match setsid() {
+        // It leads a group already.
+        Ok(_) | Err(Errno::PERM) => {}
+        Err(errno) => {
+            return Err(WorkerError::Bind {
+                source: errno.into(),
+            });
+        }
+    }
     if let Some(cpus) = std::env::var_os(CPUS) {
         bind_to_cpus(&cpus).map_err(|source| WorkerError::Cpus { source })?;
     }
@@ -131,7 +142,7 @@ fn bind_to_cpus(list: &OsStr) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The command that starts `program` through `trampoline`, in a new process group and with a death signal for this
+/// The command that starts `program` through `trampoline`, in a new session and with a death signal for this
 /// process. The thread that spawns it must outlive the worker: to the kernel, the end of that thread is the death of
 /// the parent.
 pub(crate) fn command(trampoline: &Path, program: &Path, args: &[OsString]) -> Command {
@@ -142,7 +153,6 @@ pub(crate) fn command(trampoline: &Path, program: &Path, args: &[OsString]) -> C
         .arg("--")
         .arg(program)
         .args(args)
-        .env(MARK, "1")
-        .process_group(0);
+        .env(MARK, "1");
     command
 }

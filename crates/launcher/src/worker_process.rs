@@ -1,6 +1,6 @@
 //! The worker processes of a job. Dropping them kills them, so none can be left running by mistake.
 //!
-//! Every worker leads a process group, and signals go to the group, so that processes a worker has started end with
+//! Every worker leads a session and its process group, and signals go to the group, so that processes a worker has started end with
 //! it; in the end, those that have left the group are killed too. A worker that exited stays unreaped until its group has been killed: until then the kernel does not give its
 //! pid to another process.
 
@@ -10,8 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open,
+    waitid,
 };
 
 use crate::descendants::{self, LAUNCH_ID, LaunchId};
@@ -73,7 +75,7 @@ impl WorkerProcesses {
         let mut child = worker::command(trampoline, program, &arguments)
             .envs(environment)
             .env(LAUNCH_ID, self.launch.as_str())
-            .stdin(Stdio::null())
+            .stdin(Stdio::inherit())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -102,8 +104,8 @@ impl WorkerProcesses {
 
     /// Kills whatever is left in the workers' process groups, and reaps the workers.
     pub(crate) fn kill_all(&mut self) {
-        for process in &mut self.processes {
-            let _ = kill_process_group(process.pid(), Signal::KILL);
+        for process in &self.processes {
+            process.signal(Signal::KILL);
         }
         if !self.processes.is_empty() {
             descendants::kill(&self.launch);
@@ -142,7 +144,14 @@ impl WorkerProcess {
 
     /// Sends a signal to the worker and to all processes of its group. Errors do not matter: the group may be empty.
     pub(crate) fn signal(&self, signal: Signal) {
-        let _ = kill_process_group(self.pid(), signal);
+        signal_group(self.pid(), signal);
+    }
+}
+
+/// Signals a worker and its process group. A trampoline that has just started leads no group yet.
+fn signal_group(pid: Pid, signal: Signal) {
+    if kill_process_group(pid, signal) == Err(Errno::SRCH) {
+        let _ = kill_process(pid, signal);
     }
 }
 
@@ -154,6 +163,6 @@ impl AsFd for WorkerProcess {
 }
 
 fn kill_group(child: &mut Child) {
-    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    signal_group(Pid::from_child(child), Signal::KILL);
     let _ = child.wait();
 }

@@ -3,6 +3,7 @@
 //! Options that make no difference here are accepted and ignored. Options that are not supported are rejected by
 //! name. Like torchrun, every option can be given as a variable `PET_OPTION`, as Kubeflow does.
 
+use std::cell::OnceCell;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -185,6 +186,9 @@ pub struct Torchrun {
     /// Not supported: a plugin of torchrun cannot run here
     #[arg(long, alias = "logs_specs", value_name = "NAME", hide = true)]
     logs_specs: Option<String>,
+    /// The directory for the log files of this run, once it is chosen.
+    #[arg(skip)]
+    run_dir: OnceCell<PathBuf>,
     /// Run PROGRAM with Python, whatever its name
     #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide_env = true, value_parser = BoolishValueParser::new())]
     run_path: bool,
@@ -219,7 +223,7 @@ impl Torchrun {
         job.run_id = match id {
             Some(id) => id.to_owned(),
             // All nodes must have the same.
-            None if job.num_nodes > 1 => "none".to_owned(),
+            None if job.num_nodes > 1 || job.master_port.is_some() => "none".to_owned(),
             None => new_run_id(),
         };
         job.role = self.role.clone();
@@ -239,11 +243,8 @@ impl Torchrun {
     /// The directory for the log files of this attempt, if there are any.
     pub fn attempt_dir(&self, job: &Job) -> Option<PathBuf> {
         let attempt = format!("attempt_{}", job.restart_count);
-        let mut dir = self.log_dir()?.join(&job.run_id);
-        // Nodes may share the file system.
-        if job.num_nodes > 1 {
-            dir.push(format!("node_{}", job.node_rank));
-        }
+        let logs = self.log_dir()?;
+        let dir = self.run_dir.get_or_init(|| run_dir(logs, job));
         Some(dir.join(attempt))
     }
 
@@ -416,6 +417,28 @@ fn signal_number(name: &str) -> Option<i32> {
     let unhandled = [Signal::KILL.as_raw(), Signal::STOP.as_raw()];
     let mut numbers = (1..=64).filter(|number| !unhandled.contains(number));
     numbers.find(|number| signal_name(*number) == name)
+}
+
+/// The directory for the log files of a job, which no earlier job of the same name has used.
+fn run_dir(logs: &Path, job: &Job) -> PathBuf {
+    let candidate = |number: usize| {
+        let name = match number {
+            1 => job.run_id.clone(),
+            _ => format!("{}_{number}", job.run_id),
+        };
+        let dir = logs.join(name);
+        // Nodes may share the file system.
+        if job.num_nodes > 1 {
+            dir.join(format!("node_{}", job.node_rank))
+        } else {
+            dir
+        }
+    };
+    let mut number = 1;
+    while candidate(number).exists() {
+        number += 1;
+    }
+    candidate(number)
 }
 
 /// A name that no other job on this node has.
