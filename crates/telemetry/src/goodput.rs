@@ -11,6 +11,8 @@ pub struct Goodput {
     last: Option<Position>,
     /// Whether the next position is one of a new process.
     is_new: bool,
+    /// Whether the job ran before it was followed.
+    is_attached: bool,
 }
 
 /// How far a rank is.
@@ -25,6 +27,14 @@ pub struct Position {
 }
 
 impl Goodput {
+    /// Follows a job that runs already: only what it does from now on counts.
+    pub fn attached() -> Goodput {
+        Goodput {
+            is_attached: true,
+            ..Goodput::default()
+        }
+    }
+
     /// The rank's process has ended, or another one has begun.
     pub fn restart(&mut self) {
         self.is_new = true;
@@ -35,6 +45,10 @@ impl Goodput {
         let (before, last) = match self.last {
             Some(last) if !self.is_new => (last.steps, last),
             Some(last) => (last.steps, resumed(position)),
+            None if self.is_attached => {
+                self.max_steps = position.steps;
+                (position.steps, position)
+            }
             None => {
                 // Steps before the first process are those of another job.
                 self.max_steps = resumed(position).steps;
@@ -89,6 +103,20 @@ mod tests {
             steps_of_process,
             seconds_of_process: steps_of_process as f64,
         }
+    }
+
+    #[test]
+    fn of_a_job_that_ran_before_only_later_steps_count() {
+        let position = |steps: u64| Position {
+            steps,
+            steps_of_process: steps,
+            seconds_of_process: 2.0 * steps as f64,
+        };
+        let mut goodput = Goodput::attached();
+        goodput.observe(position(100));
+        assert_eq!(goodput.useful_seconds(), 0.0);
+        goodput.observe(position(110));
+        assert_eq!((goodput.useful_seconds(), goodput.lost_steps()), (20.0, 0));
     }
 
     #[test]

@@ -65,6 +65,14 @@ impl JobMetrics {
         }
     }
 
+    /// The metrics, from now on, of a job that runs already.
+    pub fn attached(now: Instant) -> JobMetrics {
+        JobMetrics {
+            goodput: Goodput::attached(),
+            ..JobMetrics::new(now)
+        }
+    }
+
     /// Ranks have been started.
     pub fn start(&mut self, job: &Job) {
         if let Some((outcome, world)) = self.outcome.take().zip(self.world) {

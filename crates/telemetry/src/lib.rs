@@ -2,7 +2,7 @@
 //!
 //! The launcher reads the heartbeats of ranks several times a second. [`JobMetrics`] sums what they report over all
 //! restarts; [`families`] describes it as metric families; [`Telemetry`] serves these to Prometheus as [`exposition`]
-//! and pushes them to an OpenTelemetry collector, and serves a [page](page) that shows the job in a browser. Ranks never
+//! and pushes them to an OpenTelemetry collector, and serves a page that shows the job in a browser. Ranks never
 //! wait for any of it.
 
 mod error;

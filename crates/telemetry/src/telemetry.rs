@@ -21,6 +21,8 @@ use crate::{Build, JobMetrics, TelemetryError, families};
 pub struct TelemetryConfig {
     /// The name of the job.
     pub run_id: String,
+    /// Whether the job runs already.
+    pub is_attached: bool,
     /// The program that does it.
     pub build: Build,
     /// Whether there are also series of each rank.
@@ -63,9 +65,14 @@ struct Observed {
 impl Telemetry {
     /// Begins to serve and to push.
     pub fn start(config: TelemetryConfig) -> Result<Telemetry, TelemetryError> {
+        let new = if config.is_attached {
+            JobMetrics::attached
+        } else {
+            JobMetrics::new
+        };
         let source = Arc::new(Source {
             observed: Mutex::new(Observed {
-                metrics: JobMetrics::new(Instant::now()),
+                metrics: new(Instant::now()),
                 record: Record::new(config.run_id, config.prediction),
             }),
             build: config.build,
@@ -213,6 +220,7 @@ mod tests {
     fn serve() -> Result<Telemetry, TelemetryError> {
         Telemetry::start(TelemetryConfig {
             run_id: "night".to_owned(),
+            is_attached: false,
             build: Build {
                 version: "1".to_owned(),
                 commit: "abc".to_owned(),

@@ -56,6 +56,7 @@ impl TelemetryArgs {
         }
         let telemetry = start(TelemetryConfig {
             run_id: job.run_id.clone(),
+            is_attached: false,
             build: build(),
             per_rank: self.metrics_per_rank,
             metrics,

@@ -49,6 +49,7 @@ impl Ui {
         let run_id = self.run_id()?;
         let telemetry = start(TelemetryConfig {
             run_id: run_id.clone(),
+            is_attached: true,
             build: build(),
             per_rank: false,
             metrics: None,
