@@ -201,7 +201,7 @@ class WorkerTest(unittest.TestCase):
         job = Job(self, script)
         process = job.start()
         heartbeat = job.wait_for(lambda heartbeat: heartbeat["step"] == 8, process)
-        self.assertEqual(heartbeat["stage"], "stepping")
+        self.assertEqual(heartbeat["stage"], "observed")
         self.assertEqual(heartbeat["metrics"]["learning_rate"], 0.5)
         self.assertLess(abs(heartbeat["written_ns"] - time.time_ns()), DEADLINE_SECONDS * 10**9)
         self.assertEqual(process.communicate("goes on\n")[0], "goes on\n")
