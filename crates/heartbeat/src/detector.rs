@@ -54,7 +54,7 @@ impl HangDetector {
         if status.heartbeat.stage == Stage::Observed {
             return self.default_timeout;
         }
-        let steps = usual_step_ns(&status.heartbeat);
+        let steps = status.heartbeat.usual_step_ns();
         let limit = steps.map_or(MAX_SILENCE, |steps| limit(steps, MIN_SILENCE));
         limit.min(MAX_SILENCE)
     }
@@ -100,19 +100,17 @@ impl HangDetector {
 /// What holds up ranks whose [programs do not say](Stage::Observed) whether they are in a step, if one of them takes longer
 /// than its steps take. It may evaluate or save, so this is reason for a warning only; the hang detector waits longer.
 pub fn slow_progress(local: &[RankStatus], all: &[RankStatus]) -> Option<String> {
-    let is_slow = |status: &RankStatus| {
-        let steps = usual_step_ns(&status.heartbeat);
-        status.heartbeat.stage == Stage::Observed
-            && steps.is_some_and(|steps| status.stalled_for >= limit(steps, MIN_TIMEOUT))
-    };
     let hangs = || diagnose(all).into_iter().map(|hang| hang.to_string());
-    let is_any_slow = local.iter().any(is_slow);
-    is_any_slow.then(|| hangs().collect::<Vec<String>>().join("; "))
+    is_progress_slow(local).then(|| hangs().collect::<Vec<String>>().join("; "))
 }
 
-/// The step times by which a rank is judged, once there is any.
-fn usual_step_ns(heartbeat: &Heartbeat) -> Option<u64> {
-    heartbeat.p99_step_ns.or(heartbeat.max_step_ns)
+/// Whether there is [slow progress](slow_progress), without the diagnosis, which takes longer.
+pub fn is_progress_slow(local: &[RankStatus]) -> bool {
+    local.iter().any(|status| {
+        let steps = status.heartbeat.usual_step_ns();
+        status.heartbeat.stage == Stage::Observed
+            && steps.is_some_and(|steps| status.stalled_for >= limit(steps, MIN_TIMEOUT))
+    })
 }
 
 /// The longest time a step may take, given its p99 in nanoseconds, but at least `min`.

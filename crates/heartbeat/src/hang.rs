@@ -25,7 +25,8 @@ pub struct RankStatus {
 }
 
 impl RankStatus {
-    fn is_frozen(&self) -> bool {
+    /// Whether the rank's process does not run.
+    pub fn is_frozen(&self) -> bool {
         self.silent_for >= FROZEN_AFTER && self.heartbeat.stage != Stage::Ended
     }
 }

@@ -128,6 +128,11 @@ impl Heartbeat {
         }
     }
 
+    /// The step time by which the rank is judged, once it has taken a step.
+    pub fn usual_step_ns(&self) -> Option<u64> {
+        self.p99_step_ns.or(self.max_step_ns)
+    }
+
     /// Whether the rank is blocked in a collective.
     pub fn is_blocked(&self) -> bool {
         self.pending.iter().any(|pending| pending.is_blocking)

@@ -85,7 +85,7 @@ fn has_completed(heartbeat: &Heartbeat, id: &CollectiveId) -> bool {
     of_group.map(|completed| completed.sequence).max() >= Some(id.sequence)
 }
 
-/// The peer of a point-to-point operation is not recorded, so nobody is known to miss one.
+/// The peer of a point-to-point operation is not recorded, so no rank is known to be missing from one.
 fn is_missing(heartbeat: &Heartbeat, collective: &PendingCollective) -> bool {
     !collective.id.kind.is_point_to_point()
         && collective.members.contains(&heartbeat.rank)
@@ -98,12 +98,9 @@ fn is_missing(heartbeat: &Heartbeat, collective: &PendingCollective) -> bool {
 /// are never the same on two ranks.
 fn is_same(a: &PendingCollective, b: &PendingCollective) -> bool {
     if a.id.kind.is_point_to_point() || b.id.kind.is_point_to_point() {
-        a == b
-    } else {
-        let identity =
-            |pending: &PendingCollective| (pending.id.sequence, pending.id.group.clone());
-        identity(a) == identity(b) && a.members == b.members
+        return a == b;
     }
+    a.id.sequence == b.id.sequence && a.id.group == b.id.group && a.members == b.members
 }
 
 /// Its name, and the shapes of its tensors.

@@ -14,7 +14,7 @@ mod step_time;
 mod straggler;
 mod training_metrics;
 
-pub use detector::{HangDetector, HungRank, slow_progress};
+pub use detector::{HangDetector, HungRank, is_progress_slow, slow_progress};
 pub use hang::{Hang, RankStatus, diagnose};
 pub use heartbeat::{Heartbeat, MeshAxis, PendingCollective, Stage};
 pub use in_flight::{CollectiveInFlight, collectives_in_flight};

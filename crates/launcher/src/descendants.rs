@@ -82,7 +82,7 @@ mod tests {
         }
         kill(&id);
         child.wait().unwrap();
-        // Nobody waits for the other one: to exit, it must get the processor once more.
+        // The other process is not our child. It exits when it is scheduled once more.
         while !processes(&id).is_empty() {
             std::thread::yield_now();
         }

@@ -2,7 +2,7 @@
 //!
 //! A rank that computes uses processor time; one that waits for another rank through Gloo does not. If no rank of this
 //! node has used any for a minute, the job hangs, or it waits for something else: the launcher cannot tell, so it warns
-//! and kills nobody. A rank that a signal has stopped is told at once.
+//! and kills no rank. A rank that a signal has stopped is reported after seconds.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -15,7 +15,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 
 use trainyard_heartbeat::{
-    HangDetector, HeartbeatMemory, HeartbeatMonitor, RankStatus, slow_progress,
+    HangDetector, HeartbeatMemory, HeartbeatMonitor, RankStatus, is_progress_slow, slow_progress,
 };
 
 use crate::error_file::{ERROR_FILE, ErrorFiles, RecordedError};
@@ -230,19 +230,20 @@ impl Workers {
 
     /// Logs once what holds up ranks whose programs do not say whether they are in a step.
     fn warn_of_slow_progress(&mut self, local: &[RankStatus], all: &[RankStatus]) {
-        let slow = slow_progress(local, all);
-        match (&slow, self.is_slow) {
-            (Some(why), false) => tracing::warn!(
-                "no step has ended for longer than steps take: {why}{}",
-                self.detector.map_or_else(String::new, |detector| format!(
-                    ". After {} s without a step the rank is killed (--hang-timeout)",
-                    detector.default_timeout.as_secs()
-                ))
-            ),
-            (None, true) => tracing::warn!("the ranks take steps again"),
-            _ => {}
+        let was_slow = std::mem::replace(&mut self.is_slow, is_progress_slow(local));
+        if was_slow && !self.is_slow {
+            tracing::warn!("the ranks take steps again");
         }
-        self.is_slow = slow.is_some();
+        if was_slow {
+            return;
+        }
+        if let Some(why) = slow_progress(local, all) {
+            let limit = self.detector.map_or_else(String::new, |detector| {
+                let seconds = detector.default_timeout.as_secs();
+                format!(". After {seconds} s without a step the rank is killed (--hang-timeout)")
+            });
+            tracing::warn!("no step has ended for longer than steps take: {why}{limit}");
+        }
     }
 
     /// The status of the local ranks at the last poll.

@@ -10,6 +10,7 @@ mod dry_run;
 mod elastic;
 mod example_configs;
 mod foreign;
+mod job_ranks;
 mod man;
 mod mesh;
 mod new;

@@ -8,12 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use trainyard_heartbeat::{HeartbeatMemory, HeartbeatMonitor, RankStatus};
+use trainyard_heartbeat::{HeartbeatMemory, HeartbeatMonitor};
 use trainyard_launcher::{
     Job, JobInfo, JobObserver, Observation, Outcome, RankRange, running_jobs,
 };
 use trainyard_telemetry::TelemetryConfig;
 
+use super::job_ranks::{local_heartbeats, remote_ranks};
 use super::telemetry_args::{build, prediction, start};
 use crate::failure::Failure;
 
@@ -133,7 +134,8 @@ impl Followed {
             node.monitor.poll(&node.memory, node.ranks.clone(), now);
             ranks.extend(node.monitor.statuses());
         }
-        for status in remote(&self.launchers) {
+        let spread = self.launchers.iter().find(|info| info.num_nodes > 1);
+        for (_, status) in spread.map(remote_ranks).unwrap_or_default() {
             let rank = status.heartbeat.rank;
             if !ranks.iter().any(|known| known.heartbeat.rank == rank) {
                 ranks.push(status);
@@ -154,23 +156,12 @@ impl Followed {
 }
 
 fn node(info: &JobInfo, now: Instant) -> Option<Node> {
+    let (memory, ranks) = local_heartbeats(info)?;
     Some(Node {
-        ranks: info.first_rank..info.first_rank + info.num_ranks,
-        memory: HeartbeatMemory::open(info.heartbeats.as_ref()?, info.first_rank).ok()?,
+        ranks,
+        memory,
         monitor: HeartbeatMonitor::new(now),
     })
-}
-
-/// The ranks on other nodes, from the workers' store, if agents serve one.
-fn remote(launchers: &[JobInfo]) -> Vec<RankStatus> {
-    let spread = launchers.iter().find(|info| info.num_nodes > 1);
-    let Some((info, (host, port))) = spread.and_then(|info| Some((info, info.store.as_ref()?)))
-    else {
-        return Vec::new();
-    };
-    let statuses = trainyard_elastic::peer_heartbeats(host, *port, info.num_nodes);
-    let statuses = statuses.unwrap_or_default().into_iter();
-    statuses.map(|(_, status)| status).collect()
 }
 
 /// The job that a launcher publishes, as far as observers need it.

@@ -4,6 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 use trainyard_launcher::Outcome;
+use trainyard_trace::counted;
 
 use super::history::{EventKind, History, JobEvent, JobSample, News, Received};
 use super::prediction::Prediction;
@@ -56,10 +57,11 @@ impl Record {
             self.failed(metrics, report);
         }
         let Some(world) = metrics.world else { return };
+        let ranks = counted(world.size as u64, "rank");
         let restarts: u64 = metrics.restarts.values().sum();
         let what = match restarts {
-            0 => format!("{} started", ranks(world.size)),
-            _ => format!("restart {restarts}: {} started", ranks(world.size)),
+            0 => format!("{ranks} started"),
+            _ => format!("restart {restarts}: {ranks} started"),
         };
         self.slow.clear();
         self.happened(metrics, EventKind::Start, what);
@@ -129,13 +131,6 @@ impl Record {
 
 fn seconds(metrics: &JobMetrics) -> f64 {
     metrics.elapsed(Instant::now()).as_secs_f64()
-}
-
-fn ranks(num: usize) -> String {
-    match num {
-        1 => "1 rank".to_owned(),
-        _ => format!("{num} ranks"),
-    }
 }
 
 fn ranks_per_row(metrics: &JobMetrics) -> usize {

@@ -15,8 +15,6 @@ const MAX_DESCRIBED: usize = 128;
 const MAX_MEMORY_ROWS: usize = 16;
 /// The oldest collectives are shown.
 const MAX_IN_FLIGHT: usize = 16;
-/// A process that has written no heartbeat for this long does not run: it writes several a second.
-const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// A rank is stalled if its step takes this many times as long as the longest usual one, and at least this long.
 const STALLED_STEPS: u32 = 4;
 const MIN_STALL: Duration = Duration::from_secs(5);
@@ -195,13 +193,12 @@ pub(super) fn is_stuck(metrics: &JobMetrics) -> bool {
 
 fn health(status: &RankStatus, is_slow: bool) -> RankHealth {
     let heartbeat = &status.heartbeat;
-    let usual = heartbeat.p99_step_ns.or(heartbeat.max_step_ns);
-    let usual = Duration::from_nanos(usual.unwrap_or_default());
+    let usual = Duration::from_nanos(heartbeat.usual_step_ns().unwrap_or_default());
     let is_stalled = usual > Duration::ZERO
         && status.stalled_for >= usual.saturating_mul(STALLED_STEPS).max(MIN_STALL);
     match heartbeat.stage {
         Stage::Ended => RankHealth::Ended,
-        _ if status.silent_for >= STOPPED_AFTER => RankHealth::NotRunning,
+        _ if status.is_frozen() => RankHealth::NotRunning,
         Stage::Starting => RankHealth::Starting,
         Stage::Stepping | Stage::Observed if is_stalled => RankHealth::Stalled,
         _ if is_slow => RankHealth::Straggler,

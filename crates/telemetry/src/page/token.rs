@@ -10,7 +10,7 @@ const NUM_BYTES: usize = 16;
 pub(crate) struct Token(String);
 
 impl Token {
-    /// A token that nobody knows yet.
+    /// A new random token.
     pub(crate) fn random() -> io::Result<Token> {
         let mut bytes = [0; NUM_BYTES];
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;

@@ -1,11 +1,12 @@
 //! The jobs to show: collected from the runtime directories on this node and from the heartbeats that agents share.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use serde::Serialize;
-use trainyard_heartbeat::{Heartbeat, HeartbeatMemory, RankStatus, Stage};
+use trainyard_heartbeat::{Heartbeat, Stage};
 use trainyard_launcher::{JobInfo, running_jobs};
+
+use crate::command::job_ranks::{local_heartbeats, remote_ranks};
 
 /// The jobs to show.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,7 +86,7 @@ pub fn snapshot(run: Option<&str>) -> Snapshot {
     let mut others: Vec<String> = others.into_iter().map(|info| info.run_id).collect();
     others.dedup();
     let local = found.iter().map(|info| (info, local_ranks(info)));
-    let remote = found.iter().map(|info| (info, remote_ranks(info)));
+    let remote = found.iter().map(|info| (info, remote_views(info)));
     let mut jobs = BTreeMap::new();
     // Several agents of a job may be on one node: the heartbeats of their ranks are newer than what agents share.
     for (info, ranks) in local.chain(remote) {
@@ -99,26 +100,21 @@ pub fn snapshot(run: Option<&str>) -> Snapshot {
 
 /// The ranks on this node, from their heartbeats.
 fn local_ranks(info: &JobInfo) -> Vec<RankView> {
-    let open = |path: &PathBuf| HeartbeatMemory::open(path, info.first_rank).ok();
-    let Some(memory) = info.heartbeats.as_ref().and_then(open) else {
+    let Some((memory, ranks)) = local_heartbeats(info) else {
         return Vec::new();
     };
-    let ranks = info.first_rank..info.first_rank + info.num_ranks;
     let heartbeats = ranks.filter_map(|rank| memory.read(rank));
     heartbeats
         .map(|heartbeat| RankView::new(info.node_rank, &heartbeat))
         .collect()
 }
 
-/// The ranks on other nodes, from the workers' store, if agents serve one.
-fn remote_ranks(info: &JobInfo) -> Vec<RankView> {
-    let Some((host, port)) = info.store.as_ref().filter(|_| info.num_nodes > 1) else {
-        return Vec::new();
-    };
-    let statuses =
-        trainyard_elastic::peer_heartbeats(host, *port, info.num_nodes).unwrap_or_default();
-    let rank = |(node, status): &(usize, RankStatus)| RankView::new(*node, &status.heartbeat);
-    statuses.iter().map(rank).collect()
+/// The ranks on other nodes, as far as agents share their heartbeats.
+fn remote_views(info: &JobInfo) -> Vec<RankView> {
+    let ranks = remote_ranks(info).into_iter();
+    ranks
+        .map(|(node, status)| RankView::new(node, &status.heartbeat))
+        .collect()
 }
 
 /// What identifies a job: its name, and the store of its agents, or its launcher if it has no agents.
