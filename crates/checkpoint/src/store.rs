@@ -6,10 +6,11 @@
 
 mod local;
 mod location;
+#[cfg(feature = "s3")]
 mod object;
+mod remote_error;
 mod subfolder;
 
-use std::ffi::OsString;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -20,7 +21,9 @@ use crate::{CheckpointError, Lock, Result};
 
 pub use local::LocalStore;
 pub use location::Location;
-pub use object::{ObjectStore, RemoteErrorKind};
+#[cfg(feature = "s3")]
+pub use object::ObjectStore;
+pub use remote_error::RemoteErrorKind;
 pub use subfolder::Subfolder;
 
 /// A storage backend: files by path.
@@ -94,16 +97,30 @@ pub fn open_under(dir: &Path, location: &Path) -> Result<Arc<dyn Store>> {
 }
 
 fn open_location(location: Location) -> Result<Arc<dyn Store>> {
-    Ok(match location {
-        Location::Dir(dir) => Arc::new(LocalStore::new(dir)),
-        Location::Bucket { bucket, prefix } => {
-            // No variable that configures an object store has a name or value that is not UTF-8.
-            let text = |(name, value): (OsString, OsString)| {
-                Some((name.into_string().ok()?, value.into_string().ok()?))
-            };
-            let variables = std::env::vars_os().filter_map(text);
-            Arc::new(ObjectStore::new(&bucket, &prefix, variables)?)
-        }
+    match location {
+        Location::Dir(dir) => Ok(Arc::new(LocalStore::new(dir))),
+        Location::Bucket { bucket, prefix } => open_bucket(&bucket, &prefix),
+    }
+}
+
+#[cfg(feature = "s3")]
+fn open_bucket(bucket: &str, prefix: &str) -> Result<Arc<dyn Store>> {
+    use std::ffi::OsString;
+
+    // No variable that configures an object store has a name or value that is not UTF-8.
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let variables = std::env::vars_os().filter_map(text);
+    Ok(Arc::new(ObjectStore::new(bucket, prefix, variables)?))
+}
+
+#[cfg(not(feature = "s3"))]
+fn open_bucket(bucket: &str, prefix: &str) -> Result<Arc<dyn Store>> {
+    Err(CheckpointError::Location {
+        location: format!("s3://{bucket}/{prefix}"),
+        reason: "this program was built without object stores: build it with the feature `s3`"
+            .to_owned(),
     })
 }
 

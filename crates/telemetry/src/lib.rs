@@ -11,6 +11,10 @@ mod families;
 mod family;
 mod goodput;
 mod job_metrics;
+#[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(not(feature = "otlp"))]
+#[path = "no_otlp.rs"]
 mod otlp;
 mod page;
 mod restart_cause;

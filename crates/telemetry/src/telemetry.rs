@@ -178,6 +178,7 @@ impl Source {
         observed.record.message(&observed.metrics, received)
     }
 
+    #[cfg(feature = "otlp")]
     pub(crate) fn build(&self) -> &Build {
         &self.build
     }

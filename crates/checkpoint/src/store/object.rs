@@ -25,10 +25,10 @@ use object_store::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Store, Writer};
+use super::{RemoteErrorKind, Store, Writer};
 use crate::{CheckpointError, Lock, Result};
 
-pub use error_kind::RemoteErrorKind;
+use error_kind::classify;
 use upload::Upload;
 
 /// The number of concurrent reads.
@@ -171,7 +171,7 @@ impl Bucket {
     fn remote_error(&self, path: &Path, error: object_store::Error) -> CheckpointError {
         CheckpointError::Remote {
             path: self.describe(path),
-            kind: RemoteErrorKind::of(&error),
+            kind: classify(&error),
             source: Box::new(error),
         }
     }
@@ -326,7 +326,7 @@ async fn fetch(client: AmazonS3, path: Path, range: Range<u64>) -> object_store:
             }),
         },
         // For a range that begins beyond the object, servers return different errors.
-        Err(error) if RemoteErrorKind::of(&error) == RemoteErrorKind::Other => {
+        Err(error) if classify(&error) == RemoteErrorKind::Other => {
             let size = client.head(&path).await?.size;
             if range.start >= size {
                 Ok(Fetched::Beyond { size })

@@ -22,6 +22,7 @@ pub struct TelemetryArgs {
     /// The address to serve them at; only programs of this host reach the default
     #[arg(long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), requires = "metrics_port")]
     metrics_addr: IpAddr,
+    #[cfg(feature = "otlp")]
     /// Push the metrics of the job to this OpenTelemetry collector, such as http://localhost:4318; without a value, to
     /// that of the environment variables OTEL_EXPORTER_OTLP_*
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -46,11 +47,7 @@ impl TelemetryArgs {
         let at = |address: IpAddr| move |port| SocketAddr::new(address, port);
         let metrics = self.metrics_port.map(at(self.metrics_addr));
         let page = self.ui_port.map(at(self.ui_addr));
-        let otlp = self.otlp_endpoint.as_deref().map(|url| {
-            let url = Some(url).filter(|url| !url.is_empty());
-            OtlpConfig::new(url, &job.run_id, |name| std::env::var(name).ok())
-        });
-        let otlp = otlp.transpose().map_err(Failure::usage)?;
+        let otlp = self.otlp(&job.run_id)?;
         if metrics.is_none() && otlp.is_none() && page.is_none() {
             return Ok(None);
         }
@@ -72,6 +69,25 @@ impl TelemetryArgs {
             eprintln!("page: {url}");
         }
         Ok(Some(telemetry))
+    }
+
+    #[cfg(feature = "otlp")]
+    fn otlp(&self, run_id: &str) -> Result<Option<OtlpConfig>, Failure> {
+        let config = self.otlp_endpoint.as_deref().map(|url| {
+            let url = Some(url).filter(|url| !url.is_empty());
+            OtlpConfig::new(url, run_id, |name| std::env::var(name).ok())
+        });
+        config.transpose().map_err(Failure::usage)
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    #[expect(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "as with the feature"
+    )]
+    fn otlp(&self, _run_id: &str) -> Result<Option<OtlpConfig>, Failure> {
+        Ok(None)
     }
 }
 

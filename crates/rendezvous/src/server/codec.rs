@@ -50,8 +50,13 @@ impl<E: Serialize, D> Encoder for Json<E, D> {
     type Error = Status;
 
     fn encode(&mut self, item: E, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        serde_json::to_writer(into.writer(), &item)
-            .map_err(|error| Status::internal(error.to_string()))
+        let written = serde_json::to_vec(&item);
+        into.put(
+            written
+                .map_err(|error| Status::internal(error.to_string()))?
+                .as_slice(),
+        );
+        Ok(())
     }
 }
 
@@ -60,7 +65,8 @@ impl<E, D: DeserializeOwned> Decoder for Json<E, D> {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<D>, Status> {
-        let read = serde_json::from_reader(from.reader());
+        // As everywhere in this crate, from a slice: the parsers of a reader would be compiled as well.
+        let read = serde_json::from_slice(&from.copy_to_bytes(from.remaining()));
         read.map(Some)
             .map_err(|error| Status::invalid_argument(error.to_string()))
     }
