@@ -41,7 +41,7 @@ fn version() -> String {
 
 /// All commands and options.
 fn grammar() -> clap::Command {
-    Cli::command()
+    Cli::command().mut_subcommand("run", command::with_torchrun_spellings)
 }
 
 fn main() -> ExitCode {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_grammar_is_consistent() {
-        Cli::command().debug_assert();
+        grammar().debug_assert();
     }
 
     #[test]

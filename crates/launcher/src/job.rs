@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{JobObserver, NumaBinding, Outcome, StreamSelection};
+use crate::{JobObserver, LineFilters, NumaBinding, Outcome, StreamSelection};
 
 /// The ranks of one program on this node, alone or as part of a job on several nodes.
 #[derive(Clone, Debug)]
@@ -88,6 +88,10 @@ pub struct Output {
     pub redirects: StreamSelection,
     /// The streams that appear on the console although they are redirected.
     pub tee: StreamSelection,
+    /// The lines of stdout on the console that are also in `filtered_stdout.log`.
+    pub stdout_filters: LineFilters,
+    /// The lines of stderr on the console that are also in `filtered_stderr.log`.
+    pub stderr_filters: LineFilters,
 }
 
 /// How the ranks' lines appear on the launcher's stdout and stderr.

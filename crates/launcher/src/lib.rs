@@ -30,6 +30,7 @@
 
 pub mod broken_pipe;
 pub mod color;
+mod console_lines;
 mod descendants;
 mod environment;
 mod error;
@@ -39,6 +40,7 @@ mod idle;
 mod job;
 mod launch;
 mod launch_served;
+mod line_filters;
 mod lines;
 mod numa;
 mod observer;
@@ -66,6 +68,7 @@ pub use final_exit::{BAD_VALUES, REJECTED};
 pub use job::{Console, Job, Output, RankRange};
 pub use launch::launch;
 pub use launch_served::{ServedJob, launch_served};
+pub use line_filters::LineFilters;
 pub use numa::NumaBinding;
 pub use observer::{JobObserver, Observation};
 pub use program::find_program;

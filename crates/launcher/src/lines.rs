@@ -31,6 +31,12 @@ impl LineBuffer {
         self.buffer.drain(..start);
     }
 
+    /// The incomplete line, if it looks like a prompt that waits for an answer.
+    pub(crate) fn prompt(&self) -> Option<&[u8]> {
+        let is_prompt = self.buffer.ends_with(b" ") && !self.buffer.contains(&b'\r');
+        is_prompt.then_some(&self.buffer)
+    }
+
     /// Emits the incomplete line that is left, with a terminator.
     pub(crate) fn finish(&mut self, mut emit: impl FnMut(&[u8])) {
         if !self.buffer.is_empty() {

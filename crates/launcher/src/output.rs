@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::console_lines::ConsoleLines;
+use crate::line_filters::FilteredLog;
 use crate::lines::{LineBuffer, SharedTail, prefix};
 use crate::progress::JobProgress;
 use crate::template::substitute;
@@ -21,6 +23,12 @@ const PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 /// The size of the read buffer.
 const CHUNK: usize = 64 * 1024;
+
+/// How long a line must be incomplete to count as a prompt.
+const PROMPT_DELAY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
 
 /// How often a pipe is read after its rank exited, for output that was still in it. A process that escaped and keeps
 /// writing must not block the launcher forever.
@@ -34,10 +42,10 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    fn file_name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
-            Stream::Stdout => "stdout.log",
-            Stream::Stderr => "stderr.log",
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
         }
     }
 
@@ -60,9 +68,17 @@ impl Stream {
     }
 }
 
+/// Where the lines of a stream go that are not in a rank's log file.
+#[derive(Debug)]
+struct Destination {
+    console: ConsoleLines,
+    filtered: Option<FilteredLog>,
+}
+
 /// One output stream of one rank.
 #[derive(Debug)]
 pub(crate) struct Source {
+    local_rank: usize,
     pipe: Option<File>,
     lines: LineBuffer,
     tail: SharedTail,
@@ -102,6 +118,7 @@ impl Source {
         let is_redirected = output.redirects.contains(local_rank, stream);
         let is_shown = is_shown && (!is_redirected || output.tee.contains(local_rank, stream));
         Ok(Source {
+            local_rank,
             pipe: Some(pipe.into()),
             lines: LineBuffer::default(),
             tail: SharedTail::default(),
@@ -116,18 +133,18 @@ impl Source {
         self.tail.clone()
     }
 
-    /// Reads once and appends complete lines to `console`.
-    fn read(&mut self, chunk: &mut [u8], console: &mut Vec<u8>) {
+    /// Reads once and forwards complete lines.
+    fn read(&mut self, chunk: &mut [u8], to: &mut Destination) {
         let Some(pipe) = &mut self.pipe else { return };
         match pipe.read(chunk) {
-            Ok(0) => self.close(console),
-            Ok(length) => self.process(&chunk[..length], console),
+            Ok(0) => self.close(to),
+            Ok(length) => self.process(&chunk[..length], to),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => self.close(console),
+            Err(_) => self.close(to),
         }
     }
 
-    fn process(&mut self, bytes: &[u8], console: &mut Vec<u8>) {
+    fn process(&mut self, bytes: &[u8], to: &mut Destination) {
         if let Some((path, log)) = &mut self.log
             && let Err(error) = log.write_all(bytes)
         {
@@ -137,28 +154,39 @@ impl Source {
             );
             self.log = None;
         }
-        self.emit(console, |lines, show| lines.push(bytes, show));
+        self.emit(to, |lines, show| lines.push(bytes, show));
     }
 
-    fn close(&mut self, console: &mut Vec<u8>) {
+    fn close(&mut self, to: &mut Destination) {
         self.pipe = None;
-        self.emit(console, |lines, show| lines.finish(show));
+        self.emit(to, |lines, show| lines.finish(show));
         self.tail.finish();
     }
 
-    /// Appends the lines that `take` takes to the tail and to the console.
+    /// Forwards the lines that `take` takes.
     fn emit(
         &mut self,
-        console: &mut Vec<u8>,
+        to: &mut Destination,
         take: impl FnOnce(&mut LineBuffer, &mut dyn FnMut(&[u8])),
     ) {
         take(&mut self.lines, &mut |line| {
             self.tail.push(line);
             if let Some(prefix) = &self.prefix {
-                console.extend_from_slice(prefix.as_bytes());
-                console.extend_from_slice(without_prefix(line, &self.own_prefix, prefix));
+                let line = without_prefix(line, &self.own_prefix, prefix);
+                to.console.line(self.local_rank, prefix, line);
+                if let Some(filtered) = &mut to.filtered {
+                    filtered.push(prefix, line);
+                }
             }
         });
+    }
+
+    /// Shows the prompt at which the rank waits, if it does.
+    fn show_prompt(&self, console: &mut ConsoleLines) {
+        if let (Some(prefix), Some(text)) = (&self.prefix, self.lines.prompt()) {
+            let text = without_prefix(text, &self.own_prefix, prefix);
+            console.prompt(self.local_rank, prefix, text);
+        }
     }
 }
 
@@ -195,11 +223,26 @@ fn open_log(
         return Ok(None);
     };
     let dir = log_dir.join(rank.to_string());
-    let path = dir.join(stream.file_name());
+    let path = dir.join(format!("{}.log", stream.name()));
     match fs::create_dir_all(&dir).and_then(|()| File::create(&path)) {
         Ok(file) => Ok(Some((path, file))),
         Err(source) => Err(LaunchError::Log { path, source }),
     }
+}
+
+/// Creates the file for the lines of a stream that filters select, if there are any.
+pub(crate) fn create_filtered_log(
+    stream: Stream,
+    output: &Output,
+) -> Result<Option<FilteredLog>, LaunchError> {
+    let filters = match stream {
+        Stream::Stdout => &output.stdout_filters,
+        Stream::Stderr => &output.stderr_filters,
+    };
+    let dir = output.log_dir.as_ref().filter(|_| !filters.is_empty());
+    let path = dir.map(|dir| dir.join(format!("filtered_{}.log", stream.name())));
+    path.map(|path| FilteredLog::create(filters.clone(), path))
+        .transpose()
 }
 
 /// Forwards the output of all ranks until every pipe is closed, or until the other end of `stop` is closed. Lines do not
@@ -207,11 +250,15 @@ fn open_log(
 pub(crate) fn forward(
     stream: Stream,
     mut sources: Vec<Source>,
+    filtered: Option<FilteredLog>,
     progress: &JobProgress,
     stop: BorrowedFd<'_>,
 ) {
     let mut chunk = vec![0; CHUNK];
-    let mut console = Vec::new();
+    let mut to = Destination {
+        console: ConsoleLines::default(),
+        filtered,
+    };
     let mut num_final_reads = 0;
     while sources.iter().any(|source| source.pipe.is_some()) && num_final_reads < MAX_FINAL_READS {
         let is_stopping = num_final_reads > 0;
@@ -224,26 +271,31 @@ pub(crate) fn forward(
         if is_stopping && ready.is_empty() {
             break;
         }
-        for index in ready {
-            sources[index].read(&mut chunk, &mut console);
+        if ready.is_empty() {
+            sources
+                .iter()
+                .for_each(|source| source.show_prompt(&mut to.console));
         }
-        progress.suspend(|| print(stream, &mut console));
+        for index in ready {
+            sources[index].read(&mut chunk, &mut to);
+        }
+        progress.suspend(|| print(stream, &to.console.take()));
     }
     for source in &mut sources {
-        source.close(&mut console);
+        source.close(&mut to);
     }
-    progress.suspend(|| print(stream, &mut console));
+    progress.suspend(|| print(stream, &to.console.take()));
 }
 
 /// Errors are ignored: a closed console (`| head`) does not stop the job.
-fn print(stream: Stream, console: &mut Vec<u8>) {
-    if !console.is_empty() {
-        let _ = stream.write(console);
-        console.clear();
+fn print(stream: Stream, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        let _ = stream.write(bytes);
     }
 }
 
-/// The pipes that are readable, and whether to stop. Does not block when already stopping.
+/// The pipes that are readable, and whether to stop. Does not block when already stopping, and not for long if a rank
+/// may show a prompt.
 fn wait(
     sources: &[Source],
     stop: BorrowedFd<'_>,
@@ -259,8 +311,13 @@ fn wait(
         .map(|(_, pipe)| PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN))
         .chain([PollFd::from_borrowed_fd(stop, PollFlags::IN)])
         .collect();
-    let no_wait = Timespec::default();
-    rustix::io::retry_on_intr(|| poll(&mut fds, is_stopping.then_some(&no_wait)))?;
+    let has_prompt = sources.iter().any(|source| source.lines.prompt().is_some());
+    let limit = if is_stopping {
+        Some(Timespec::default())
+    } else {
+        has_prompt.then_some(PROMPT_DELAY)
+    };
+    rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()))?;
     let ready = open
         .iter()
         .zip(&fds)

@@ -24,7 +24,7 @@ use crate::lines::SharedTail;
 use crate::numa::cpus_of_rank;
 use crate::observer::{JobObserver, Observation};
 use crate::oom_kills::oom_kills;
-use crate::output::{Source, Stream, forward};
+use crate::output::{Source, Stream, create_filtered_log, forward};
 use crate::progress::JobProgress;
 use crate::report::{ExitStatus, Outcome, WorkerExit, signal_name};
 use crate::runtime_dir::RuntimeDir;
@@ -95,13 +95,17 @@ impl Workers {
         let stderr_tails = stderrs.iter().map(Source::tail).collect();
         let (stop, stop_output) = pipe_with(PipeFlags::CLOEXEC).map_err(watch_error)?;
         let stops = [stop.try_clone().map_err(watch_error)?, stop];
-        let streams = [(Stream::Stdout, stdouts), (Stream::Stderr, stderrs)];
+        let filtered = |stream| create_filtered_log(stream, &job.output);
+        let streams = [
+            (Stream::Stdout, stdouts, filtered(Stream::Stdout)?),
+            (Stream::Stderr, stderrs, filtered(Stream::Stderr)?),
+        ];
         let threads = streams.into_iter().zip(stops);
         let progress = JobProgress::new(job);
-        let threads = threads.map(|((stream, sources), stop)| {
+        let threads = threads.map(|((stream, sources, filtered), stop)| {
             let thread = thread::Builder::new().name("rank output".to_owned());
             let progress = progress.clone();
-            thread.spawn(move || forward(stream, sources, &progress, stop.as_fd()))
+            thread.spawn(move || forward(stream, sources, filtered, &progress, stop.as_fd()))
         });
         if let Some(observer) = &job.observer {
             observer.started(job);

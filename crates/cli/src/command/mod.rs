@@ -37,6 +37,8 @@ mod watch;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+pub use torchrun::with_spellings as with_torchrun_spellings;
+
 use clap::{Args, Subcommand};
 use trainyard_config::{Config, ConfigError, Names};
 

@@ -21,81 +21,40 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug, Args)]
 pub struct RdzvArgs {
     /// Number of nodes: N, or MIN:MAX for an elastic run (needs the backend `server` or `etcd`)
-    #[arg(
-        long,
-        value_name = "N|MIN:MAX",
-        default_value = "1",
-        env = "PET_NNODES",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "N|MIN:MAX", default_value = "1")]
     nnodes: String,
     /// Rank of this node, from 0. Optional with the backends `server` and `etcd`, which assign ranks
-    #[arg(
-        long,
-        alias = "node_rank",
-        value_name = "N",
-        env = "PET_NODE_RANK",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "N")]
     node_rank: Option<usize>,
     /// How nodes discover each other: `static` (fixed --node-rank and --master-addr), `server` (Trainyard's own
     /// rendezvous server at --rdzv-endpoint; the node with that address starts it, unless `trainyard rendezvous` runs
     /// there; `c10d` is accepted as an alias), or `etcd` (version 3; `etcd-v2` is accepted as an alias), which
     /// survives the loss of any node
-    #[arg(
-        long,
-        alias = "rdzv_backend",
-        value_name = "BACKEND",
-        default_value = "static",
-        env = "PET_RDZV_BACKEND",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "BACKEND", default_value = "static")]
     rdzv_backend: String,
     /// Address of the rendezvous; for etcd a comma-separated list of its members; with `static` it is the address of
     /// the ranks' store (MASTER_ADDR and MASTER_PORT)
-    #[arg(
-        long,
-        alias = "rdzv_endpoint",
-        value_name = "HOST:PORT",
-        default_value = "",
-        env = "PET_RDZV_ENDPOINT",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "HOST:PORT", default_value = "")]
     rdzv_endpoint: String,
     /// Name of the run, the same on every node. Required with etcd, where it must be new for every run; `none` by
     /// default with `server`, as in torchrun; otherwise generated
-    #[arg(
-        long,
-        alias = "rdzv_id",
-        value_name = "ID",
-        env = "PET_RDZV_ID",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "ID")]
     rdzv_id: Option<String>,
     /// Rendezvous settings: timeouts in seconds, such as `lease=3,last_call_timeout=30,join_timeout=600`, and for
     /// etcd `protocol=https,cacert=FILE,cert=FILE,key=FILE`
     #[arg(
         long,
-        alias = "rdzv_conf",
         value_name = "K=V,..",
         default_value = "",
-        hide_default_value = true,
-        env = "PET_RDZV_CONF",
-        hide_env = true
+        hide_default_value = true
     )]
     rdzv_conf: String,
     /// Address of this node, at which other nodes reach it. By default the address of the network interface from
     /// which the endpoint is reached
-    #[arg(
-        long,
-        alias = "local_addr",
-        value_name = "HOST",
-        env = "PET_LOCAL_ADDR",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "HOST")]
     local_addr: Option<String>,
     /// Name of this node in the run, unique in it. By default the host name and the process id
-    #[arg(long, alias = "node_name", value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
 }
 
@@ -342,7 +301,7 @@ mod tests {
             "",
             "--rdzv-backend c10d",
             "--rdzv-backend server",
-            "--rdzv_backend=c10d --rdzv_endpoint=localhost:0",
+            "--rdzv-backend=c10d --rdzv-endpoint=localhost:0",
             "--rdzv-endpoint h:6",
             "--nnodes 2 --rdzv-endpoint h:6",
         ] {

@@ -21,22 +21,17 @@ const DEFAULT_CAPACITY: u64 = 1 << 30;
 pub struct ReplicaArgs {
     /// The replica servers of all nodes, in the order of nodes; this program starts the one of this node. Without it,
     /// a job on one node has a replica server on 127.0.0.1
-    #[arg(
-        long,
-        alias = "replica_servers",
-        value_name = "HOST:PORT,..",
-        requires = "run_secret_file"
-    )]
+    #[arg(long, value_name = "HOST:PORT,..", requires = "run_secret_file")]
     replica_servers: Option<String>,
     /// The replica servers are running already, as `trainyard replica-server`
-    #[arg(long, alias = "external_replica_servers", requires = "replica_servers")]
+    #[arg(long, requires = "replica_servers")]
     external_replica_servers: bool,
     /// The secret that only nodes of the run know, for the rendezvous and for replica servers: 64 hexadecimal digits,
     /// in a file of mode 600
-    #[arg(long, alias = "run_secret_file", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     run_secret_file: Option<PathBuf>,
     /// How many bytes the replica server of this node keeps at most [default: half of the memory]
-    #[arg(long, alias = "replica_bytes", value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES")]
     replica_bytes: Option<u64>,
 }
 

@@ -25,22 +25,16 @@ pub struct ServerArgs {
     /// one only starts workers. The default is 127.0.0.1 with free ports
     #[arg(
         long,
-        alias = "server_endpoints",
         value_name = "HOST:PORT,..",
         value_delimiter = ',',
         requires = "run_secret_file"
     )]
     server_endpoints: Vec<String>,
     /// Ranks of each worker, for workers that take steps of their own ([local_updates]): a mesh of these ranks is one replica
-    #[arg(
-        long,
-        alias = "nproc_per_worker",
-        value_name = "N",
-        default_value = "1"
-    )]
+    #[arg(long, value_name = "N", default_value = "1")]
     nproc_per_worker: NonZero<usize>,
     /// Workers on all nodes, among which the servers divide a step. The default are the workers of this node
-    #[arg(long, alias = "num_workers", value_name = "N", requires = "servers")]
+    #[arg(long, value_name = "N", requires = "servers")]
     num_workers: Option<NonZero<usize>>,
 }
 

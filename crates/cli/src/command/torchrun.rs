@@ -1,7 +1,7 @@
 //! torchrun's options, spelled with dashes or underscores, and the job that they describe.
 //!
 //! Options that make no difference here are accepted and ignored. Options that are not supported are rejected by
-//! name. Like torchrun, every option can be given as a variable `PET_OPTION`, as Kubeflow does.
+//! name.
 
 use std::cell::OnceCell;
 use std::env;
@@ -11,11 +11,12 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use clap::Args;
 use clap::builder::BoolishValueParser;
+use clap::{Arg, ArgAction, Args, Command};
 use rustix::process::Signal;
 use trainyard_launcher::{
-    Job, NumaBinding, StreamSelection, VISIBLE_DEVICES, num_gpus, signal_name, visible_gpus,
+    Job, LineFilters, NumaBinding, StreamSelection, VISIBLE_DEVICES, num_gpus, signal_name,
+    visible_gpus,
 };
 
 use super::python::ProgramKind;
@@ -26,181 +27,130 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 pub struct Torchrun {
     /// Number of ranks per node: a number, `cpu`, `gpu`, or `auto` (GPUs if there are any, else cores)
-    #[arg(
-        long,
-        alias = "nproc_per_node",
-        value_name = "N",
-        default_value = "1",
-        env = "PET_NPROC_PER_NODE",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "N", default_value = "1")]
     nproc_per_node: String,
     /// Run on this node only, with a free MASTER_PORT (this is the default)
-    #[arg(long, env = "PET_STANDALONE", hide_env = true, value_parser = BoolishValueParser::new())]
+    #[arg(long)]
     standalone: bool,
     #[command(flatten)]
     rdzv: RdzvArgs,
     /// Number of restarts after failures
-    #[arg(
-        long,
-        alias = "max_restarts",
-        value_name = "N",
-        default_value_t = 0,
-        env = "PET_MAX_RESTARTS",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: usize,
     /// Address of rank 0, with --rdzv-backend static (MASTER_ADDR); 127.0.0.1 by default
-    #[arg(
-        long,
-        alias = "master_addr",
-        value_name = "HOST",
-        env = "PET_MASTER_ADDR",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "HOST")]
     master_addr: Option<String>,
     /// Port on that address (MASTER_PORT); by default a free one, or 29500 on several nodes
-    #[arg(
-        long,
-        alias = "master_port",
-        value_name = "PORT",
-        env = "PET_MASTER_PORT",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "PORT")]
     master_port: Option<u16>,
     /// Ignored, accepted for compatibility with torchrun: exits of ranks are noticed immediately
-    #[arg(
-        long,
-        alias = "monitor_interval",
-        value_name = "SECONDS",
-        env = "PET_MONITOR_INTERVAL",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "SECONDS")]
     monitor_interval: Option<f64>,
     /// Ignored, accepted for compatibility with torchrun: ranks are always new processes
-    #[arg(
-        long,
-        alias = "start_method",
-        value_name = "METHOD",
-        env = "PET_START_METHOD",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "METHOD")]
     start_method: Option<String>,
     /// Role of the ranks (ROLE_NAME)
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "default",
-        env = "PET_ROLE",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     role: String,
     /// Also write the output of ranks to DIR/ID/attempt_0/RANK/{stdout,stderr}.log; in elastic runs to
     /// DIR/ID/epoch_E/node_N/RANK/
-    #[arg(
-        long,
-        alias = "log_dir",
-        value_name = "DIR",
-        env = "PET_LOG_DIR",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Streams to write to log files only: 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a number for some local
     /// ranks, as in `0:3,1:2`. Without --log-dir the files are in a temporary directory, whose path is printed
-    #[arg(
-        short,
-        long,
-        value_name = "0..3|RANK:0..3,..",
-        default_value = "0",
-        env = "PET_REDIRECTS",
-        hide_env = true
-    )]
+    #[arg(short, long, value_name = "0..3|RANK:0..3,..", default_value = "0")]
     redirects: StreamSelection,
     /// Streams to write to log files and to the console, written like --redirects
-    #[arg(
-        short,
-        long,
-        value_name = "0..3|RANK:0..3,..",
-        default_value = "0",
-        env = "PET_TEE",
-        hide_env = true
-    )]
+    #[arg(short, long, value_name = "0..3|RANK:0..3,..", default_value = "0")]
     tee: StreamSelection,
-    /// Show only these local ranks on the console, such as `0,1`
+    /// Also write the lines of stdout that contain one of these texts, such as `loss,error`, to `filtered_stdout.log`
+    /// beside the log files of ranks; two commas are one comma of a text
     #[arg(
         long,
-        alias = "local_ranks_filter",
-        value_name = "RANKS",
-        env = "PET_LOCAL_RANKS_FILTER",
-        hide_env = true
+        value_name = "TEXTS",
+        default_value = "",
+        hide_default_value = true
     )]
+    duplicate_stdout_filters: LineFilters,
+    /// The same for stderr, in `filtered_stderr.log`
+    #[arg(
+        long,
+        value_name = "TEXTS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    duplicate_stderr_filters: LineFilters,
+    /// Show only these local ranks on the console, such as `0,1`
+    #[arg(long, value_name = "RANKS")]
     local_ranks_filter: Option<LocalRanks>,
     /// Grace period in seconds between SIGTERM and SIGKILL when this program gets a signal, in which ranks can save a
     /// checkpoint; after a failure at most 2
     #[arg(
         long,
-        alias = "shutdown_timeout",
         value_name = "SECONDS",
-        default_value_t = default_shutdown_timeout(), env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
+        default_value_t = default_shutdown_timeout())]
     shutdown_timeout: u64,
     /// Seconds without progress after which a rank that starts, saves or evaluates counts as hung and is killed; for
     /// training steps the limit is learned: 5 s or three times the p99 step time, whichever is longer. 0 turns hang
     /// detection off
-    #[arg(
-        long,
-        alias = "hang_timeout",
-        value_name = "SECONDS",
-        default_value_t = 1800
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     hang_timeout: u64,
     /// Bind ranks to the processors near their GPUs: those of its NUMA node or of its socket, a share of the cores of the
     /// node for each GPU, or those that share a cache
-    #[arg(
-        long,
-        alias = "numa_binding",
-        value_name = "node|socket|exclusive|core-complex"
-    )]
+    #[arg(long, value_name = "node|socket|exclusive|core-complex")]
     numa_binding: Option<NumaBinding>,
     /// Give every rank LOCAL_RANK 0 and show it only its own GPU
-    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide_env = true, value_parser = BoolishValueParser::new())]
+    #[arg(long)]
     virtual_local_rank: bool,
     /// Signals that also end the job, with time for a checkpoint, such as SIGUSR1 of Slurm
-    #[arg(
-        long,
-        alias = "signals_to_handle",
-        value_name = "NAMES",
-        value_delimiter = ',',
-        env = "PET_SIGNALS_TO_HANDLE",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     signals_to_handle: Vec<String>,
     /// Ignored, accepted for compatibility with torchrun
-    #[arg(
-        long,
-        alias = "event_log_handler",
-        value_name = "NAME",
-        env = "PET_EVENT_LOG_HANDLER",
-        hide_env = true
-    )]
+    #[arg(long, value_name = "NAME")]
     event_log_handler: Option<String>,
     /// Not supported: a plugin of torchrun cannot run here
-    #[arg(long, alias = "logs_specs", value_name = "NAME", hide = true)]
+    #[arg(long, value_name = "NAME", hide = true)]
     logs_specs: Option<String>,
     /// The directory for the log files of this run, once it is chosen.
     #[arg(skip)]
     run_dir: OnceCell<PathBuf>,
     /// Run PROGRAM with Python, whatever its name
-    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide_env = true, value_parser = BoolishValueParser::new())]
+    #[arg(long)]
     run_path: bool,
     /// Run PROGRAM as a Python module, like `python -m`
-    #[arg(short, long, env = "PET_MODULE", hide_env = true, value_parser = BoolishValueParser::new())]
+    #[arg(short, long)]
     module: bool,
     /// Execute PROGRAM directly even if its name ends in .py
-    #[arg(long, alias = "no_python", conflicts_with = "module", env = "PET_NO_PYTHON", hide_env = true, value_parser = BoolishValueParser::new())]
+    #[arg(long, conflicts_with = "module")]
     no_python: bool,
     /// The program and its arguments; a Python script is run with `python3 -u`, or with the Python of PYTHON_EXEC
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
+}
+
+/// Gives every option what torchrun's have: a second spelling, with underscores, and a variable `PET_OPTION`, which
+/// Kubeflow sets.
+pub fn with_spellings(run: Command) -> Command {
+    run.mut_args(|arg| {
+        let Some(option) = arg.get_long().map(|option| option.replace('-', "_")) else {
+            return arg;
+        };
+        let variable = format!("PET_{}", option.to_uppercase());
+        let arg = accepting_boolish(arg).env(variable).hide_env(true);
+        if option.contains('_') {
+            arg.alias(option)
+        } else {
+            arg
+        }
+    })
+}
+
+/// A flag also takes 1 and 0 from its variable.
+fn accepting_boolish(arg: Arg) -> Arg {
+    match arg.get_action() {
+        ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
+        _ => arg,
+    }
 }
 
 impl Torchrun {
@@ -234,6 +184,8 @@ impl Torchrun {
         job.output.console_ranks = shown.and_then(|ranks| ranks.0.clone());
         job.output.log_dir = self.attempt_dir(&job);
         (job.output.redirects, job.output.tee) = (self.redirects.clone(), self.tee.clone());
+        job.output.stdout_filters = self.duplicate_stdout_filters.clone();
+        job.output.stderr_filters = self.duplicate_stderr_filters.clone();
         job.numa_binding = self.numa_binding;
         job.virtual_local_rank = self.virtual_local_rank;
         job.signals = self.signals()?;
@@ -265,7 +217,12 @@ impl Torchrun {
 
     /// Creates a directory for log files if options need one and none is given. It stays.
     pub fn ensure_log_dir(&mut self) -> Result<(), Failure> {
-        let is_needed = !self.redirects.is_empty() || !self.tee.is_empty();
+        let filters = [
+            &self.duplicate_stdout_filters,
+            &self.duplicate_stderr_filters,
+        ];
+        let has_filters = filters.iter().any(|filters| !filters.is_empty());
+        let is_needed = has_filters || !self.redirects.is_empty() || !self.tee.is_empty();
         if is_needed && self.log_dir.is_none() {
             let dir = tempfile::Builder::new().prefix("trainyard_").tempdir();
             let dir = dir.map_err(|error| {
@@ -450,7 +407,7 @@ fn new_run_id() -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 
     use super::*;
 
@@ -462,7 +419,9 @@ mod tests {
 
     fn job(line: &str) -> Result<Job, String> {
         let args = ["run"].into_iter().chain(line.split_whitespace());
-        let cli = Cli::try_parse_from(args).map_err(|error| error.to_string())?;
+        let matches = with_spellings(Cli::command()).try_get_matches_from(args);
+        let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+        let cli = cli.map_err(|error| error.to_string())?;
         cli.torchrun.job().map_err(|failure| failure.to_string())
     }
 

@@ -1,7 +1,7 @@
 //! `trainyard run` on the command line.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -129,6 +129,50 @@ fn log_files_have_the_paths_of_torchrun() {
     assert_eq!(text(&output.stdout), "");
     let log = dir.path().join("job/attempt_0/1/stdout.log");
     assert_eq!(fs::read_to_string(log).unwrap(), "from 1\n");
+}
+
+#[test]
+fn selected_lines_are_also_in_a_filtered_log() {
+    let dir = TempDir::new().unwrap();
+    let output = trainyard(&["run", "--nproc-per-node", "2", "--rdzv-id", "job"])
+        .args(["--duplicate-stdout-filters", "loss,a,,b", "--log-dir"])
+        .arg(dir.path())
+        .args(["--", "sh", "-c", "echo loss $RANK; echo other; echo a,b"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let log = dir.path().join("job/attempt_0/filtered_stdout.log");
+    let log = fs::read_to_string(log).unwrap();
+    let mut lines: Vec<&str> = log.lines().collect();
+    lines.sort_unstable();
+    let expected = [
+        "[rank0]: a,b",
+        "[rank0]: loss 0",
+        "[rank1]: a,b",
+        "[rank1]: loss 1",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn a_prompt_appears_before_its_line_ends() {
+    let args = ["run", "--standalone", "--nproc-per-node", "1", "--"];
+    let mut child = trainyard(&args)
+        .args(["sh", "-c", "printf '(Pdb) '; read answer; echo got $answer"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut prompt = [0; 15];
+    // Returns only when the prompt has come: the program prints nothing else before the answer.
+    stdout.read_exact(&mut prompt).unwrap();
+    assert_eq!(text(&prompt), "[rank0]: (Pdb) ");
+    child.stdin.take().unwrap().write_all(b"7\n").unwrap();
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "got 7\n");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -291,7 +335,10 @@ fn nodes_discover_each_other_and_report_the_same_outcome() {
             .split("error: the run failed: ")
             .nth(1)
             .expect(report);
-        assert!(last.contains("after 0 restarts: rank 1 (pid "), "{report}");
+        assert!(
+            last.contains("(restarts used: 0): rank 1 (pid "),
+            "{report}"
+        );
         assert!(last.contains("exited with code 3"), "{report}");
         assert!(last.contains("| no data"), "{report}");
     }
