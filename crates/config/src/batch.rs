@@ -30,7 +30,9 @@ impl Config {
         let at_once = local.checked_mul(ranks).filter(|&samples| samples > 0);
         let Some(at_once) = at_once else {
             return Err(ConfigError::contradiction(
-                format!("training.local_batch_size = {local} on {ranks} ranks is an empty batch"),
+                format!(
+                    "training.local_batch_size = {local} on a world of size {ranks} is an empty batch"
+                ),
                 "use at least one sample and one rank",
             ));
         };

@@ -134,9 +134,11 @@ fn elasticity_warning(fixed: Option<usize>, takes_rest: bool, world_size: usize)
     };
     ConfigError::contradiction(
         format!(
-            "the degrees of [parallelism] need {relation} {fixed} ranks, but there are {world_size}"
+            "the degrees of [parallelism] need a world size of {relation} {fixed}, not {world_size}"
         ),
-        format!("start {nearest} ranks, or use parallelism.data_parallel_replicate_degree = -1"),
+        format!(
+            "use a world size of {nearest}, or parallelism.data_parallel_replicate_degree = -1"
+        ),
     )
 }
 
@@ -166,10 +168,10 @@ mod tests {
         assert!(replicate(4).mesh(4).is_ok());
         let message = replicate(4).mesh(6).unwrap_err().to_string();
         assert!(
-            message.contains("exactly 4 ranks, but there are 6"),
+            message.contains("a world size of exactly 4, not 6"),
             "{message}"
         );
-        assert!(message.contains("start 4 ranks"), "{message}");
+        assert!(message.contains("use a world size of 4"), "{message}");
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Config {
         if num_stages > num_units {
             return Err(ConfigError::contradiction(
                 format!(
-                    "{key} with {chunks} stages per rank are {num_stages} stages of {num_units} units"
+                    "{key} x {chunks} per rank = {num_stages} stages, but the model has {num_units} units"
                 ),
                 format!("use at most {num_units} stages"),
             ));

@@ -5,6 +5,7 @@ use trainyard_plan::{
     Bottleneck, Input, NearestMiss, Offload, Plan, PlanDiff, Recompute, Sensitivity, Sites,
     Synchronization,
 };
+use trainyard_trace::counted;
 
 /// The name of a step time's term in reports.
 pub fn describe_term(name: &str) -> &str {
@@ -31,7 +32,10 @@ pub fn describe(plan: &Plan) -> String {
     let mut settings = vec![strategy.degrees.to_string()];
     if strategy.degrees.pp > 1 {
         let (m, pipeline) = (strategy.num_microbatches(), strategy.pipeline);
-        settings.push(format!("{pipeline} with {m} micro-batches"));
+        settings.push(format!(
+            "{pipeline} with {}",
+            counted(m as u64, "micro-batch")
+        ));
     }
     settings.push(format!("micro-batch size {}", strategy.micro_batch));
     settings.push(format!("ZeRO {}", strategy.zero_stage));

@@ -40,16 +40,16 @@ impl fmt::Display for Reason {
             Reason::LastCall { have, most, .. } => {
                 write!(
                     f,
-                    "{have} nodes have joined; waiting for more, up to {most}"
+                    "{have} of up to {most} nodes have joined; waiting for more"
                 )
             }
             Reason::Stopping { left } => {
-                write!(f, "{left} nodes have not stopped their workers yet")
+                write!(f, "nodes that have not stopped their workers yet: {left}")
             }
             Reason::Running { epoch, standby } => {
-                write!(f, "{epoch} is running; {standby} nodes are on standby")
+                write!(f, "{epoch} is running; nodes on standby: {standby}")
             }
-            Reason::Formed { epoch, nodes } => write!(f, "{epoch} formed with {nodes} nodes"),
+            Reason::Formed { epoch, nodes } => write!(f, "{epoch} formed; nodes: {nodes}"),
             Reason::Invalidated { epoch, cause } => write!(f, "{epoch} invalidated: {cause}"),
             Reason::Closed(outcome) => write!(f, "the run has ended: {outcome}"),
             Reason::Rejected(rejection) => write!(f, "rejected: {rejection}"),

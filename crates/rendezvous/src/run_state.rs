@@ -221,10 +221,10 @@ impl fmt::Display for RunOutcome {
                 restarts,
             } => write!(
                 f,
-                "a worker failed on node `{node}` after {restarts} restarts: {message}"
+                "a worker failed on node `{node}` (restarts used: {restarts}): {message}"
             ),
             RunOutcome::TimedOut { have, need } => {
-                write!(f, "only {have} nodes joined in time, and {need} are needed")
+                write!(f, "only {have} of {need} nodes joined in time")
             }
         }
     }

@@ -164,7 +164,7 @@ pub fn failures(rendezvous: &Rendezvous) {
             let (code, stderr) = node.wait();
             assert_eq!(code, 1);
             let expected =
-                format!("a worker failed on node `{failed}` after 1 restarts: rank 1 (pid ");
+                format!("a worker failed on node `{failed}` (restarts used: 1): rank 1 (pid ");
             assert!(stderr.contains(&expected), "{stderr}");
             assert!(stderr.contains("exited with code 7"), "{stderr}");
             assert!(stderr.contains("| no data"), "{stderr}");

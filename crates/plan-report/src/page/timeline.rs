@@ -8,6 +8,7 @@ use trainyard_schedule::{Action, ComputeType, Span};
 
 use super::{legend, seconds, section};
 use trainyard_plan::{Plan, PlanRequest, timeline};
+use trainyard_trace::counted;
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 62.0;
@@ -35,9 +36,9 @@ pub(super) fn draw(page: &mut String, request: &PlanRequest, plan: &Plan) {
     let every = strategy.degrees.pp.div_ceil(MAX_RANKS);
     let shown: Vec<usize> = (0..timeline.ranks.len()).step_by(every).collect();
     let mut what = format!(
-        "{}: {} micro-batches through {} stages on {} ranks; gaps are the pipeline bubble.",
+        "{}: {} through {} stages on {} ranks; gaps are the pipeline bubble.",
         strategy.pipeline,
-        strategy.num_microbatches(),
+        counted(strategy.num_microbatches() as u64, "micro-batch"),
         strategy.num_stages(),
         strategy.degrees.pp
     );

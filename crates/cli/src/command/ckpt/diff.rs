@@ -54,6 +54,7 @@ fn print(differences: &[Difference]) {
     }
     match differences.len() {
         0 => println!("identical to the bit"),
+        1 => println!("1 tensor differs"),
         n => println!("{n} tensors differ"),
     }
 }

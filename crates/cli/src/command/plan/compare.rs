@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use trainyard_plan_report::compare::{Comparison, Measured, Row, TraceBreakdown, with_constants};
 use trainyard_plan_report::{PlanFile, describe};
-use trainyard_trace::read_all;
+use trainyard_trace::{counted, read_all};
 
 use super::{read, write};
 use crate::failure::Failure;
@@ -129,8 +129,9 @@ fn print_comparison(
     );
     let heading = match traced {
         Some(traced) => format!(
-            "seconds on rank {}, {} steps",
-            traced.rank, traced.num_steps
+            "seconds on rank {}, {}",
+            traced.rank,
+            counted(traced.num_steps as u64, "step")
         ),
         None => "seconds".to_owned(),
     };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use trainyard_schedule::{Action, Costs, ScheduleError, Span, Timeline, simulate, to_svg};
-use trainyard_trace::{Events, SpanKind, read_all};
+use trainyard_trace::{Events, SpanKind, counted, read_all};
 
 use crate::failure::Failure;
 
@@ -92,8 +92,8 @@ fn print(report: &Report) {
         ..
     } = report;
     println!(
-        "{} steps; the step with the median ratio of measured to predicted bubble, in milliseconds\n",
-        report.num_steps
+        "{}; the step with the median ratio of measured to predicted bubble, in milliseconds\n",
+        counted(report.num_steps as u64, "step")
     );
     println!("               measured  predicted");
     println!(
