@@ -17,6 +17,10 @@ def result(step_ms=100.0, peak=(700.0, 720.0), before=(600.0, 600.0), losses=(7.
         "tokens_per_s": 1e6 / step_ms,
         "step_ms_median": step_ms,
         "cpu_ms_per_step_per_rank": [80.0, 120.0],
+        "main_running_ms_per_step_per_rank": [0.5 * step_ms, 0.7 * step_ms],
+        "main_waiting_for_core_ms_per_step_per_rank": [10.0, 0.0],
+        "other_threads_ms_per_step_per_rank": [20.0, 20.0],
+        "minor_faults_per_step_per_rank": [7.0, 9.0],
         "peak_rss_mb_per_rank": list(peak),
         "rss_mb_before_model_per_rank": list(before),
         "comm_bytes_per_step_per_rank": {"sent": [10, 12], "received": [12, 10]},
@@ -35,6 +39,13 @@ class ReportTest(unittest.TestCase):
         text = '[rank0]: {"losses": [1]}\n[rank1]: goodbye\n{not json}\n'
         self.assertEqual(result_line(text), {"losses": [1]})
         self.assertIsNone(result_line("nothing here\n"))
+
+    def test_a_step_beyond_bare_is_the_sum_of_its_parts(self):
+        parts = make_report((result(300.0), result(200.0), result(100.0)))["beyond_bare"]["ours"]
+        main = sum(value for name, value in parts.items() if name.startswith("main_"))
+        self.assertEqual(parts["step_ms"], 100.0)
+        self.assertAlmostEqual(main, parts["step_ms"])
+        self.assertAlmostEqual(parts["main_running_ms"], 60.0)
 
     def test_ratios_are_the_median_of_ratios_within_a_round(self):
         slow, fast = result(200.0), result(100.0)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from determinism import image_batch, init_parameters, token_batch
-from measure import cpu_seconds, peak_rss_mb, quantile, rss_mb, tcp_bytes
+from measure import cpu_seconds, minor_faults, peak_rss_mb, quantile, rss_mb, tcp_bytes, thread_seconds
 from model import PRESETS, Config, Llama, SimpleCNN, lm_loss
 from strategies import STRATEGIES
 
@@ -158,6 +158,7 @@ def main():
             if distributed:
                 dist.barrier()
             wire_before, cpu_before = tcp_bytes(), cpu_seconds()
+            threads_before, faults_before = thread_seconds(), minor_faults()
         start = time.perf_counter()
         loss, weight, norm = trainer.step(x, y)
         times.append(time.perf_counter() - start)
@@ -165,6 +166,9 @@ def main():
         weights.append(weight)
         norms.append(norm)
     cpu_ms = 1e3 * (cpu_seconds() - cpu_before) / args.steps
+    threads = thread_seconds()
+    thread_ms = [1e3 * (threads[name] - threads_before[name]) / args.steps for name in threads]
+    faults = (minor_faults() - faults_before) / args.steps
     if distributed:
         dist.barrier()  # everything sent is acknowledged by now
     wire_after = tcp_bytes()
@@ -173,7 +177,7 @@ def main():
     all_times = gather(times[args.warmup :], distributed)
     wire = gather([(wire_after[k] - wire_before[k]) / args.steps for k in ("sent", "received")], distributed)
     memory = gather([rss_before, peak_rss_mb()], distributed)
-    all_cpu = gather([cpu_ms], distributed)
+    all_cpu = gather([cpu_ms, *thread_ms, faults], distributed)
 
     if job.rank == 0:
         # ranks that work together are as fast as the slowest; bare ranks do not wait for each other
@@ -201,6 +205,10 @@ def main():
             "step_ms_median": median,
             "step_ms_p10": quantile(step_ms, 0.1),
             "cpu_ms_per_step_per_rank": [round(c[0], 1) for c in all_cpu],
+            "main_running_ms_per_step_per_rank": [c[1] for c in all_cpu],
+            "main_waiting_for_core_ms_per_step_per_rank": [c[2] for c in all_cpu],
+            "other_threads_ms_per_step_per_rank": [c[3] for c in all_cpu],
+            "minor_faults_per_step_per_rank": [c[4] for c in all_cpu],
             "peak_rss_mb_per_rank": [round(m[1], 1) for m in memory],
             "rss_mb_before_model_per_rank": [round(m[0], 1) for m in memory],
             "comm_bytes_per_step_per_rank": {
