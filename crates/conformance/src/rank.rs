@@ -16,6 +16,8 @@ use trainyard_mesh::{Axis, Mesh};
 use trainyard_torch::{Backend, Rendezvous, Result, Store, TorchError, World, require_gpu};
 use trainyard_trace::Ledger;
 
+use crate::suite::Transport;
+
 /// Timeout of a case on the slowest rank.
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -35,6 +37,7 @@ pub fn device() -> Device {
 pub struct Rank {
     rank: usize,
     size: usize,
+    transport: Cell<Transport>,
     address: String,
     store: Store,
     /// Counts exchanges, which all ranks of a case execute in the same order.
@@ -46,7 +49,7 @@ pub struct Rank {
 
 impl Rank {
     /// Connects to the other ranks as described by the launcher's environment.
-    pub(crate) fn from_env() -> Result<Rank> {
+    pub(crate) fn from_env(transport: Transport) -> Result<Rank> {
         let at = Rendezvous::from_env(CASE_TIMEOUT)?;
         if device().is_cuda() {
             // Before a case runs anything on the CPU: libtorch looks for GPUs once.
@@ -59,6 +62,7 @@ impl Rank {
         Ok(Rank {
             rank: at.rank,
             size: at.world_size,
+            transport: Cell::new(transport),
             address: at.master_addr,
             store,
             num_exchanges: Cell::new(0),
@@ -81,6 +85,14 @@ impl Rank {
     /// A new world in which all ranks are data-parallel replicas.
     pub fn world(&self) -> Result<Rc<World>> {
         self.world_with(Ledger::new(self.rank))
+    }
+
+    /// The same with ranks that send over the network, as those of several nodes do.
+    pub fn world_over_network(&self) -> Result<Rc<World>> {
+        let usual = self.transport.replace(Transport::Network);
+        let world = self.world();
+        self.transport.set(usual);
+        world
     }
 
     /// The same with the given ledger.
@@ -131,7 +143,11 @@ impl Rank {
             node_addr: None,
             timeout,
         };
-        let world = Rc::new(World::join(mesh, Backend::auto(), &at, ledger)?);
+        let world = World::join(mesh, Backend::auto(), &at, ledger)?;
+        let world = Rc::new(match self.transport.get() {
+            Transport::Usual => world,
+            Transport::Network => world.without_shared_memory(),
+        });
         self.worlds.borrow_mut().push(Rc::clone(&world));
         Ok(world)
     }

@@ -39,10 +39,22 @@ pub struct Suite {
     pub full_sizes: &'static [usize],
     /// The cases, in the order in which they run.
     pub cases: &'static [Case],
+    /// Whether it runs a second time with ranks that send over the network instead of sharing memory.
+    pub also_over_network: bool,
 }
 
-/// The command line of a rank: `__rank SUITE`.
+/// How the ranks of a world exchange tensors of the host.
+#[derive(Clone, Copy)]
+pub(crate) enum Transport {
+    /// As usual: ranks of one node share memory.
+    Usual,
+    /// As ranks of several nodes do.
+    Network,
+}
+
+/// The command line of a rank: `__rank SUITE`, or `__rank_over_network SUITE`.
 const RANK: &str = "__rank";
+const RANK_OVER_NETWORK: &str = "__rank_over_network";
 
 /// The directory into which ranks write their results.
 const FOLDER: &str = "TRAINYARD_CONFORMANCE_FOLDER";
@@ -54,10 +66,13 @@ pub fn main(suites: &[Suite], others: impl IntoIterator<Item = Trial>) -> ExitCo
         return code;
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, suite] = args.as_slice()
-        && command == RANK
-    {
-        return match run_rank(suites, suite) {
+    let transport = match args.first().map(String::as_str) {
+        Some(RANK) => Some(Transport::Usual),
+        Some(RANK_OVER_NETWORK) => Some(Transport::Network),
+        _ => None,
+    };
+    if let ([_, suite], Some(transport)) = (args.as_slice(), transport) {
+        return match run_rank(suites, suite, transport) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -76,10 +91,16 @@ fn trials(suites: &[Suite]) -> impl Iterator<Item = Trial> {
     suites.iter().flat_map(|&suite| {
         let trial = move |&size: &usize| {
             let name = format!("{}::on_{size}_ranks", suite.name);
-            Trial::test(name, move || run_world(&suite, size))
+            Trial::test(name, move || run_world(&suite, size, Transport::Usual))
         };
+        let over_network = move |&size: &usize| {
+            let name = format!("{}::on_{size}_ranks_over_the_network", suite.name);
+            Trial::test(name, move || run_world(&suite, size, Transport::Network))
+        };
+        let again = suite.sizes.iter().filter(move |_| suite.also_over_network);
         let full = suite.full_sizes.iter().map(trial).map(full_only);
-        suite.sizes.iter().map(trial).chain(full)
+        let usual = suite.sizes.iter().map(trial);
+        usual.chain(again.map(over_network)).chain(full)
     })
 }
 
@@ -107,10 +128,14 @@ pub fn as_trials(module: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
 }
 
 /// Starts the ranks of a world, waits until they exit, and reads their results.
-fn run_world(suite: &Suite, size: usize) -> Result<(), Failed> {
+fn run_world(suite: &Suite, size: usize, transport: Transport) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
+    let command = match transport {
+        Transport::Usual => RANK,
+        Transport::Network => RANK_OVER_NETWORK,
+    };
     let mut job = Job::new(std::env::current_exe()?, size)
-        .args([OsString::from(RANK), suite.name.into()])
+        .args([OsString::from(command), suite.name.into()])
         .env(FOLDER, folder.path())
         .console(Console::Silent);
     for (name, value) in accelerator::environment(folder.path(), size) {
@@ -140,7 +165,7 @@ fn run_world(suite: &Suite, size: usize) -> Result<(), Failed> {
 }
 
 /// Runs all cases on this rank, also after one has failed.
-fn run_rank(suites: &[Suite], name: &str) -> Outcome {
+fn run_rank(suites: &[Suite], name: &str, transport: Transport) -> Outcome {
     let suite = suites
         .iter()
         .find(|suite| suite.name == name)
@@ -148,7 +173,7 @@ fn run_rank(suites: &[Suite], name: &str) -> Outcome {
     let folder = std::env::var_os(FOLDER).ok_or_else(|| format!("{FOLDER} is not set"))?;
     remember_panics();
     tch::set_num_threads(1);
-    let rank = Rank::from_env()?;
+    let rank = Rank::from_env(transport)?;
     let mut record = Record::create(folder.as_ref(), rank.index())?;
     for (index, case) in suite.cases.iter().enumerate() {
         rank.begin_case(index);

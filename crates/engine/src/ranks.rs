@@ -92,7 +92,12 @@ fn launcher_of(engine: &Path) -> Result<PathBuf> {
 pub fn join(config: &Config, ledger: impl FnOnce(usize) -> Ledger) -> Result<World> {
     let at = Rendezvous::from_env(Duration::from_secs(config.comm.init_timeout_seconds))?;
     let mesh = config.mesh(at.world_size)?;
-    join_mesh(mesh, backend(config), &at, ledger)
+    let world = join_mesh(mesh, backend(config), &at, ledger)?;
+    Ok(if config.comm.shared_memory {
+        world
+    } else {
+        world.without_shared_memory()
+    })
 }
 
 /// As [`join`], with a given mesh and backend.

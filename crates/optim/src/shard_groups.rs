@@ -50,6 +50,7 @@ impl ShardGroups {
             let own = norms.iter().map(of_list).collect::<Result<Vec<_>>>()?;
             let squares = Tensor::f_stack(&own, 0)?.f_square()?;
             group
+                .on_caller()
                 .all_reduce(&squares, ReduceOp::Sum, Purpose::Control)?
                 .wait()?;
             let lists = squares.f_sqrt()?.f_unbind(0)?;

@@ -49,6 +49,20 @@ pub fn copy_in(tensor: &Tensor, start: usize, from: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Copies a range of the bytes of `from` over those of `into` from `start` on. The two must not share memory.
+pub(crate) fn copy_between(
+    from: &Tensor,
+    range: std::ops::Range<usize>,
+    into: &Tensor,
+    start: usize,
+) -> io::Result<()> {
+    let memory = Memory::of(from)?;
+    // SAFETY: see `Memory::of`; the reference ends with the call.
+    let slice = unsafe { slice::from_raw_parts(memory.start, memory.num_bytes) };
+    let range = checked_range(slice.len(), range.start, range.len())?;
+    copy_in(into, start, &slice[range])
+}
+
 /// The range of `length` bytes from `start` on, if it lies within a tensor of `num_bytes`.
 fn checked_range(
     num_bytes: usize,

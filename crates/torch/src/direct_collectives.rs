@@ -22,6 +22,7 @@ use crate::bridge::ffi;
 use crate::error::TorchError;
 use crate::ffi_tensor::borrow;
 use crate::memory;
+use crate::shared_memory::{SharedGroup, SharedMemory};
 use crate::sockets::Sockets;
 
 /// The elements of the flat tensor that rank `index` of `size` reduces: ceil-sized shards, like `torch.chunk`.
@@ -70,6 +71,8 @@ pub(crate) struct DirectGroup {
     pub size: usize,
     pub sequence: u64,
     pub sockets: Arc<Sockets>,
+    /// If all ranks are on one node.
+    pub shared_memory: Option<Arc<SharedMemory>>,
 }
 
 // SAFETY: the handle is thread safe (see bridge.rs).
@@ -81,6 +84,9 @@ type Posted = UniquePtr<ffi::WorkHandle>;
 impl DirectGroup {
     /// Every rank's `tensor` becomes the sum over ranks, times `scale`.
     pub(crate) fn all_reduce(&self, tensor: &Tensor, scale: Option<f64>) -> Result<(), Failure> {
+        if let Some(group) = self.on_one_node() {
+            return group.all_reduce(tensor, scale);
+        }
         let flat = tensor.f_view(-1).map_err(error_text)?;
         let shard_of = |index| slice(&flat, shard(flat.numel() as i64, index, self.size));
         let shards = (0..self.size)
@@ -113,6 +119,9 @@ impl DirectGroup {
         input: &Tensor,
         scale: Option<f64>,
     ) -> Result<(), Failure> {
+        if let Some(group) = self.on_one_node() {
+            return group.reduce_scatter(out, input, scale);
+        }
         let rows = input.f_view([self.size as i64, -1]).map_err(error_text)?;
         let row = |index: usize| rows.f_get(index as i64).map_err(error_text);
         let shards = (0..self.size).map(row).collect::<Result<Vec<_>, _>>()?;
@@ -177,6 +186,9 @@ impl DirectGroup {
 
     /// `out` becomes every rank's `input`, in rank order.
     pub(crate) fn all_gather(&self, out: &Tensor, input: &Tensor) -> Result<(), Failure> {
+        if let Some(group) = self.on_one_node() {
+            return group.all_gather(out, input);
+        }
         let rows = out.f_view([self.size as i64, -1]).map_err(error_text)?;
         let row = |index: usize| rows.f_get(index as i64).map_err(error_text);
         let mut posted = Vec::new();
@@ -195,6 +207,15 @@ impl DirectGroup {
         self.wait_all(posted)
     }
 
+    /// The group, if its ranks share memory.
+    pub(crate) fn on_one_node(&self) -> Option<SharedGroup> {
+        Some(SharedGroup {
+            memory: Arc::clone(self.shared_memory.as_ref()?),
+            sockets: Arc::clone(&self.sockets),
+            sequence: self.sequence,
+        })
+    }
+
     /// The peers, starting with the next rank, so that not all ranks send to rank 0 first.
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let (index, size) = (self.index, self.size);
@@ -209,28 +230,11 @@ impl DirectGroup {
         incoming: Vec<Tensor>,
         scale: Option<f64>,
     ) -> Result<(), Failure> {
-        let term = |rank: usize| {
-            if rank == self.index {
-                own.shallow_clone()
-            } else {
-                incoming[rank].shallow_clone()
-            }
-        };
-        // The first sum must not overwrite a term that is still to be added.
-        let mut total = term(0);
-        for rank in 1..self.size {
-            let next = term(rank);
-            let target = match (rank + 1 == self.size, self.index == 0 && rank == 1) {
-                (true, _) => out.shallow_clone(),
-                (false, true) => next.shallow_clone(),
-                (false, false) => total.shallow_clone(),
-            };
-            total = total.f_add_out(&target, &next).map_err(error_text)?;
-        }
-        if let Some(scale) = scale {
-            let _ = total.f_mul_scalar_(scale).map_err(error_text)?;
-        }
-        Ok(())
+        let mut terms = incoming;
+        terms[self.index] = own.shallow_clone();
+        // The term of a peer, which nobody needs again.
+        let partial = terms[usize::from(self.index == 0)].shallow_clone();
+        add_in_rank_order(&terms, &partial, out, scale)
     }
 
     fn send(&self, tensor: &Tensor, peer: usize, stage: i32) -> Result<Option<Posted>, Failure> {
@@ -338,8 +342,28 @@ impl Scratch {
     }
 }
 
+/// `out` becomes the sum of the terms of all ranks, in rank order, times `scale`. Partial sums are in `partial`, which may
+/// be the first or the second term; `out` may be any term.
+pub(crate) fn add_in_rank_order(
+    terms: &[Tensor],
+    partial: &Tensor,
+    out: &Tensor,
+    scale: Option<f64>,
+) -> Result<(), Failure> {
+    let mut total = terms[0].shallow_clone();
+    for (rank, term) in terms.iter().enumerate().skip(1) {
+        let is_last = rank + 1 == terms.len();
+        let target = if is_last { out } else { partial };
+        total = total.f_add_out(target, term).map_err(error_text)?;
+    }
+    if let Some(scale) = scale {
+        let _ = total.f_mul_scalar_(scale).map_err(error_text)?;
+    }
+    Ok(())
+}
+
 /// A range of a flat tensor.
-fn slice(flat: &Tensor, range: Range<i64>) -> Result<Tensor, Failure> {
+pub(crate) fn slice(flat: &Tensor, range: Range<i64>) -> Result<Tensor, Failure> {
     flat.f_narrow(0, range.start, range.end - range.start)
         .map_err(error_text)
 }
@@ -370,7 +394,7 @@ pub(crate) fn wait_all(posted: Vec<Posted>, on_failure: impl Fn()) -> Result<(),
     Ok(())
 }
 
-fn error_text(e: tch::TchError) -> String {
+pub(crate) fn error_text(e: tch::TchError) -> String {
     TorchError::from(e).to_string()
 }
 

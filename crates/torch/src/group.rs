@@ -24,6 +24,7 @@ use crate::direct_collectives;
 use crate::error::Result;
 use crate::ffi_tensor::{addresses, borrow};
 use crate::peers::Peers;
+use crate::shared_memory::SharedMemory;
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::millis;
 use crate::work::{State, Work};
@@ -55,7 +56,10 @@ pub enum P2pOp<'a> {
 /// A process group: a set of ranks that communicate. Cheap to clone. Several threads may use it, as long as all ranks
 /// issue its collectives in the same order.
 #[derive(Clone)]
-pub struct Group(Arc<Inner>);
+pub struct Group {
+    inner: Arc<Inner>,
+    runs_on_caller: bool,
+}
 
 struct Inner {
     info: GroupInfo,
@@ -111,6 +115,18 @@ pub(crate) struct Gloo {
     pub comm_thread: CommThread,
     pub sockets: Arc<Sockets>,
     pub peers: Peers,
+    /// If all ranks are on one node.
+    pub shared_memory: Option<Arc<SharedMemory>>,
+}
+
+impl Gloo {
+    fn wire_bytes(&self) -> WireBytes {
+        let shared = self
+            .shared_memory
+            .as_ref()
+            .map(|memory| memory.wire_bytes());
+        self.sockets.wire_bytes() + shared.unwrap_or_default()
+    }
 }
 
 // SAFETY: process groups are thread safe (see bridge.rs); a SharedPtr's count is atomic.
@@ -133,25 +149,39 @@ impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let GroupInfo {
             name, index, size, ..
-        } = &self.0.info;
+        } = &self.inner.info;
         write!(f, "Group({name}: rank {index} of {size})")
     }
 }
 
 impl Group {
     pub(crate) fn new(info: GroupInfo, ledger: Ledger, backend_group: BackendGroup) -> Group {
-        Group(Arc::new(Inner {
+        let inner = Inner {
             info,
             ledger,
             sequence: AtomicU64::new(0),
             num_p2p: AtomicU64::new(0),
             aborted: Arc::new(AtomicBool::new(false)),
             backend_group,
-        }))
+        };
+        Group {
+            inner: Arc::new(inner),
+            runs_on_caller: false,
+        }
+    }
+
+    /// The same group for a caller that waits for every collective at once: its thread runs them on the host, where it
+    /// would wait for the communication thread otherwise.
+    #[must_use]
+    pub fn on_caller(&self) -> Group {
+        Group {
+            inner: Arc::clone(&self.inner),
+            runs_on_caller: true,
+        }
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        let handles = match &self.0.backend_group {
+        let handles = match &self.inner.backend_group {
             BackendGroup::SingleRank | BackendGroup::Fake(_) => vec![],
             BackendGroup::Gloo(gloo) => vec![&gloo.handle, &gloo.downward],
             BackendGroup::Nccl(nccl) => {
@@ -164,10 +194,21 @@ impl Group {
                 vec![handle, downward, &host.handle, &host.downward]
             }
         };
+        if let Some(memory) = self.shared_memory() {
+            memory.set_timeout(timeout);
+        }
         for handle in handles {
             ffi::set_timeout(handle, millis(timeout))?;
         }
         Ok(())
+    }
+
+    fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
+        match &self.inner.backend_group {
+            BackendGroup::Gloo(gloo) => gloo.shared_memory.as_ref(),
+            BackendGroup::Nccl(nccl) => nccl.host.shared_memory.as_ref(),
+            BackendGroup::SingleRank | BackendGroup::Fake(_) => None,
+        }
     }
 
     /// A group of one rank, whose collectives do nothing.
@@ -183,34 +224,34 @@ impl Group {
 
     /// This rank's index in the group.
     pub fn index(&self) -> usize {
-        self.0.info.index
+        self.inner.info.index
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.0.info.size
+        self.inner.info.size
     }
 
     /// The group's name: the mesh axes that it spans.
     pub fn name(&self) -> &str {
-        &self.0.info.name
+        &self.inner.info.name
     }
 
     /// Whether this is a group of a dry run, which sends nothing.
     pub fn is_fake(&self) -> bool {
-        matches!(self.0.backend_group, BackendGroup::Fake(_))
+        matches!(self.inner.backend_group, BackendGroup::Fake(_))
     }
 
     /// The ledger that records the group's collectives.
     pub fn ledger(&self) -> &Ledger {
-        &self.0.ledger
+        &self.inner.ledger
     }
 
     /// Aborts the group. A thread of this process that waits in one of its collectives fails at once with
     /// [`Cause::Aborted`](crate::Cause::Aborted); the other ranks see a lost peer. The group is unusable afterwards.
     pub fn abort(&self) {
-        self.0.aborted.store(true, Ordering::Release);
-        match &self.0.backend_group {
+        self.inner.aborted.store(true, Ordering::Release);
+        match &self.inner.backend_group {
             BackendGroup::SingleRank | BackendGroup::Fake(_) => {}
             BackendGroup::Gloo(gloo) => gloo.sockets.shutdown(),
             BackendGroup::Nccl(nccl) => {
@@ -224,11 +265,12 @@ impl Group {
         }
     }
 
-    /// The bytes that the kernel counted on the group's connections (Gloo only), including Gloo's headers.
+    /// The bytes that the kernel counted on the group's connections (Gloo only), including Gloo's headers, and those that
+    /// ranks of a node have read from each other's memory.
     pub fn wire_bytes(&self) -> WireBytes {
-        match &self.0.backend_group {
-            BackendGroup::Gloo(gloo) => gloo.sockets.wire_bytes(),
-            BackendGroup::Nccl(nccl) => nccl.host.sockets.wire_bytes(),
+        match &self.inner.backend_group {
+            BackendGroup::Gloo(gloo) => gloo.wire_bytes(),
+            BackendGroup::Nccl(nccl) => nccl.host.wire_bytes(),
             BackendGroup::SingleRank | BackendGroup::Fake(_) => WireBytes::default(),
         }
     }
@@ -372,6 +414,19 @@ impl Group {
         }
         let (out, input) = (out.shallow_clone(), input.shallow_clone());
         let (out_splits, in_splits) = (out_splits.to_vec(), in_splits.to_vec());
+        if self.shared_memory().is_some() && self.uses_direct(ReduceOp::Sum, &input) {
+            let bytes = |splits: &[i64]| {
+                splits
+                    .iter()
+                    .map(|&rows| rows as usize * row as usize)
+                    .collect::<Vec<_>>()
+            };
+            let (out_bytes, in_bytes) = (bytes(&out_splits), bytes(&in_splits));
+            return self.run_direct(call, move |peers| match peers.on_one_node() {
+                Some(group) => group.all_to_all(&out, &input, &out_bytes, &in_bytes),
+                None => Err("the ranks of the group share no memory".to_owned()),
+            });
+        }
         self.run_native(call, move |group| {
             ffi::all_to_all(group, borrow(&out), borrow(&input), &out_splits, &in_splits)
         })
@@ -486,7 +541,7 @@ impl Group {
     /// ranks at their first message and block both hosts until then, which deadlocks if a receive is posted before
     /// this rank has sent what the peer waits for. This is a collective call with the same pairs on every rank.
     pub fn connect_pairs(&self, pairs: &[(usize, usize)]) -> Result<()> {
-        let BackendGroup::Nccl(nccl) = &self.0.backend_group else {
+        let BackendGroup::Nccl(nccl) = &self.inner.backend_group else {
             return Ok(());
         };
         let probe = Tensor::f_zeros([1], (Kind::Float, nccl.device))?;

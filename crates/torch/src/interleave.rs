@@ -58,6 +58,11 @@ pub fn interleave<A, B: Send>(
     })
 }
 
+/// Whether this thread is one of two that take turns.
+pub(crate) fn is_active() -> bool {
+    PARTY.with_borrow(Option::is_some)
+}
+
 /// Lets the other pass run, if there is one, and returns when this pass may run again.
 pub(crate) fn yield_turn() {
     if let Some(party) = PARTY.with_borrow(Clone::clone) {

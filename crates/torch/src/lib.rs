@@ -35,6 +35,7 @@ pub mod operators;
 mod peers;
 pub mod saved;
 pub mod scalar;
+mod shared_memory;
 mod sockets;
 pub mod storage;
 mod store;

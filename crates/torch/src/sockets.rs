@@ -30,13 +30,24 @@ struct Connection {
     remote: SocketAddr,
 }
 
-/// Bytes that the kernel counted on a group's connections.
+/// Bytes that a group's ranks exchanged, as the kernel counted them on its connections, or in memory that they share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WireBytes {
     /// Bytes sent, without retransmissions.
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
+}
+
+impl std::ops::Add for WireBytes {
+    type Output = WireBytes;
+
+    fn add(self, other: WireBytes) -> WireBytes {
+        WireBytes {
+            sent: self.sent + other.sent,
+            received: self.received + other.received,
+        }
+    }
 }
 
 impl Sockets {
@@ -71,6 +82,17 @@ impl Sockets {
             let lost = self.connections.iter().filter(is_lost);
             lost.map(|each| each.remote).collect()
         })
+    }
+
+    /// Whether this rank has shut down its connections, because it aborted the group or a collective failed.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// Whether a connection is closed, by this rank or by its peer.
+    pub(crate) fn is_broken(&self) -> bool {
+        let is_whole = |each: &Connection| each.is_open() && is_established(each.fd);
+        !self.connections.iter().all(is_whole)
     }
 
     /// Shuts down every connection; a thread that waits on one gets an error at once.

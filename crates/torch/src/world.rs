@@ -17,6 +17,7 @@ use crate::error::{Result, TorchError};
 use crate::gpu_library;
 use crate::group::{BackendGroup, Gloo, Group, GroupInfo, Nccl};
 use crate::peers::Peers;
+use crate::shared_memory::SharedMemory;
 use crate::sockets::{Sockets, WireBytes};
 use crate::store::{Store, millis};
 
@@ -89,6 +90,8 @@ pub struct World {
     ledger: Ledger,
     transport: Transport,
     device: Device,
+    /// Whether ranks of one node share memory instead of sending over loopback.
+    shares_memory: bool,
     /// Groups by name.
     groups: Mutex<HashMap<String, Group>>,
 }
@@ -112,7 +115,7 @@ impl World {
     pub fn join(mesh: Mesh, backend: Backend, at: &Rendezvous, ledger: Ledger) -> Result<World> {
         if mesh.world_size() != at.world_size {
             return Err(TorchError::Invalid(format!(
-                "the mesh {mesh} has {} ranks, but {} were started: change the parallel degrees or --nproc-per-node",
+                "the world size of mesh {mesh} is {}, but {} ranks were started: change the parallel degrees or --nproc-per-node",
                 mesh.world_size(),
                 at.world_size
             )));
@@ -143,6 +146,15 @@ impl World {
         Ok(World { device, ..world })
     }
 
+    /// The same world, whose ranks send everything over the network, even on one node.
+    #[must_use]
+    pub fn without_shared_memory(self) -> World {
+        World {
+            shares_memory: false,
+            ..self
+        }
+    }
+
     /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs.
     pub fn fake(mesh: Mesh, rank: usize, ledger: Ledger) -> Result<World> {
         mesh.coordinates(rank)?;
@@ -166,6 +178,7 @@ impl World {
             ledger,
             transport,
             device: Device::Cpu,
+            shares_memory: true,
             groups: Mutex::default(),
         }
     }
@@ -275,14 +288,11 @@ impl World {
             .try_for_each(|group| group.set_timeout(wanted))
     }
 
-    /// The bytes that the kernel counted on the connections of all groups so far.
+    /// The bytes that all groups have transferred so far; see [`Group::wire_bytes`].
     pub fn wire_bytes(&self) -> WireBytes {
         let groups = self.groups.lock().unwrap_or_else(|p| p.into_inner());
         let counted = groups.values().map(Group::wire_bytes);
-        counted.fold(WireBytes::default(), |sum, group| WireBytes {
-            sent: sum.sent + group.sent,
-            received: sum.received + group.received,
-        })
+        counted.fold(WireBytes::default(), |sum, group| sum + group)
     }
 
     /// Creates the group of `members`, which are in ascending order.
@@ -316,6 +326,7 @@ impl World {
                     address,
                     timeout,
                     ledger: &self.ledger,
+                    shares_memory: self.shares_memory,
                 };
                 match self.device {
                     Device::Cuda(index) => {
@@ -338,6 +349,7 @@ struct Connecting<'a> {
     address: &'a str,
     timeout: Duration,
     ledger: &'a Ledger,
+    shares_memory: bool,
 }
 
 impl Connecting<'_> {
@@ -358,6 +370,12 @@ impl Connecting<'_> {
                 self.failed(Backend::Gloo, message)
             })?;
         let sockets = Arc::new(sockets);
+        let shared_memory = if self.shares_memory {
+            let store = store.prefixed("shared memory")?;
+            SharedMemory::connect(&store, self.info.index, self.info.size, self.timeout)?
+        } else {
+            None
+        };
         let server = self.is_served_by_rank_0.then_some(0);
         let ends = store.prefixed("ends")?;
         Ok(Gloo {
@@ -366,6 +384,7 @@ impl Connecting<'_> {
             comm_thread,
             peers: Peers::publish(&sockets, ends, self.members, self.info.index, server)?,
             sockets,
+            shared_memory: shared_memory.map(Arc::new),
         })
     }
 

@@ -66,6 +66,7 @@ fn reduce_norm(group: &Group, own: Tensor) -> Result<Tensor> {
     tch::no_grad(|| {
         let square = own.f_square()?.f_view(1)?;
         group
+            .on_caller()
             .all_reduce(&square, ReduceOp::Sum, Purpose::Control)?
             .wait()?;
         Ok(square.f_sqrt()?.f_squeeze()?)

@@ -64,6 +64,9 @@ struct Comm {
     /// Seconds to spend on each size
     #[arg(long, value_name = "SECONDS", default_value_t = 0.3)]
     seconds: f64,
+    /// Send over loopback, as to another node, instead of sharing memory
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Print JSON lines
     #[arg(long)]
     json: bool,

@@ -34,6 +34,8 @@ pub struct CommSection {
     pub init_timeout_seconds: u64,
     /// Timeout of a collective after that.
     pub train_timeout_seconds: u64,
+    /// Whether ranks of one node exchange tensors of the host through memory that they share, not over loopback.
+    pub shared_memory: bool,
     /// torchtitan's; no effect, because the last collective of every group is always recorded.
     pub trace_buf_size: usize,
 }
@@ -44,6 +46,7 @@ impl Default for CommSection {
             backend: Backend::Auto,
             init_timeout_seconds: 300,
             train_timeout_seconds: 300,
+            shared_memory: true,
             trace_buf_size: 20_000,
         }
     }

@@ -380,17 +380,20 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[3],
         cases: BUFFERS,
+        also_over_network: false,
     },
     Suite {
         name: "buffers::sync_batch_norm",
         sizes: &[2],
         full_sizes: &[3, 4],
         cases: SYNC_BATCH_NORM,
+        also_over_network: false,
     },
     Suite {
         name: "buffers::data_parallel",
         sizes: &[1],
         full_sizes: &[],
         cases: IN_ONE_PROCESS,
+        also_over_network: false,
     },
 ];

@@ -172,4 +172,5 @@ pub const SUITES: &[Suite] = &[Suite {
     sizes: &[2, 3],
     full_sizes: &[4],
     cases: UNEVEN,
+    also_over_network: false,
 }];

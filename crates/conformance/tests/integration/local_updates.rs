@@ -36,6 +36,7 @@ pub const SUITES: &[Suite] = &[Suite {
     sizes: &[4],
     full_sizes: &[],
     cases: ON_4_RANKS,
+    also_over_network: false,
 }];
 
 /// Plain SGD, whose updates are linear in gradients, without clipping, which depends on the batch of a replica.

@@ -239,4 +239,5 @@ pub const SUITES: &[Suite] = &[Suite {
     sizes: &[2],
     full_sizes: &[3],
     cases: WRAPS,
+    also_over_network: false,
 }];

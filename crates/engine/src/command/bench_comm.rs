@@ -38,6 +38,9 @@ pub struct Range {
     /// Seconds to spend on each size
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
+    /// Send over loopback instead of sharing memory
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Print JSON lines
     #[arg(long)]
     json: bool,
@@ -115,8 +118,11 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
     ] {
         args.extend([flag.into(), value.into()]);
     }
-    if range.json {
-        args.push("--json".into());
+    for (flag, is_set) in [
+        ("--no-shared-memory", range.no_shared_memory),
+        ("--json", range.json),
+    ] {
+        args.extend(is_set.then(|| flag.into()));
     }
     run_locally(arguments.nproc, &args, Console::Plain)?;
     Ok(ExitCode::SUCCESS)
@@ -140,7 +146,10 @@ struct Row {
 pub fn execute_rank(arguments: RankArguments) -> Result<ExitCode> {
     let at = Rendezvous::from_env(Duration::from_secs(60))?;
     let mesh = Mesh::new(&[(Axis::DpReplicate, at.world_size)])?;
-    let world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
+    let mut world = join_mesh(mesh, Backend::Gloo, &at, Ledger::new)?;
+    if arguments.range.no_shared_memory {
+        world = world.without_shared_memory();
+    }
     let group = world.world_group()?;
     let range = arguments.range;
     let ops = if range.ops.is_empty() {

@@ -15,7 +15,10 @@ use trainyard_trace::{Ledger, Purpose};
 use trainyard_train::{Trainer, build, data_axes};
 
 use crate::error::{EngineError, Result};
-use crate::measure::{cpu_seconds, peak_resident_bytes, quantile, resident_bytes};
+use crate::measure::{
+    ThreadTimes, cpu_seconds, minor_faults, peak_resident_bytes, quantile, resident_bytes,
+    thread_times,
+};
 use crate::ranks::join_mesh;
 
 /// Arguments of `bench-step`, with the names that `bench/peers` uses.
@@ -65,6 +68,9 @@ pub struct Arguments {
     /// Reduce gradients after backward instead of overlapping
     #[arg(long)]
     no_overlap: bool,
+    /// Send over loopback instead of sharing memory
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Count allocations (slightly slower)
     #[arg(long)]
     observe_memory: bool,
@@ -101,6 +107,12 @@ struct Line<'a> {
     peak_rss_mb_per_rank: Vec<f64>,
     rss_mb_before_model_per_rank: Vec<f64>,
     comm_bytes_per_step_per_rank: Wire,
+    /// The main thread: on a core, and ready to run while others had the cores. It is blocked for the rest of a step.
+    main_running_ms_per_step_per_rank: Vec<f64>,
+    main_waiting_for_core_ms_per_step_per_rank: Vec<f64>,
+    other_threads_ms_per_step_per_rank: Vec<f64>,
+    minor_faults_per_step_per_rank: Vec<f64>,
+    num_operators: Option<usize>,
     peak_allocated_bytes: Option<u64>,
 }
 
@@ -139,7 +151,10 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         Some(_) => Ledger::recording(at.rank),
         None => Ledger::new(at.rank),
     };
-    let world = join_mesh(mesh, Backend::auto(), &at, |_| ledger)?;
+    let mut world = join_mesh(mesh, Backend::auto(), &at, |_| ledger)?;
+    if arguments.no_shared_memory {
+        world = world.without_shared_memory();
+    }
     let world_group = world.world_group()?;
     let rss_before = resident_bytes();
 
@@ -174,25 +189,33 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
         measured.norms.push(f64::try_from(&outcome.grad_norm)?);
         measured.seconds.push(start.elapsed().as_secs_f64());
     }
-    let cpu_ms = 1e3 * (cpu_seconds() - measured.cpu_before) / arguments.steps as f64;
+    let per_step = |after: f64, before: f64| (after - before) / arguments.steps as f64;
+    let ms_per_step = |after: f64, before: f64| 1e3 * per_step(after, before);
+    let (faults, cpu, threads) = (minor_faults(), cpu_seconds(), thread_times());
     world_group.barrier()?.wait()?;
     let wire = world.wire_bytes();
-    let per_step = |after: u64, before: u64| (after - before) as f64 / arguments.steps as f64;
+    let before = &measured.threads_before;
     let mine = [
-        cpu_ms,
+        ms_per_step(cpu, measured.cpu_before),
         peak_resident_bytes() as f64 / f64::from(1 << 20),
         rss_before as f64 / f64::from(1 << 20),
-        per_step(wire.sent, measured.wire_before.sent),
-        per_step(wire.received, measured.wire_before.received),
+        per_step(wire.sent as f64, measured.wire_before.sent as f64),
+        per_step(wire.received as f64, measured.wire_before.received as f64),
+        ms_per_step(threads.main_running, before.main_running),
+        ms_per_step(threads.main_waiting_for_core, before.main_waiting_for_core),
+        ms_per_step(threads.others_running, before.others_running),
+        per_step(faults, measured.faults_before),
     ];
     let facts = gather(&world_group, &mine)?;
     let losses = gather(&world_group, &measured.losses)?;
     let times = gather(&world_group, &measured.seconds[arguments.warmup..])?;
+    let mut num_operators = None;
     if arguments.operators {
         let (stepped, operators) = trainyard_torch::operators::record(|| {
             trainer.step(batches.last().map_or(&[], Vec::as_slice))
         })?;
         stepped?;
+        num_operators = Some(operators.len());
         if at.rank == 0 {
             print_operators(&operators);
         }
@@ -251,6 +274,11 @@ pub fn execute(arguments: Arguments) -> Result<ExitCode> {
             sent: column(3),
             received: column(4),
         },
+        main_running_ms_per_step_per_rank: column(5),
+        main_waiting_for_core_ms_per_step_per_rank: column(6),
+        other_threads_ms_per_step_per_rank: column(7),
+        minor_faults_per_step_per_rank: column(8),
+        num_operators,
         peak_allocated_bytes: if arguments.observe_memory {
             Some(memory::report()?.peak)
         } else {
@@ -268,12 +296,16 @@ struct Measured {
     norms: Vec<f64>,
     seconds: Vec<f64>,
     cpu_before: f64,
+    threads_before: ThreadTimes,
+    faults_before: f64,
     wire_before: trainyard_torch::WireBytes,
 }
 
 impl Measured {
     fn begin(&mut self, world: &World) {
         self.cpu_before = cpu_seconds();
+        self.threads_before = thread_times();
+        self.faults_before = minor_faults();
         self.wire_before = world.wire_bytes();
         memory::reset_peak();
     }

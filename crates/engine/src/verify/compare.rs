@@ -316,7 +316,7 @@ fn identical(first: &Tensors, strategy: &Path, num_ranks: usize) -> Result<Row> 
     })
 }
 
-/// Compares the bytes that all ranks sent with the formulas (exactly) and with the kernel's counters.
+/// Compares the bytes that all ranks sent with the formulas (exactly) and with the bytes that were transferred.
 fn bytes(ranks: &[RankReport]) -> Vec<Row> {
     let sum = |of: fn(&RankReport) -> u64| ranks.iter().map(of).sum::<u64>();
     let (gradients, parameters) = (sum(|r| r.gradient_sent), sum(|r| r.parameter_sent));
@@ -371,7 +371,7 @@ fn bytes(ranks: &[RankReport]) -> Vec<Row> {
     // are a large part of the bytes.
     let headers = 64 * 4 * (ranks.len() as u64 - 1) * sum(|r| r.num_collectives);
     rows.push(Row {
-        what: "ledger against the kernel's counters".to_owned(),
+        what: "ledger against bytes transferred".to_owned(),
         worst: wire.abs_diff(sent) as f64 / sent.max(1) as f64,
         at: format!("{sent} of {wire}"),
         allowed: 0.02 + headers as f64 / sent.max(1) as f64,

@@ -104,6 +104,7 @@ fn all_to_all(group: &Group, by_rank: &Tensor) -> Result<Tensor, TorchError> {
     let out = by_rank.f_empty_like()?;
     let one_each = vec![1; group.size()];
     group
+        .on_caller()
         .all_to_all(&out, by_rank, &one_each, &one_each, Purpose::Activation)?
         .wait()?;
     Ok(out)

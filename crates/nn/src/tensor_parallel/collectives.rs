@@ -15,6 +15,7 @@ pub(crate) fn all_reduce(group: &Group, partial: &Tensor) -> Result<Tensor> {
             // makes it fail.
             let sum = inputs[0].f_contiguous()?;
             group
+                .on_caller()
                 .all_reduce(&sum, ReduceOp::Sum, Purpose::Activation)?
                 .wait()?;
             autograd::increment_version(&sum)?;
@@ -30,7 +31,7 @@ pub(super) fn reduce_scatter(group: &Group, partial: &Tensor) -> Result<Tensor> 
     Ok(autograd::apply(
         &[partial],
         |_, inputs| {
-            let (shard, work) = start_scatter(group, &inputs[0].f_contiguous()?)?;
+            let (shard, work) = start_scatter(&group.on_caller(), &inputs[0].f_contiguous()?)?;
             work.wait()?;
             Ok(shard)
         },
@@ -38,7 +39,7 @@ pub(super) fn reduce_scatter(group: &Group, partial: &Tensor) -> Result<Tensor> 
             let [Some(gradient)] = gradients else {
                 return Ok(vec![None]);
             };
-            let (all, work) = start_gather(&again, &gradient.f_contiguous()?)?;
+            let (all, work) = start_gather(&again.on_caller(), &gradient.f_contiguous()?)?;
             work.wait()?;
             Ok(vec![Some(all)])
         },
@@ -51,7 +52,7 @@ pub(super) fn all_gather(group: &Group, shard: &Tensor) -> Result<Tensor> {
     Ok(autograd::apply(
         &[shard],
         |_, inputs| {
-            let (all, work) = start_gather(group, &inputs[0].f_contiguous()?)?;
+            let (all, work) = start_gather(&group.on_caller(), &inputs[0].f_contiguous()?)?;
             work.wait()?;
             Ok(all)
         },
@@ -59,7 +60,7 @@ pub(super) fn all_gather(group: &Group, shard: &Tensor) -> Result<Tensor> {
             let [Some(gradient)] = gradients else {
                 return Ok(vec![None]);
             };
-            let (shard, work) = start_scatter(&again, &gradient.f_contiguous()?)?;
+            let (shard, work) = start_scatter(&again.on_caller(), &gradient.f_contiguous()?)?;
             work.wait()?;
             Ok(vec![Some(shard)])
         },
@@ -78,6 +79,7 @@ pub(crate) fn all_reduce_gradient(group: &Group, x: &Tensor) -> Result<Tensor> {
             };
             let sum = gradient.f_contiguous()?.f_clone(gradient)?;
             group
+                .on_caller()
                 .all_reduce(&sum, ReduceOp::Sum, Purpose::Activation)?
                 .wait()?;
             Ok(vec![Some(sum)])

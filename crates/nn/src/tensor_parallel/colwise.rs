@@ -52,7 +52,7 @@ fn gathered_products(
     shard: &Tensor,
     weights: &[&Tensor],
 ) -> Result<(Tensor, Vec<Tensor>), TorchError> {
-    let (all, work) = start_gather(&ranks.group, shard)?;
+    let (all, work) = start_gather(&ranks.overlapped_group(), shard)?;
     if !ranks.overlap {
         work.wait()?;
         let products = products(&all, weights)?;
@@ -127,11 +127,11 @@ fn backward(
     let partial = partial.f_view(&all.size()[..])?;
     let (d_x, mut reducing) = match ranks.sequence {
         SequenceParallel::Disabled => {
-            let work = start_all_reduce(&ranks.group, &partial)?;
+            let work = start_all_reduce(&ranks.overlapped_group(), &partial)?;
             (partial, Some(work))
         }
         _ => {
-            let (shard, work) = start_scatter(&ranks.group, &partial)?;
+            let (shard, work) = start_scatter(&ranks.overlapped_group(), &partial)?;
             (shard, Some(work))
         }
     };

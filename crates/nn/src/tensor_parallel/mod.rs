@@ -60,6 +60,17 @@ struct Ranks {
     overlap: bool,
 }
 
+impl Ranks {
+    /// The group for collectives during which this rank computes, if it does.
+    fn overlapped_group(&self) -> Group {
+        if self.overlap {
+            self.group.clone()
+        } else {
+            self.group.on_caller()
+        }
+    }
+}
+
 impl TensorParallel {
     /// No tensor parallelism: every rank has full matrices.
     pub fn disabled() -> TensorParallel {

@@ -96,6 +96,7 @@ fn softmax_and_losses(
     let size = group.size() as i64;
     let all = meta::new_empty(&local, &[size, three, num_rows])?;
     group
+        .on_caller()
         .all_gather(&all, &local, Purpose::Activation)?
         .wait()?;
     let each = |number: i64| all.f_select(1, number);

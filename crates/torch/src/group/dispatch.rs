@@ -13,12 +13,12 @@ use crate::comm_thread::Task;
 use crate::direct_collectives::{self, DirectGroup};
 use crate::error::{Cause, CommunicationError, Result};
 use crate::work::{State, Work};
-use crate::{memory, meta};
+use crate::{interleave, memory, meta};
 
 impl Group {
     /// In a dry run, allocates the receive buffer that reducing shards of `length` elements needs.
     pub(super) fn reserve(&self, like: &Tensor, length: i64) -> Result<()> {
-        let BackendGroup::Fake(buffers) = &self.0.backend_group else {
+        let BackendGroup::Fake(buffers) = &self.inner.backend_group else {
             return Ok(());
         };
         if is_for_nccl(like) {
@@ -39,7 +39,7 @@ impl Group {
     /// Where a collective goes: tensors on the host never go through NCCL. A barrier, which has no tensor, blocks the
     /// host, and so belongs there too.
     pub(super) fn route(&self, operand: Option<&Tensor>) -> Route<'_> {
-        match &self.0.backend_group {
+        match &self.inner.backend_group {
             BackendGroup::SingleRank | BackendGroup::Fake(_) => Route::Nowhere,
             BackendGroup::Gloo(gloo) => Route::Gloo(gloo),
             BackendGroup::Nccl(nccl) => match operand {
@@ -96,8 +96,9 @@ impl Group {
             downward: gloo.downward.clone(),
             index: self.index(),
             size: self.size(),
-            sequence: self.0.sequence.load(Ordering::Relaxed),
+            sequence: self.inner.sequence.load(Ordering::Relaxed),
             sockets: Arc::clone(&gloo.sockets),
+            shared_memory: gloo.shared_memory.clone(),
         };
         let task: Task = Box::new(move || {
             let outcome = run(&peers);
@@ -106,7 +107,13 @@ impl Group {
             }
             outcome
         });
-        Ok(self.work(State::Queued(gloo.comm_thread.run(task)), call))
+        // While two passes take turns, one computes during the other's collective.
+        let completion = if self.runs_on_caller && !interleave::is_active() {
+            gloo.comm_thread.run_when_waited_for(task)
+        } else {
+            gloo.comm_thread.run(task)
+        };
+        Ok(self.work(State::Queued(completion), call))
     }
 
     /// The work of a collective that goes nowhere. In a dry run it counts as communication; in a group of one rank
@@ -146,7 +153,7 @@ impl Group {
             operands,
             payload_bytes,
             sent_bytes,
-            issued_ns: self.0.ledger.now_ns(),
+            issued_ns: self.inner.ledger.now_ns(),
         }
     }
 
@@ -230,7 +237,7 @@ impl Group {
 
     /// Checks that the tensors of a group on GPUs are all on the device or all on the host.
     pub(super) fn check_devices(&self, call: &Call) -> Result<()> {
-        if !matches!(self.0.backend_group, BackendGroup::Nccl(_)) {
+        if !matches!(self.inner.backend_group, BackendGroup::Nccl(_)) {
             return Ok(());
         }
         let mut devices = call.operands.iter().map(Tensor::device);
@@ -253,15 +260,15 @@ impl Group {
     }
 
     pub(super) fn failure(&self, call: &Call, message: &str) -> crate::TorchError {
-        let cause = Cause::from_message(message, self.0.aborted.load(Ordering::Acquire));
+        let cause = Cause::from_message(message, self.inner.aborted.load(Ordering::Acquire));
         Box::new(self.error(call, cause)).into()
     }
 
     pub(super) fn error(&self, call: &Call, cause: Cause) -> CommunicationError {
         CommunicationError {
-            rank: self.0.info.rank,
+            rank: self.inner.info.rank,
             kind: call.kind,
-            group: self.0.info.name.clone(),
+            group: self.inner.info.name.clone(),
             group_size: self.size(),
             sequence: self.counter(call.kind).load(Ordering::Relaxed),
             operands: call
@@ -276,8 +283,8 @@ impl Group {
 
     pub(super) fn counter(&self, kind: CollectiveKind) -> &AtomicU64 {
         match kind {
-            CollectiveKind::Send | CollectiveKind::Recv => &self.0.num_p2p,
-            _ => &self.0.sequence,
+            CollectiveKind::Send | CollectiveKind::Recv => &self.inner.num_p2p,
+            _ => &self.inner.sequence,
         }
     }
 
@@ -285,7 +292,7 @@ impl Group {
         let about = self.error(&call, Cause::Aborted);
         let record = Collective {
             kind: call.kind,
-            group: self.0.info.name.clone(),
+            group: self.inner.info.name.clone(),
             group_size: self.size(),
             sequence: self.counter(call.kind).fetch_add(1, Ordering::Relaxed),
             purpose: call.purpose,
@@ -306,7 +313,14 @@ impl Group {
             Route::Nccl(nccl) => Some(&nccl.host.peers),
             Route::Nowhere => None,
         };
-        Work::new(state, &self.0.ledger, record, about, &self.0.aborted, peers)
+        Work::new(
+            state,
+            &self.inner.ledger,
+            record,
+            about,
+            &self.inner.aborted,
+            peers,
+        )
     }
 }
 

@@ -1,4 +1,4 @@
-//! The ledger's record of every collective, compared with the closed form and with the kernel's counters.
+//! The ledger's record of every collective, compared with the closed form and with the bytes that were transferred.
 
 use std::time::{Duration, Instant};
 

@@ -47,6 +47,10 @@ pub const CASES: &[Case] = &[
         run: reduce_roots,
     },
     Case {
+        name: "results_do_not_depend_on_the_transport",
+        run: transports,
+    },
+    Case {
         name: "many_collectives_can_be_pending",
         run: many_under_way,
     },
@@ -149,6 +153,35 @@ fn all_reduce_means(rank: &Rank) -> Outcome {
                     .abs()
                     .max();
                 assert!(off.double_value(&[]) <= allowed, "{what} is off by {off:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn transports(rank: &Rank) -> Outcome {
+    let worlds = [rank.world()?, rank.world_over_network()?];
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for length in [1, 1001, LARGE] {
+            let size = rank.size() as i64;
+            let mut results = Vec::new();
+            for world in &worlds {
+                let group = world.world_group()?;
+                let all = irregular(rank.index(), size * length, kind);
+                let own = room(length, kind);
+                group
+                    .reduce_scatter(&own, &all, ReduceOp::Mean, PURPOSE)?
+                    .wait()?;
+                let gathered = room(size * length, kind);
+                group.all_gather(&gathered, &own, PURPOSE)?.wait()?;
+                group
+                    .on_caller()
+                    .all_reduce(&all, ReduceOp::Mean, PURPOSE)?
+                    .wait()?;
+                results.push([gathered, all]);
+            }
+            for (shared, sent) in results[0].iter().zip(&results[1]) {
+                assert_same(shared, sent, &format!("{kind:?} of {length}"));
             }
         }
     }

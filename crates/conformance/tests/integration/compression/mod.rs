@@ -26,6 +26,7 @@ pub const SUITES: &[Suite] = &[
                 run: hooks::convergence,
             },
         ],
+        also_over_network: false,
     },
     Suite {
         name: "compression::sharded",
@@ -45,6 +46,7 @@ pub const SUITES: &[Suite] = &[
                 run: sharded::secondary,
             },
         ],
+        also_over_network: false,
     },
     Suite {
         name: "compression::quantized_sum",
@@ -54,5 +56,6 @@ pub const SUITES: &[Suite] = &[
             name: "errors_are_two_roundings",
             run: quantized_sum::two_roundings,
         }],
+        also_over_network: false,
     },
 ];

@@ -101,17 +101,20 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[3, 4],
         cases: AGAINST_ONE_RANK,
+        also_over_network: false,
     },
     Suite {
         name: "ddp::mechanism",
         sizes: &[2],
         full_sizes: &[3, 4],
         cases: MECHANISM,
+        also_over_network: false,
     },
     Suite {
         name: "ddp::data_parallel",
         sizes: &[1],
         full_sizes: &[],
         cases: IN_ONE_PROCESS,
+        also_over_network: false,
     },
 ];

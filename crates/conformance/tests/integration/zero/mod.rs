@@ -90,11 +90,13 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[3, 4],
         cases: AGAINST_ONE_RANK,
+        also_over_network: false,
     },
     Suite {
         name: "zero::hybrid",
         sizes: &[4],
         full_sizes: &[],
         cases: HYBRID,
+        also_over_network: false,
     },
 ];
