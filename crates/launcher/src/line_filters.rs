@@ -33,11 +33,11 @@ impl FromStr for LineFilters {
 
     fn from_str(list: &str) -> Result<LineFilters, Infallible> {
         let mut texts = vec![String::new()];
-        let mut letters = list.chars().peekable();
-        while let Some(letter) = letters.next() {
-            let is_escaped = letter == ',' && letters.next_if_eq(&',').is_some();
+        let mut chars = list.chars().peekable();
+        while let Some(char) = chars.next() {
+            let is_escaped = char == ',' && chars.next_if_eq(&',').is_some();
             match texts.last_mut() {
-                Some(text) if letter != ',' || is_escaped => text.push(letter),
+                Some(text) if char != ',' || is_escaped => text.push(char),
                 _ => texts.push(String::new()),
             }
         }

@@ -17,6 +17,8 @@ const TAIL_LINES: usize = 20;
 #[derive(Debug, Default)]
 pub(crate) struct LineBuffer {
     buffer: Vec<u8>,
+    /// The length of the prompt that was taken from the incomplete line.
+    taken: usize,
 }
 
 impl LineBuffer {
@@ -28,13 +30,25 @@ impl LineBuffer {
             emit(&self.buffer[start..start + length]);
             start += length;
         }
-        self.buffer.drain(..start);
+        if start > 0 {
+            self.buffer.drain(..start);
+            self.taken = 0;
+        }
     }
 
-    /// The incomplete line, if it looks like a prompt that waits for an answer.
-    pub(crate) fn prompt(&self) -> Option<&[u8]> {
+    /// Whether the incomplete line looks like a prompt that waits for an answer, and has not been taken.
+    pub(crate) fn has_prompt(&self) -> bool {
         let is_prompt = self.buffer.ends_with(b" ") && !self.buffer.contains(&b'\r');
-        is_prompt.then_some(&self.buffer)
+        is_prompt && self.buffer.len() > self.taken
+    }
+
+    /// The prompt, once: two ranks with prompts would otherwise show theirs in turn forever.
+    pub(crate) fn take_prompt(&mut self) -> Option<&[u8]> {
+        if !self.has_prompt() {
+            return None;
+        }
+        self.taken = self.buffer.len();
+        Some(&self.buffer)
     }
 
     /// Emits the incomplete line that is left, with a terminator.
@@ -45,6 +59,7 @@ impl LineBuffer {
             }
             emit(&self.buffer);
             self.buffer.clear();
+            self.taken = 0;
         }
     }
 }
@@ -150,6 +165,18 @@ mod tests {
     fn an_incomplete_line_is_buffered() {
         assert_eq!(lines(&[b"ab", b"c\nd"]), ["abc\n", "d\n"]);
         assert_eq!(lines(&[b""]), [""; 0]);
+    }
+
+    #[test]
+    fn a_prompt_is_taken_once() {
+        let mut lines = LineBuffer::default();
+        lines.push(b"(Pdb) ", |_| {});
+        assert_eq!(lines.take_prompt(), Some(&b"(Pdb) "[..]));
+        assert_eq!(lines.take_prompt(), None);
+        lines.push(b"3\n(Pdb) ", |_| {});
+        assert_eq!(lines.take_prompt(), Some(&b"(Pdb) "[..]));
+        lines.push(b"\n50% done", |_| {});
+        assert_eq!(lines.take_prompt(), None);
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub(crate) struct Source {
     log: Option<(PathBuf, File)>,
     /// The prefix of lines on the console; `None` hides the rank.
     prefix: Option<String>,
+    /// The prefix of lines in the log of filtered lines, without color.
+    log_prefix: String,
     /// The prefix as programs write it themselves, libtorch among them.
     own_prefix: String,
 }
@@ -107,11 +109,13 @@ impl Source {
             None => ("rank", rank),
         };
         let is_colored = stream.is_colored();
+        let own = own_prefix(job, local_rank);
+        let added = |is_colored| {
+            let own = own.clone();
+            own.unwrap_or_else(|| prefix(label, number, is_colored))
+        };
         let prefix = match output.console {
-            Console::Prefixed => {
-                let own = own_prefix(job, local_rank);
-                Some(own.unwrap_or_else(|| prefix(label, number, is_colored)))
-            }
+            Console::Prefixed => Some(added(is_colored)),
             Console::Plain => Some(String::new()),
             Console::Silent => None,
         };
@@ -124,6 +128,7 @@ impl Source {
             tail: SharedTail::default(),
             log: open_log(local_rank, stream, output)?,
             prefix: prefix.filter(|_| is_shown),
+            log_prefix: added(false),
             own_prefix: format!("[{label}{number}]:"),
         })
     }
@@ -175,15 +180,15 @@ impl Source {
                 let line = without_prefix(line, &self.own_prefix, prefix);
                 to.console.line(self.local_rank, prefix, line);
                 if let Some(filtered) = &mut to.filtered {
-                    filtered.push(prefix, line);
+                    filtered.push(&self.log_prefix, line);
                 }
             }
         });
     }
 
     /// Shows the prompt at which the rank waits, if it does.
-    fn show_prompt(&self, console: &mut ConsoleLines) {
-        if let (Some(prefix), Some(text)) = (&self.prefix, self.lines.prompt()) {
+    fn show_prompt(&mut self, console: &mut ConsoleLines) {
+        if let (Some(prefix), Some(text)) = (&self.prefix, self.lines.take_prompt()) {
             let text = without_prefix(text, &self.own_prefix, prefix);
             console.prompt(self.local_rank, prefix, text);
         }
@@ -272,9 +277,9 @@ pub(crate) fn forward(
             break;
         }
         if ready.is_empty() {
-            sources
-                .iter()
-                .for_each(|source| source.show_prompt(&mut to.console));
+            for source in &mut sources {
+                source.show_prompt(&mut to.console);
+            }
         }
         for index in ready {
             sources[index].read(&mut chunk, &mut to);
@@ -311,7 +316,7 @@ fn wait(
         .map(|(_, pipe)| PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN))
         .chain([PollFd::from_borrowed_fd(stop, PollFlags::IN)])
         .collect();
-    let has_prompt = sources.iter().any(|source| source.lines.prompt().is_some());
+    let has_prompt = sources.iter().any(|source| source.lines.has_prompt());
     let limit = if is_stopping {
         Some(Timespec::default())
     } else {

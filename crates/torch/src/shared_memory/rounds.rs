@@ -24,7 +24,7 @@ pub(super) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Writes the data of this rank's next round, and tells peers `detail`.
+    /// Writes the data of this rank's next round, and announces `detail` with it.
     pub(super) fn write(
         &self,
         detail: u64,
@@ -49,7 +49,7 @@ impl Rounds<'_> {
     }
 
     /// Reads the data of all ranks in the next round, which this rank has written too. `take` receives every rank's slot
-    /// and what it told.
+    /// and the detail that it announced.
     pub(super) fn read(
         &self,
         take: impl FnOnce(&[&[u8]], &[u64]) -> Result<(), Failure>,
@@ -79,7 +79,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// What a peer told, if it is in the same collective.
+    /// The detail that a peer announced, if it is in the same collective.
     fn checked(&self, rank: usize, found: Announcement) -> Result<u64, Failure> {
         if found == self.announcement(found.detail) {
             return Ok(found.detail);
