@@ -54,7 +54,17 @@ impl Config {
     }
 
     /// A registered loss gets the output of the model, of which tensor-parallel decoders have slices of the vocabulary.
+    /// Only decoders have a vocabulary whose logits are worth dividing.
     fn check_loss(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        if self.training.num_loss_chunks > 1 && model.decoder().is_none() {
+            return Err(ConfigError::contradiction(
+                format!(
+                    "training.num_loss_chunks = {} divides the logits of a decoder, and the model is none",
+                    self.training.num_loss_chunks
+                ),
+                "remove training.num_loss_chunks",
+            ));
+        }
         if self.training.loss.is_some() && self.num_tensor_ranks() > 1 && model.decoder().is_some()
         {
             return Err(ConfigError::not_built(

@@ -84,6 +84,7 @@ pub struct Builder {
     /// The parameters to allocate; all if `None`.
     only: Option<Rc<HashSet<String>>>,
     is_deferred: bool,
+    num_loss_chunks: usize,
     path: String,
 }
 
@@ -100,6 +101,7 @@ impl Builder {
             ep: ExpertParallel::disabled(),
             only: None,
             is_deferred: false,
+            num_loss_chunks: 1,
             path: String::new(),
         }
     }
@@ -163,6 +165,16 @@ impl Builder {
         Builder { ep, ..self }
     }
 
+    /// Makes the head of a language model compute the loss in this many chunks of the tokens, if it is given their
+    /// targets ([`Context::targets`](crate::Context::targets)), so that logits never exist as a whole.
+    #[must_use]
+    pub fn with_num_loss_chunks(self, num_loss_chunks: usize) -> Builder {
+        Builder {
+            num_loss_chunks,
+            ..self
+        }
+    }
+
     /// Whether all parameters are on the meta device.
     pub fn is_meta(&self) -> bool {
         self.device == Device::Meta
@@ -176,6 +188,11 @@ impl Builder {
     /// The dtype that layers compute in.
     pub fn computes_in(&self) -> Kind {
         self.compute_kind.unwrap_or(self.kind)
+    }
+
+    /// The number of chunks in which the head computes the loss; 1 if it returns logits.
+    pub fn num_loss_chunks(&self) -> usize {
+        self.num_loss_chunks
     }
 
     /// The tensor-parallel ranks that the model is built for.

@@ -9,7 +9,8 @@
 //!   in backward; one each for the embedding and the head): `2·(t − 1)·b·s·h·w`, either as all-reduces or as
 //!   reduce-scatters and all-gathers; a dense block has two pairs; latent attention reduces its latents, which are
 //!   narrower than `h`, instead of the input of its pair;
-//! - if backward gathers activations again, `(t − 1)·b·s·h·w` for each of `pairs + 1` all-gathers, but none for latents;
+//! - if backward gathers activations again, `(t − 1)·b·s·h·w` for each of `pairs + 1` all-gathers, but none for latents,
+//!   and none for a head that computes the loss in chunks;
 //! - with one norm of all heads, per layer, one number per token for queries and one for keys, in forward and in
 //!   backward: `8·(t − 1)·b·s·w_loss`;
 //! - for the loss, three numbers per token from each rank to each other: `3·t·(t − 1)·b·s·w_loss`;
@@ -38,6 +39,7 @@ pub(crate) struct CommVolume {
     tp: u64,
     cp: u64,
     sequence: SequenceParallel,
+    has_chunked_loss: bool,
     method: Option<ContextParallelMethod>,
     /// Bytes of an element of activations, and of the loss.
     element_bytes: (u64, u64),
@@ -71,6 +73,7 @@ impl CommVolume {
             tp: tp.size() as u64,
             cp: cp.size() as u64,
             sequence: tp.sequence_parallel(),
+            has_chunked_loss: builder.num_loss_chunks() > 1,
             method: cp.method(),
             element_bytes: (bytes(kind), bytes(crate::loss::wide(kind))),
         }
@@ -88,7 +91,9 @@ impl CommVolume {
         let num_latents = self.latent_width.map_or(0, |_| self.num_layers);
         let latents = num_latents * self.latent_width.unwrap_or(0);
         let gathers = match self.sequence {
-            SequenceParallel::Regather => self.num_pairs - num_latents + 1,
+            SequenceParallel::Regather => {
+                self.num_pairs - num_latents + u64::from(!self.has_chunked_loss)
+            }
             SequenceParallel::Disabled | SequenceParallel::SaveGathered => 0,
         };
         let of_hidden = 2 * (2 * self.num_pairs - num_latents + 2) + gathers;

@@ -140,8 +140,10 @@ impl<N: Norm> Unit for Head<N> {
         &self.name
     }
 
-    fn forward(&self, x: &Tensor, _: &Context) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(x)?)
+    /// The logits, or the loss summed over the targets of `cx`, if the head computes it.
+    fn forward(&self, x: &Tensor, cx: &Context) -> Result<Tensor> {
+        let targets = cx.targets.as_deref();
+        self.lm_head.forward(&self.norm.forward(x)?, targets)
     }
 
     fn tied_parameters(&self) -> Vec<Parameter> {

@@ -24,6 +24,8 @@ pub struct Context {
     pub documents: Option<Documents>,
     /// The factor that the loss applies to a sum over tokens. Layers that add an auxiliary loss need it.
     pub loss_weight: Option<f64>,
+    /// The targets of the batch, for a head that computes the loss itself.
+    pub targets: Option<Rc<Tensor>>,
     /// Whether this rank has no more batches and only takes part in the passes of others, with a batch that it has seen
     /// before and a loss of no weight. Layers that count what they have seen leave it out.
     pub is_idle: bool,
@@ -39,6 +41,7 @@ impl Context {
             recompute_attention: false,
             documents: None,
             loss_weight: None,
+            targets: None,
             is_idle: false,
         }
     }
@@ -67,6 +70,15 @@ impl Context {
         }
     }
 
+    /// The same context with the targets of the batch.
+    #[must_use]
+    pub fn with_targets(self, targets: &Tensor) -> Context {
+        Context {
+            targets: Some(Rc::new(targets.shallow_clone())),
+            ..self
+        }
+    }
+
     /// The context of an evaluation step.
     pub fn evaluation(step: u64) -> Context {
         Context {
@@ -76,6 +88,7 @@ impl Context {
             recompute_attention: false,
             documents: None,
             loss_weight: None,
+            targets: None,
             is_idle: false,
         }
     }

@@ -167,7 +167,8 @@ fn in_flight_microbatches(strategy: &Strategy, rank: usize) -> f64 {
 }
 
 /// Activations of the embedding and of the head. Logits exist in the compute type, in fp32, and as a gradient; the
-/// loss is computed for one micro-batch at a time.
+/// loss is computed for one micro-batch at a time, or for a chunk of it: then the gradients of the hidden states and of the
+/// weight exist from forward on.
 fn ends(
     shape: &DecoderConfig,
     strategy: &Strategy,
@@ -192,7 +193,13 @@ fn ends(
     };
     let logits = if rank_layers.has_head {
         let vocab = shape.vocab_size as f64 / tp;
-        tokens * (vocab * (bytes + 8.0) + 2.0 * hidden * bytes / between)
+        let chunks = software.num_loss_chunks as f64;
+        let gradients = match software.num_loss_chunks {
+            1 => 0.0,
+            _ => hidden * (tokens * bytes + vocab * 4.0),
+        };
+        let logits = tokens / chunks * vocab * (bytes + 8.0);
+        logits + gradients + tokens * 2.0 * hidden * bytes / between
     } else {
         0.0
     };

@@ -18,6 +18,8 @@ pub struct Software {
     pub overlaps_tensor: bool,
     /// Bytes per gradient element in the reduction.
     pub gradient_on_wire: usize,
+    /// Chunks of a micro-batch's tokens whose logits exist one after the other; 1 if all exist at once.
+    pub num_loss_chunks: usize,
 }
 
 /// The attention kernel.
@@ -37,6 +39,7 @@ impl Software {
         overlaps_data: false,
         overlaps_tensor: false,
         gradient_on_wire: 2,
+        num_loss_chunks: 1,
     };
 
     /// Current frameworks, including Trainyard.
@@ -46,6 +49,7 @@ impl Software {
         overlaps_data: true,
         overlaps_tensor: false,
         gradient_on_wire: 4,
+        num_loss_chunks: 1,
     };
 
     /// Current Megatron-Core with every overlap enabled.
@@ -68,10 +72,14 @@ impl fmt::Display for Software {
             if is { "overlapped" } else { "exposed" }
         };
         let (data, tensor) = (overlap(self.overlaps_data), overlap(self.overlaps_tensor));
+        let loss = match self.num_loss_chunks {
+            1 => String::new(),
+            chunks => format!("; the loss in {chunks} chunks"),
+        };
         let bytes = self.gradient_on_wire;
         write!(
             f,
-            "{attention}{dropout}; {bytes}-byte gradients, {data}; tensor-parallel communication {tensor}"
+            "{attention}{dropout}; {bytes}-byte gradients, {data}; tensor-parallel communication {tensor}{loss}"
         )
     }
 }

@@ -75,6 +75,7 @@ pub(crate) fn builder(config: &Config, world: &World, device: Device) -> Result<
         .device(device)
         .kind(kind(config.training.dtype))
         .compute_kind(kind(config.training.compute_dtype()))
+        .with_num_loss_chunks(config.training.num_loss_chunks)
         .with_tensor_parallel(tensor_parallel(config, world)?)
         .with_context_parallel(context_parallel(config, world)?)
         .with_expert_parallel(expert_parallel(config, world)?))

@@ -581,6 +581,7 @@ impl Trainer {
             cx: cx
                 .clone()
                 .at_sample(self.first_sample(index))
+                .with_targets(&batch.targets)
                 .with_documents(batch.documents.clone()),
         };
         numbered.map(pass).collect()

@@ -72,6 +72,9 @@ pub struct TrainingSection {
     pub dataset_path: Option<PathBuf>,
     /// A loss that the program registers, in place of the model's own.
     pub loss: Option<String>,
+    /// Chunks of a micro-batch's tokens for which the loss is computed one after the other, so that a decoder never has
+    /// all logits at once; 1 for a whole micro-batch. The memory of logits is divided by this number.
+    pub num_loss_chunks: usize,
     /// Micro-batch size: samples per rank and forward pass.
     pub local_batch_size: usize,
     /// Samples per optimizer step over all ranks; `local_batch_size` times the data-parallel degree if absent. If it is
@@ -106,6 +109,7 @@ impl Default for TrainingSection {
             dataset: Dataset::Synthetic.into(),
             dataset_path: None,
             loss: None,
+            num_loss_chunks: 1,
             local_batch_size: 8,
             global_batch_size: None,
             seq_len: 2048,
@@ -137,6 +141,7 @@ impl TrainingSection {
             "training.num_loader_threads",
             self.num_loader_threads as u64,
         )?;
+        self.check_loss()?;
         self.check_batch_size()?;
         if let Some(global) = self.global_batch_size {
             at_least_one("training.global_batch_size", global as u64)?;
@@ -156,6 +161,21 @@ impl TrainingSection {
         mixed
             .iter()
             .try_for_each(|&(key, dtype)| self.check_mixed(key, dtype))
+    }
+
+    /// Only the model's own loss can be computed in chunks.
+    fn check_loss(&self) -> Result<(), ConfigError> {
+        at_least_one("training.num_loss_chunks", self.num_loss_chunks as u64)?;
+        match &self.loss {
+            Some(loss) if self.num_loss_chunks > 1 => Err(ConfigError::contradiction(
+                format!(
+                    "training.num_loss_chunks = {} divides the model's own loss, but training.loss = {loss:?}",
+                    self.num_loss_chunks
+                ),
+                "remove one of the two",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Kernels count the elements of a batch with 32 bits.

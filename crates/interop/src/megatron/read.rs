@@ -173,6 +173,7 @@ fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, Framewo
         overlaps_data: flags.has("--overlap-grad-reduce"),
         overlaps_tensor: flags.has("--tp-comm-overlap"),
         gradient_on_wire: strategy.precision.gradient,
+        num_loss_chunks: 1,
     })
 }
 

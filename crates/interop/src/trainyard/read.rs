@@ -88,6 +88,7 @@ fn read_software(config: &Config) -> Software {
             .resid_pdrop
             .is_some_and(|probability| probability > 0.0),
         gradient_on_wire: reduce_dtype.size(),
+        num_loss_chunks: training.num_loss_chunks,
         ..Software::MODERN
     }
 }

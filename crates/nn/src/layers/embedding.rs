@@ -33,6 +33,11 @@ impl Embedding {
         &self.weight
     }
 
+    /// The number of rows of the table, on all ranks together.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
     /// The embeddings of `tokens`, in the compute dtype.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         // Cast after the lookup, because there are fewer looked-up rows than rows of the table.

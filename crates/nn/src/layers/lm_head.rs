@@ -13,6 +13,9 @@ pub struct LmHead {
     /// The embedding table, which the embedding owns.
     #[module(skip)]
     tied: Option<Linear>,
+    vocab_size: usize,
+    /// The number of chunks in which the loss is computed; 1 if the head returns logits.
+    num_loss_chunks: usize,
     #[module(skip)]
     tp: TensorParallel,
 }
@@ -24,6 +27,8 @@ impl LmHead {
         Ok(LmHead {
             own: Some(Linear::from_weight(weight)),
             tied: None,
+            vocab_size,
+            num_loss_chunks: builder.num_loss_chunks(),
             tp: builder.tensor_parallel(),
         })
     }
@@ -33,18 +38,33 @@ impl LmHead {
         LmHead {
             own: None,
             tied: Some(Linear::from_weight(embedding.weight().clone())),
+            vocab_size: embedding.num_rows(),
+            num_loss_chunks: builder.num_loss_chunks(),
             tp: builder.tensor_parallel(),
         }
     }
 
-    /// This rank's logits for `x` [.., width].
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self.own.as_ref().or(self.tied.as_ref()) {
-            Some(linear) => {
+    /// This rank's logits for `x` [.., width]; if it computes the loss in chunks and there are `targets`, the loss
+    /// summed over them.
+    pub fn forward(&self, x: &Tensor, targets: Option<&Tensor>) -> Result<Tensor> {
+        let Some(linear) = self.own.as_ref().or(self.tied.as_ref()) else {
+            return Ok(x.shallow_clone());
+        };
+        match targets.filter(|_| self.num_loss_chunks > 1) {
+            Some(targets) => {
+                let (weight, num_classes) = (linear.value()?, self.vocab_size);
+                self.tp.chunked_cross_entropy_sum(
+                    x,
+                    &weight,
+                    targets,
+                    num_classes,
+                    self.num_loss_chunks,
+                )
+            }
+            None => {
                 let [logits] = self.tp.colwise(x, [linear])?;
                 Ok(logits)
             }
-            None => Ok(x.shallow_clone()),
         }
     }
 

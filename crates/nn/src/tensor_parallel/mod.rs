@@ -22,6 +22,7 @@
 //!
 //! A model is written once: without tensor parallelism every function here is the plain layer.
 
+mod chunked_loss;
 pub(crate) mod collectives;
 mod colwise;
 mod vocabulary;
@@ -33,6 +34,7 @@ use tch::Tensor;
 use trainyard_mesh::chunk;
 use trainyard_torch::Group;
 
+use self::vocabulary::OwnTargets;
 use crate::layers::Linear;
 use crate::{NnError, Result, cross_entropy_sum};
 
@@ -233,10 +235,28 @@ impl TensorParallel {
         match self.group() {
             None => cross_entropy_sum(logits, targets),
             Some(group) => {
-                let own = self.vocab_range(num_classes);
-                vocabulary::cross_entropy_sum(group, logits, targets, &own)
+                let targets = OwnTargets::new(targets, &self.vocab_range(num_classes))?;
+                vocabulary::cross_entropy_sum(group, logits, &targets)
             }
         }
+    }
+
+    /// The summed cross entropy of the activation between pairs `x`, projected to `num_classes` by `weight`, of which
+    /// this rank has a range. The logits of one of `num_chunks` chunks of the tokens exist at a time.
+    pub(crate) fn chunked_cross_entropy_sum(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        targets: &Tensor,
+        num_classes: usize,
+        num_chunks: usize,
+    ) -> Result<Tensor> {
+        let hidden = self.gather_input(x)?;
+        let targets = OwnTargets::new(targets, &self.vocab_range(num_classes))?;
+        let group = self.group();
+        Ok(chunked_loss::cross_entropy_sum(
+            group, &hidden, weight, &targets, num_chunks,
+        )?)
     }
 
     /// Looks up `tokens` in a vocabulary-parallel table of `num_rows`, of which `table` is this rank's shard.

@@ -30,60 +30,105 @@ fn within(classes: &Tensor, own: &Range<usize>) -> Result<(Tensor, Tensor), Torc
     Ok((own, is_outside))
 }
 
-/// The summed cross entropy. Ranks exchange three numbers per token: the largest local logit, the local sum of
-/// exponentials, and the target's logit on the rank that has it.
+/// The targets of some tokens, relative to this rank's range of the vocabulary.
+pub(super) struct OwnTargets {
+    /// The class of each token within the range, as a column; 0 if it is outside.
+    class: Tensor,
+    is_inside: Tensor,
+    is_counted: Tensor,
+}
+
+impl OwnTargets {
+    pub(super) fn new(targets: &Tensor, own: &Range<usize>) -> Result<OwnTargets, TorchError> {
+        let targets = targets.f_reshape(-1i64)?;
+        let (class, is_outside) = within(&targets, own)?;
+        Ok(OwnTargets {
+            class: class.f_unsqueeze(1)?,
+            is_inside: is_outside.f_bitwise_not()?,
+            is_counted: targets.f_ne(IGNORE_INDEX)?,
+        })
+    }
+
+    /// Those of a range of the tokens.
+    pub(super) fn narrow(&self, from: i64, length: i64) -> Result<OwnTargets, TorchError> {
+        Ok(OwnTargets {
+            class: self.class.f_narrow(0, from, length)?,
+            is_inside: self.is_inside.f_narrow(0, from, length)?,
+            is_counted: self.is_counted.f_narrow(0, from, length)?,
+        })
+    }
+}
+
+/// The summed cross entropy of the logits of all ranks.
 pub(super) fn cross_entropy_sum(
     group: &Group,
     logits: &Tensor,
-    targets: &Tensor,
-    own: &Range<usize>,
+    targets: &OwnTargets,
 ) -> Result<Tensor> {
-    let num_own = own.len() as i64;
-    let targets = targets.f_reshape(-1i64)?;
-    let is_counted = targets.f_ne(IGNORE_INDEX)?;
-    let (own, is_outside) = within(&targets, own)?;
-    let (own, is_inside) = (own.f_unsqueeze(1)?, is_outside.f_bitwise_not()?);
+    let (shape, kind) = (logits.size(), logits.kind());
     Ok(autograd::apply(
         &[logits],
         |saver, inputs| {
-            let rows = inputs[0].f_reshape([-1, num_own])?;
-            let rows = rows.f_to_kind(wide(rows.kind()))?;
-            let (mut softmax, losses) = softmax_and_losses(group, rows, &own, &is_inside)?;
-            let is_counted = is_counted.f_to_kind(losses.kind())?;
-            // Backward of a position without a target begins with zeros.
-            let softmax = softmax.f_mul_(&is_counted.f_unsqueeze(1)?)?;
-            saver.save(&softmax);
-            Ok(losses.f_mul(&is_counted)?.f_sum(losses.kind())?)
+            let rows = weight_gradients::flat(inputs[0])?;
+            let (loss, d_logits) = loss_and_gradient(Some(group), rows, targets)?;
+            saver.save(&d_logits);
+            Ok(loss)
         },
-        {
-            let (shape, kind) = (logits.size(), logits.kind());
-            let (own, is_inside) = (own.shallow_clone(), is_inside.shallow_clone());
-            move |saved, gradients| {
-                let ([softmax], [Some(gradient)]) = (saved, gradients) else {
-                    return Ok(vec![None]);
-                };
-                let target = is_inside.f_to_kind(softmax.kind())?.f_mul(gradient)?;
-                let mut d_logits = softmax.f_mul(gradient)?;
-                let d_logits =
-                    d_logits.f_scatter_add_(1, &own, &target.f_neg()?.f_unsqueeze(1)?)?;
-                Ok(vec![Some(d_logits.f_view(&shape[..])?.f_to_kind(kind)?)])
-            }
+        move |saved, gradients| {
+            let ([d_logits], [Some(gradient)]) = (saved, gradients) else {
+                return Ok(vec![None]);
+            };
+            let d_logits = d_logits.f_mul(gradient)?;
+            Ok(vec![Some(d_logits.f_view(&shape[..])?.f_to_kind(kind)?)])
         },
     )?)
 }
 
-/// This rank's shard of the softmax over all classes, and the loss of every token.
+/// The summed loss of some tokens and the gradient of their `logits`, in at least fp32. Without a group this rank has all
+/// logits.
+pub(super) fn loss_and_gradient(
+    group: Option<&Group>,
+    logits: Tensor,
+    targets: &OwnTargets,
+) -> Result<(Tensor, Tensor), TorchError> {
+    let kind = wide(logits.kind());
+    let logits = logits.f_to_kind(kind)?;
+    let (mut softmax, losses) = match group {
+        Some(group) => sharded_softmax_and_losses(group, logits, targets)?,
+        None => softmax_and_losses(logits, targets)?,
+    };
+    let is_counted = targets.is_counted.f_to_kind(kind)?;
+    let loss = losses.f_mul(&is_counted)?.f_sum(kind)?;
+    // The gradient of a token without a target is zero.
+    let mut d_logits = softmax.f_mul_(&is_counted.f_unsqueeze(1)?)?;
+    let minus_target = targets.is_inside.f_to_kind(kind)?.f_neg()?;
+    let d_logits = d_logits.f_scatter_add_(1, &targets.class, &minus_target.f_unsqueeze(1)?)?;
+    Ok((loss, d_logits))
+}
+
+/// The softmax of the logits of all classes, and the loss of every token.
 fn softmax_and_losses(
+    logits: Tensor,
+    targets: &OwnTargets,
+) -> Result<(Tensor, Tensor), TorchError> {
+    let mut log_softmax = logits.f_log_softmax(-1, None::<Kind>)?;
+    drop(logits);
+    let losses = log_softmax.f_gather(1, &targets.class, false)?;
+    Ok((log_softmax.f_exp_()?, losses.f_squeeze_dim(1)?.f_neg()?))
+}
+
+/// This rank's shard of the softmax over all classes, and the loss of every token. Ranks exchange three numbers per
+/// token: the largest local logit, the local sum of exponentials, and the target's logit on the rank that has it.
+fn sharded_softmax_and_losses(
     group: &Group,
     rows: Tensor,
-    own: &Tensor,
-    is_inside: &Tensor,
+    targets: &OwnTargets,
 ) -> Result<(Tensor, Tensor), TorchError> {
     let largest = rows.f_amax([1i64], true)?;
-    let target = rows.f_gather(1, own, false)?;
+    let target = rows.f_gather(1, &targets.class, false)?;
     let target = target
         .f_squeeze_dim(1)?
-        .f_mul(&is_inside.f_to_kind(rows.kind())?)?;
+        .f_mul(&targets.is_inside.f_to_kind(rows.kind())?)?;
     let mut exponentials = rows.f_sub(&largest)?;
     // Free the logits before communicating: they are as large as everything else of the loss together.
     drop(rows);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod adapter;
+mod chunked_loss;
 mod experts;
 mod models;
 mod presets;

@@ -1,6 +1,7 @@
 //! Tensor, sequence, context and pipeline parallelism on real ranks, compared with one rank.
 
 mod bytes;
+mod chunked_loss;
 mod context;
 mod documents;
 mod dropout;
@@ -210,6 +211,25 @@ const FAMILIES: &[Case] = &[
     },
 ];
 
+const CHUNKED_LOSS: &[Case] = &[
+    Case {
+        name: "fp64_equals_one_rank_with_all_logits",
+        run: chunked_loss::fp64,
+    },
+    Case {
+        name: "bf16_is_close_to_one_rank",
+        run: chunked_loss::bf16,
+    },
+    Case {
+        name: "recomputation_is_bit_identical",
+        run: chunked_loss::recomputation,
+    },
+    Case {
+        name: "bytes_equal_the_closed_form",
+        run: chunked_loss::sent_bytes,
+    },
+];
+
 const DOCUMENTS: &[Case] = &[
     Case {
         name: "document_masks_equal_one_rank",
@@ -319,6 +339,13 @@ pub const SUITES: &[Suite] = &[
         sizes: &[2],
         full_sizes: &[4],
         cases: OPTIMIZERS,
+        also_over_network: false,
+    },
+    Suite {
+        name: "model_parallel::chunked_loss",
+        sizes: &[2],
+        full_sizes: &[4],
+        cases: CHUNKED_LOSS,
         also_over_network: false,
     },
     Suite {
