@@ -27,6 +27,7 @@ def step(host_microseconds=100, pageable=0, segments=0):
         "launches": 10,
         "library_launches": 4,
         "host_microseconds": host_microseconds,
+        "processor_microseconds": host_microseconds,
         "waiting_microseconds": 0,
         "synchronizations": {"stream": 0, "blocking_copy": pageable},
         "copies": copies,
@@ -46,7 +47,6 @@ class Summary(unittest.TestCase):
     def test_leaves_out_the_warm_up_and_the_last_step(self):
         result = summary(*[step(900)] * 4, step(100), step(300), step(200), step(900), warmup=4)
         self.assertEqual(result["median"]["host_microseconds"], 200)
-        self.assertEqual(result["min_host_microseconds"], 100)
 
     def test_sums_what_has_a_limit_over_all_steps_after_the_third(self):
         allocated_late = summary(*[step(segments=5)] * 3, step(segments=1), step(), step(), step(segments=5), warmup=5)
@@ -61,7 +61,7 @@ class Summary(unittest.TestCase):
 class Table(unittest.TestCase):
     def test_shows_limits_and_what_is_not_zero(self):
         sides = {side: summary(*[step(pageable=1)] * 6) for side in counts.SIDES}
-        settings = {"strategy": "ddp", "ranks": 2, "arch": 80, "layers": 4, "seq_len": 8, "local_batch": 1, "steps": 2}
+        settings = {"strategy": "ddp", "ranks": 2, "arch": 80, "model": "1b", "layers": 4, "seq_len": 8, "local_batch": 1, "steps": 2}
         text = counts.table({**settings, **sides, "exceeded": ["num_pageable_copies"]})
         self.assertRegex(text, r"NCCL all reduce, MiB +5 +5\n")
         self.assertRegex(text, r"segments allocated +0 +0\n")

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "log.h"
@@ -15,9 +16,21 @@
 namespace simulator {
 namespace {
 
+uint64_t read_clock(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return uint64_t(t.tv_sec) * 1'000'000'000u + uint64_t(t.tv_nsec);
+}
+
+// Wall time, and the time in which the threads of this process had a core.
+struct Moment {
+  uint64_t wall = now_nanoseconds(), processor = read_clock(CLOCK_PROCESS_CPUTIME_ID);
+};
+
 struct Step {
   Counts counts;
-  uint64_t began = now_nanoseconds(), ended = 0;
+  Moment began;
+  std::optional<Moment> ended;
 };
 
 struct Counters {
@@ -27,7 +40,7 @@ struct Counters {
   std::atomic<Step*> open{nullptr};
   std::atomic<uint64_t> peak_bytes{0}; // on all devices together
   std::atomic<bool> used{false};
-  uint64_t began = now_nanoseconds();
+  Moment began;
 };
 
 Counters& counters() {
@@ -41,7 +54,7 @@ void raise_to(std::atomic<uint64_t>& peak, uint64_t value) {
 }
 
 void end_step(Counters& c) {
-  if (Step* step = c.open.exchange(nullptr)) step->ended = now_nanoseconds();
+  if (Step* step = c.open.exchange(nullptr)) step->ended = Moment();
 }
 
 void begin_step() {
@@ -96,8 +109,11 @@ Object members(const Counts& c) {
       .put("waiting_microseconds", c.waiting_microseconds);
 }
 
-std::string timed(const Counts& c, uint64_t began, uint64_t ended) {
-  return members(c).put("host_microseconds", (ended - began) / 1000).str();
+std::string timed(const Counts& c, const Moment& began, const Moment& ended) {
+  return members(c)
+      .put("host_microseconds", (ended.wall - began.wall) / 1000)
+      .put("processor_microseconds", (ended.processor - began.processor) / 1000)
+      .str();
 }
 
 void add(Tally& sum, const Tally& part) {
@@ -126,7 +142,7 @@ void add(Counts& sum, const Counts& part) {
 std::string report() {
   auto& c = counters();
   std::lock_guard lock(c.mutex);
-  uint64_t now = now_nanoseconds();
+  Moment now;
   std::string devices, steps, names;
   Counts total;
   for (int i = 0; i < settings().devices; ++i) {
@@ -134,7 +150,7 @@ std::string report() {
     add(total, c.devices[i]);
   }
   total.peak_bytes = c.peak_bytes.load();
-  for (auto& step : c.steps) steps += (steps.empty() ? "\n  " : ",\n  ") + timed(step.counts, step.began, step.ended ? step.ended : now);
+  for (auto& step : c.steps) steps += (steps.empty() ? "\n  " : ",\n  ") + timed(step.counts, step.began, step.ended.value_or(now));
   for (auto& name : called_but_not_written()) names += (names.empty() ? "\"" : ", \"") + name + "\"";
   return Object()
              .put("rank", uint64_t(settings().rank))
@@ -160,9 +176,7 @@ __attribute__((destructor)) void write_report() {
 } // namespace
 
 uint64_t now_nanoseconds() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return uint64_t(t.tv_sec) * 1'000'000'000u + uint64_t(t.tv_nsec);
+  return read_clock(CLOCK_MONOTONIC);
 }
 
 Counts& device_counts(int device) {
