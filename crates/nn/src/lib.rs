@@ -23,6 +23,7 @@ extern crate self as trainyard_nn;
 
 mod adapter;
 mod backward_hooks;
+mod bucket_view;
 mod builder;
 mod cnn;
 mod comm_volume;
@@ -56,6 +57,7 @@ pub mod weight_gradients;
 pub mod weights;
 
 pub use adapter::{LossFn, UnitFn, VarStoreModel};
+pub use bucket_view::BucketView;
 pub use builder::{Builder, Device};
 pub use cnn::SimpleCnn;
 pub use context_parallel::{ContextParallel, ContextParallelMethod};

@@ -16,6 +16,7 @@ use trainyard_torch::{Group, memory, storage};
 use trainyard_trace::MemoryKind;
 
 use crate::Result;
+use crate::bucket_view::BucketView;
 use crate::initial_values::InitialValues;
 
 /// A named, trainable tensor. Clones share it.
@@ -31,6 +32,8 @@ struct Inner {
     deferred: RefCell<Option<Rc<dyn InitialValues>>>,
     /// The gradient that a strategy has set, if not the leaf's own.
     gradient: RefCell<Option<Tensor>>,
+    /// Where a strategy wants the leaf's own gradient, if it does.
+    bucket_view: RefCell<Option<BucketView>>,
     compute_kind: Kind,
     partial_grad_group: Option<Group>,
     is_running_stat: Cell<bool>,
@@ -78,6 +81,7 @@ impl Parameter {
             tensor,
             deferred: RefCell::default(),
             gradient: RefCell::default(),
+            bucket_view: RefCell::default(),
             compute_kind: spec.compute_kind,
             partial_grad_group: spec.partial_grad_group,
             is_running_stat: Cell::default(),
@@ -186,6 +190,12 @@ impl Parameter {
         self.0.gradient.replace(gradient);
     }
 
+    /// Through which a strategy offers memory for the leaf's own gradient.
+    pub fn bucket_view(&self) -> BucketView {
+        let mut view = self.0.bucket_view.borrow_mut();
+        view.get_or_insert_default().clone()
+    }
+
     /// The ranks that hold the same parameter and each compute a partial gradient, from a part of the input.
     /// Strategies all-reduce the partial gradients once a step.
     pub fn partial_grad_group(&self) -> Option<&Group> {
@@ -221,7 +231,12 @@ impl Parameter {
 
     /// The value that layers compute with: the master weights, cast to the compute dtype within autograd.
     pub fn value(&self) -> Result<Tensor> {
-        self.to_compute_kind(self.tensor())
+        match self.0.bucket_view.borrow().as_ref() {
+            Some(view) if self.kind() != self.compute_kind() => {
+                Ok(view.cast(self.tensor(), self.compute_kind())?)
+            }
+            _ => self.to_compute_kind(self.tensor()),
+        }
     }
 
     /// Casts `tensor`, which was read from the master weights, to the compute dtype.

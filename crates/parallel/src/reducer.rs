@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 use trainyard_cost::Volume;
-use trainyard_nn::Parameter;
+use trainyard_nn::{BucketView, Parameter};
 use trainyard_torch::{Group, ReduceOp, Result, TorchError, autograd, memory};
 use trainyard_trace::{MemoryKind, Purpose};
 
@@ -19,6 +19,8 @@ pub(crate) struct Reducer {
     hook: Arc<dyn GradientHook>,
     overlap: bool,
     buckets: Vec<FlatGrads>,
+    /// Through which the next gradients are offered their place, by bucket and member.
+    bucket_views: Vec<Vec<BucketView>>,
     /// What the hook has not sent of every bucket; none if it keeps no errors.
     errors: Vec<Tensor>,
     /// The training step of the current pass.
@@ -58,17 +60,12 @@ impl Reducer {
         let bytes = |p: &Parameter| (p.tensor().numel() * p.kind().elt_size_in_bytes()) as u64;
         let sizes: Vec<(Kind, u64)> = parameters.iter().map(|p| (p.kind(), bytes(p))).collect();
         let total = sizes.iter().map(|(_, bytes)| bytes).sum();
-        let buckets = assign_buckets(&sizes, config.limits.for_total(total))
-            .into_iter()
-            .map(|members| {
-                bucket(
-                    members
-                        .into_iter()
-                        .map(|number| parameters[number])
-                        .collect(),
-                )
-            });
-        let buckets = buckets.collect::<Result<Vec<FlatGrads>>>()?;
+        let (mut buckets, mut bucket_views) = (Vec::new(), Vec::new());
+        for members in assign_buckets(&sizes, config.limits.for_total(total)) {
+            let members: Vec<&Parameter> = members.into_iter().map(|n| parameters[n]).collect();
+            bucket_views.push(members.iter().map(|p| p.bucket_view()).collect());
+            buckets.push(bucket(members)?);
+        }
         let errors = if config.hook.keeps_errors() {
             let errors = buckets.iter().map(|bucket| error_of(bucket.flat()));
             errors.collect::<Result<_>>()?
@@ -81,6 +78,7 @@ impl Reducer {
             hook: config.hook,
             overlap: config.overlap,
             buckets,
+            bucket_views,
             errors,
             step: 0,
             in_flight: Vec::new(),
@@ -161,6 +159,18 @@ impl Reducer {
         }
         self.reducing = reducing;
         self.buckets.iter_mut().for_each(FlatGrads::begin_pass);
+        self.offer_views()
+    }
+
+    /// Offers every gradient that begins in this pass its place in the bucket.
+    fn offer_views(&self) -> Result<()> {
+        for (bucket, bucket_views) in self.buckets.iter().zip(&self.bucket_views) {
+            let members = bucket.leaves().zip(bucket.views());
+            for (((_, leaf), view), offered) in members.zip(bucket_views) {
+                let begins = !leaf.f_grad()?.defined();
+                offered.offer(begins.then(|| view.f_detach()).transpose()?);
+            }
+        }
         Ok(())
     }
 
