@@ -100,19 +100,14 @@ impl WeightGradients {
     }
 }
 
-/// Whether a forward pass is being recorded on this thread.
-pub(crate) fn is_recording() -> bool {
-    CURRENT.with_borrow(Option::is_some)
-}
-
 /// A weight of a recorded pass whose gradient backward will compute.
-pub(crate) struct PendingGrad {
+struct PendingGrad {
     weight: Tensor,
     gradients: WeightGradients,
 }
 
 /// The handle that a layer's backward needs for `weight`; `None` if the pass is not recorded.
-pub(crate) fn pending_grad(weight: &Tensor) -> Option<PendingGrad> {
+fn pending_grad(weight: &Tensor) -> Option<PendingGrad> {
     let gradients = CURRENT.with_borrow(Clone::clone)?;
     Some(PendingGrad {
         weight: weight.shallow_clone(),
@@ -120,27 +115,46 @@ pub(crate) fn pending_grad(weight: &Tensor) -> Option<PendingGrad> {
     })
 }
 
-/// The gradient `rowsᵀ · input` of a weight; `None` if it is deferred, or was added in place.
-pub(crate) fn weight_gradient(
-    rows: Tensor,
-    input: &Tensor,
-    pending: Option<&PendingGrad>,
-) -> Result<Option<Tensor>, TorchError> {
-    if let Some(PendingGrad { weight, gradients }) = pending {
-        let mut state = gradients.lock();
-        if state.mode == Mode::Deferred {
-            state.deferred.push(DeferredGrad {
-                weight: weight.shallow_clone(),
-                input: input.shallow_clone(),
-                rows,
-            });
-            return Ok(None);
-        }
-        if state.mode == Mode::InPlace && add_in_place(weight, &rows, input)? {
-            return Ok(None);
+/// The gradient of a weight, as backward gets it.
+pub(crate) struct WeightGrad {
+    is_trained: bool,
+    pending: Option<PendingGrad>,
+}
+
+impl WeightGrad {
+    /// That of `weight` in this forward pass.
+    pub(crate) fn of(weight: &Tensor) -> WeightGrad {
+        WeightGrad {
+            is_trained: weight.requires_grad(),
+            pending: pending_grad(weight),
         }
     }
-    Ok(Some(rows.f_transpose(0, 1)?.f_mm(input)?))
+
+    /// The gradient `rowsᵀ · input`; `None` if the weight has none, or if it is deferred or was added in place.
+    pub(crate) fn compute(
+        &self,
+        rows: Tensor,
+        input: &Tensor,
+    ) -> Result<Option<Tensor>, TorchError> {
+        if !self.is_trained {
+            return Ok(None);
+        }
+        if let Some(PendingGrad { weight, gradients }) = &self.pending {
+            let mut state = gradients.lock();
+            if state.mode == Mode::Deferred {
+                state.deferred.push(DeferredGrad {
+                    weight: weight.shallow_clone(),
+                    input: input.shallow_clone(),
+                    rows,
+                });
+                return Ok(None);
+            }
+            if state.mode == Mode::InPlace && add_in_place(weight, &rows, input)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(rows.f_transpose(0, 1)?.f_mm(input)?))
+    }
 }
 
 /// Adds `rowsᵀ · input` to an existing gradient of a weight; returns whether there was one.
@@ -196,9 +210,9 @@ pub(crate) fn embedding(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
     )?)
 }
 
-/// `x · weightᵀ` with a backward that can defer the weight's gradient.
+/// `x · weightᵀ` as one autograd function, whose backward can defer the weight's gradient.
 pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let pending = pending_grad(weight);
+    let weight_grad = WeightGrad::of(weight);
     Ok(autograd::apply(
         &[x, weight],
         |saver, inputs| {
@@ -212,7 +226,7 @@ pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
             };
             let rows = flat(gradient)?;
             let d_x = rows.f_mm(weight)?.f_view(&x.size()[..])?;
-            let d_weight = weight_gradient(rows, &flat(x)?, pending.as_ref())?;
+            let d_weight = weight_grad.compute(rows, &flat(x)?)?;
             Ok(vec![Some(d_x), d_weight])
         },
     )?)

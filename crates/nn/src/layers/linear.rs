@@ -176,6 +176,11 @@ impl Linear {
         }
     }
 
+    /// Whether it adds a bias.
+    pub(crate) fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
     /// The bias of those outputs.
     pub(crate) fn bias(&self) -> Result<Option<Tensor>> {
         let bias = self.bias.as_ref().map(Parameter::value).transpose()?;
@@ -200,10 +205,6 @@ impl Linear {
 
     /// The output without the bias.
     pub(crate) fn product(&self, x: &Tensor) -> Result<Tensor> {
-        if weight_gradients::is_recording() {
-            weight_gradients::linear(x, &self.value()?)
-        } else {
-            Ok(x.f_linear(&self.value()?, None::<&Tensor>)?)
-        }
+        weight_gradients::linear(x, &self.value()?)
     }
 }

@@ -10,32 +10,41 @@ use trainyard_trace::Purpose;
 use super::collectives::{start_gather, start_scatter};
 use super::{Ranks, SequenceParallel};
 use crate::Result;
-use crate::weight_gradients::{self, PendingGrad, flat};
+use crate::weight_gradients::{WeightGrad, flat};
 
-/// `x · weightᵀ` for every weight.
-pub(super) fn colwise(ranks: &Ranks, x: &Tensor, weights: &[Tensor]) -> Result<Vec<Tensor>> {
+/// `x · weightᵀ` for every weight, on one rank or on several.
+pub(super) fn colwise(
+    ranks: Option<&Ranks>,
+    x: &Tensor,
+    weights: &[Tensor],
+) -> Result<Vec<Tensor>> {
     let mut inputs = vec![x];
     inputs.extend(weights);
-    let backward_ranks = ranks.clone();
-    let pending: Vec<Option<PendingGrad>> =
-        weights.iter().map(weight_gradients::pending_grad).collect();
+    let backward_ranks = ranks.cloned();
+    let weight_grads: Vec<WeightGrad> = weights.iter().map(WeightGrad::of).collect();
     Ok(autograd::apply_multi_output(
         &inputs,
         |saver, inputs| {
             let (x, weights) = (inputs[0].f_contiguous()?, &inputs[1..]);
-            let (all, products) = match ranks.sequence {
-                SequenceParallel::Disabled => (x.shallow_clone(), products(&x, weights)?),
-                _ => gathered_products(ranks, &x, weights)?,
+            let (all, products) = match ranks {
+                Some(ranks) if ranks.shards_positions() => gathered_products(ranks, &x, weights)?,
+                _ => (x.shallow_clone(), products(&x, weights)?),
             };
-            saver.save(match ranks.sequence {
-                SequenceParallel::Regather => &x,
+            saver.save(match ranks {
+                Some(ranks) if ranks.sequence == SequenceParallel::Regather => &x,
                 _ => &all,
             });
             weights.iter().for_each(|weight| saver.save(weight));
             Ok(products)
         },
         move |saved, gradients| match saved.split_first() {
-            Some((x, weights)) => backward(&backward_ranks, x, weights, &pending, gradients),
+            Some((x, weights)) => backward(
+                backward_ranks.as_ref(),
+                x,
+                weights,
+                &weight_grads,
+                gradients,
+            ),
             None => Ok(Vec::new()),
         },
     )?)
@@ -103,14 +112,16 @@ fn products_into(
 
 /// Reduces the input's gradient over the ranks while computing the weights' gradients.
 fn backward(
-    ranks: &Ranks,
+    ranks: Option<&Ranks>,
     x: &Tensor,
     weights: &[Tensor],
-    pending: &[Option<PendingGrad>],
+    weight_grads: &[WeightGrad],
     gradients: &[Option<Tensor>],
 ) -> Result<Vec<Option<Tensor>>, TorchError> {
-    let regathering = match ranks.sequence {
-        SequenceParallel::Regather => Some(start_gather(&ranks.group, x)?),
+    let regathering = match ranks {
+        Some(ranks) if ranks.sequence == SequenceParallel::Regather => {
+            Some(start_gather(&ranks.group, x)?)
+        }
         _ => None,
     };
     let rows = flat_gradients(gradients)?;
@@ -125,28 +136,34 @@ fn backward(
         None => x.shallow_clone(),
     };
     let partial = partial.f_view(&all.size()[..])?;
-    let (d_x, mut reducing) = match ranks.sequence {
-        SequenceParallel::Disabled => {
-            let work = start_all_reduce(&ranks.overlapped_group(), &partial)?;
-            (partial, Some(work))
-        }
-        _ => {
-            let (shard, work) = start_scatter(&ranks.overlapped_group(), &partial)?;
-            (shard, Some(work))
-        }
+    let (d_x, reducing) = match ranks {
+        Some(ranks) => start_reduction(ranks, partial)?,
+        None => (partial, None),
     };
-    if !ranks.overlap {
-        reducing.take().map_or(Ok(()), Work::wait)?;
-    }
     let all = flat(&all)?;
     let mut found = vec![Some(d_x)];
-    for (rows, pending) in rows.into_iter().zip(pending) {
-        let gradient =
-            rows.map(|rows| weight_gradients::weight_gradient(rows, &all, pending.as_ref()));
+    for (rows, weight_grad) in rows.into_iter().zip(weight_grads) {
+        let gradient = rows.map(|rows| weight_grad.compute(rows, &all));
         found.push(gradient.transpose()?.flatten());
     }
     reducing.map_or(Ok(()), Work::wait)?;
     Ok(found)
+}
+
+/// Starts to reduce the input's gradient, and waits for it unless the ranks compute meanwhile.
+fn start_reduction(ranks: &Ranks, partial: Tensor) -> Result<(Tensor, Option<Work>), TorchError> {
+    let group = ranks.overlapped_group();
+    let (d_x, work) = if ranks.shards_positions() {
+        start_scatter(&group, &partial)?
+    } else {
+        let work = start_all_reduce(&group, &partial)?;
+        (partial, work)
+    };
+    if ranks.overlap {
+        return Ok((d_x, Some(work)));
+    }
+    work.wait()?;
+    Ok((d_x, None))
 }
 
 fn start_all_reduce(group: &Group, partial: &Tensor) -> Result<Work, TorchError> {

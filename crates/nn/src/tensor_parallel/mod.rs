@@ -63,6 +63,11 @@ struct Ranks {
 }
 
 impl Ranks {
+    /// Whether each rank has a shard of the positions between pairs.
+    fn shards_positions(&self) -> bool {
+        self.sequence != SequenceParallel::Disabled
+    }
+
     /// The group for collectives during which this rank computes, if it does.
     fn overlapped_group(&self) -> Group {
         if self.overlap {
@@ -151,21 +156,23 @@ impl TensorParallel {
     ///
     /// `x` is the activation between pairs; the products have all positions and this rank's features.
     pub fn colwise<const N: usize>(&self, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
-        let products = match &self.0 {
-            None => layers
-                .iter()
-                .map(|layer| layer.forward(x))
-                .collect::<Result<_>>()?,
-            Some(ranks) => {
+        let products: Vec<Tensor> = match &self.0 {
+            // One rank adds biases within the products.
+            None if layers.iter().any(|layer| layer.has_bias()) => {
+                let outputs = layers.iter().map(|layer| layer.forward(x));
+                outputs.collect::<Result<_>>()?
+            }
+            ranks => {
                 let weights = layers.iter().map(|layer| layer.value());
-                let products = colwise::colwise(ranks, x, &weights.collect::<Result<Vec<_>>>()?)?;
+                let weights = weights.collect::<Result<Vec<_>>>()?;
+                let products = colwise::colwise(ranks.as_ref(), x, &weights)?;
                 let biased = products.into_iter().zip(&layers).map(|(product, layer)| {
                     Ok(match layer.bias()? {
                         Some(bias) => product.f_add(&bias)?,
                         None => product,
                     })
                 });
-                biased.collect::<Result<Vec<_>>>()?
+                biased.collect::<Result<_>>()?
             }
         };
         products.try_into().map_err(|products: Vec<Tensor>| {
