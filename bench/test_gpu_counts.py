@@ -58,13 +58,26 @@ class Summary(unittest.TestCase):
             summary(*[step()] * 4)
 
 
+class Rounds(unittest.TestCase):
+    def test_ratios_are_taken_within_a_round_and_limits_over_all(self):
+        rounds = [
+            {"ours": summary(*[step(100)] * 5), "theirs": summary(*[step(200)] * 5)},
+            {"ours": summary(*[step(300, pageable=1)] * 5), "theirs": summary(*[step(400)] * 5)},
+        ]
+        self.assertEqual(counts.processor_time_ratios(rounds), [0.5, 0.75])
+        ours = counts.merged([one["ours"] for one in rounds])
+        self.assertEqual(ours["median"]["processor_microseconds"], 200)
+        self.assertEqual(ours["after_step_3"]["num_pageable_copies"], 1)
+
+
 class Table(unittest.TestCase):
     def test_shows_limits_and_what_is_not_zero(self):
         sides = {side: summary(*[step(pageable=1)] * 6) for side in counts.SIDES}
         settings = {"strategy": "ddp", "ranks": 2, "arch": 80, "model": "1b", "layers": 4, "seq_len": 8, "local_batch": 1, "steps": 2}
-        text = counts.table({**settings, **sides, "exceeded": ["num_pageable_copies"]})
+        text = counts.table({**settings, **sides, "ratios_processor_time": [0.5, 0.3], "exceeded": ["num_pageable_copies"]})
         self.assertRegex(text, r"NCCL all reduce, MiB +5 +5\n")
         self.assertRegex(text, r"segments allocated +0 +0\n")
+        self.assertIn("processor time, Trainyard over PyTorch: 0.40 (0.30 to 0.50)", text)
         self.assertNotIn("memsets", text)
         self.assertIn("LIMIT EXCEEDED: pageable copies", text)
 
