@@ -59,7 +59,7 @@ impl Config {
         if self.training.num_loss_chunks > 1 && model.decoder().is_none() {
             return Err(ConfigError::contradiction(
                 format!(
-                    "training.num_loss_chunks = {} divides the logits of a decoder, and the model is none",
+                    "training.num_loss_chunks = {} divides the logits of a decoder, but the model is not a decoder",
                     self.training.num_loss_chunks
                 ),
                 "remove training.num_loss_chunks",

@@ -124,6 +124,7 @@ fn step(num_ranks: usize, parallelize: fn(&mut Config)) -> Result<Path, Box<dyn 
     };
     let batches = [batch()?, batch()?];
     Ok(Box::new(move || {
+        // The groups of the trainer live as long as the world.
         let _world = &world;
         trainer.step(&batches)?;
         Ok(())

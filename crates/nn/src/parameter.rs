@@ -32,7 +32,7 @@ struct Inner {
     deferred: RefCell<Option<Rc<dyn InitialValues>>>,
     /// The gradient that a strategy has set, if not the leaf's own.
     gradient: RefCell<Option<Tensor>>,
-    /// Where a strategy wants the leaf's own gradient, if it does.
+    /// What backward of a cast may write the leaf's own gradient into, if a strategy has buckets.
     bucket_view: RefCell<Option<BucketView>>,
     compute_kind: Kind,
     partial_grad_group: Option<Group>,
@@ -190,7 +190,7 @@ impl Parameter {
         self.0.gradient.replace(gradient);
     }
 
-    /// Through which a strategy offers memory for the leaf's own gradient.
+    /// The view of a bucket that backward of a cast may write the leaf's own gradient into.
     pub fn bucket_view(&self) -> BucketView {
         let mut view = self.0.bucket_view.borrow_mut();
         view.get_or_insert_default().clone()

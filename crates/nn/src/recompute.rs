@@ -59,8 +59,8 @@ fn while_recomputing<T>(run: impl FnOnce() -> T) -> T {
     output
 }
 
-/// Whether autograd records operations on `x`.
-fn is_recording(x: &Tensor) -> Result<bool> {
+/// Whether autograd records operations on `x` now.
+pub(crate) fn is_recording(x: &Tensor) -> Result<bool, TorchError> {
     Ok(x.f_alias()?.requires_grad())
 }
 

@@ -212,7 +212,7 @@ pub(crate) fn embedding(table: &Tensor, tokens: &Tensor) -> Result<Tensor> {
 
 /// `x · weightᵀ` as one autograd function, whose backward can defer the weight's gradient.
 pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let weight_grad = WeightGrad::of(weight);
+    let (weight_grad, x_is_trained) = (WeightGrad::of(weight), x.requires_grad());
     Ok(autograd::apply(
         &[x, weight],
         |saver, inputs| {
@@ -225,9 +225,9 @@ pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
                 return Ok(vec![None, None]);
             };
             let rows = flat(gradient)?;
-            let d_x = rows.f_mm(weight)?.f_view(&x.size()[..])?;
-            let d_weight = weight_grad.compute(rows, &flat(x)?)?;
-            Ok(vec![Some(d_x), d_weight])
+            let d_x = x_is_trained.then(|| rows.f_mm(weight)?.f_view(&x.size()[..]));
+            let d_x = d_x.transpose()?;
+            Ok(vec![d_x, weight_grad.compute(rows, &flat(x)?)?])
         },
     )?)
 }

@@ -19,8 +19,8 @@ pub(crate) struct Reducer {
     hook: Arc<dyn GradientHook>,
     overlap: bool,
     buckets: Vec<FlatGrads>,
-    /// Through which the next gradients are offered their place, by bucket and member.
-    bucket_views: Vec<Vec<BucketView>>,
+    /// What backward of a cast may write into, by bucket and member; `None` for parameters that layers do not cast.
+    bucket_views: Vec<Vec<Option<BucketView>>>,
     /// What the hook has not sent of every bucket; none if it keeps no errors.
     errors: Vec<Tensor>,
     /// The training step of the current pass.
@@ -63,7 +63,7 @@ impl Reducer {
         let (mut buckets, mut bucket_views) = (Vec::new(), Vec::new());
         for members in assign_buckets(&sizes, config.limits.for_total(total)) {
             let members: Vec<&Parameter> = members.into_iter().map(|n| parameters[n]).collect();
-            bucket_views.push(members.iter().map(|p| p.bucket_view()).collect());
+            bucket_views.push(members.iter().map(|p| bucket_view(p)).collect());
             buckets.push(bucket(members)?);
         }
         let errors = if config.hook.keeps_errors() {
@@ -159,16 +159,19 @@ impl Reducer {
         }
         self.reducing = reducing;
         self.buckets.iter_mut().for_each(FlatGrads::begin_pass);
-        self.offer_views()
+        self.set_bucket_views()
     }
 
-    /// Offers every gradient that begins in this pass its place in the bucket.
-    fn offer_views(&self) -> Result<()> {
+    /// Lets backward write the gradients that begin in this pass into their buckets.
+    fn set_bucket_views(&self) -> Result<()> {
         for (bucket, bucket_views) in self.buckets.iter().zip(&self.bucket_views) {
             let members = bucket.leaves().zip(bucket.views());
-            for (((_, leaf), view), offered) in members.zip(bucket_views) {
+            for (((_, leaf), view), bucket_view) in members.zip(bucket_views) {
+                let Some(bucket_view) = bucket_view else {
+                    continue;
+                };
                 let begins = !leaf.f_grad()?.defined();
-                offered.offer(begins.then(|| view.f_detach()).transpose()?);
+                bucket_view.set(begins.then(|| view.f_detach()).transpose()?);
             }
         }
         Ok(())
@@ -176,6 +179,10 @@ impl Reducer {
 
     /// Takes an accumulated gradient into its bucket, and starts the reduction of the bucket when it is full.
     pub(crate) fn set_ready(&mut self, slot: Slot) -> Result<()> {
+        // A later gradient of this pass is added to this one.
+        if let Some(bucket_view) = &self.bucket_views[slot.bucket][slot.member] {
+            bucket_view.clear();
+        }
         self.buckets[slot.bucket].set_ready(slot.member)?;
         if self.reducing && self.overlap {
             self.start_full_buckets()?;
@@ -238,6 +245,20 @@ impl Reducer {
         }
         Ok(unused)
     }
+}
+
+impl Drop for Reducer {
+    /// Parameters outlive the reducer, and must not keep its buckets.
+    fn drop(&mut self) {
+        let bucket_views = self.bucket_views.iter().flatten().flatten();
+        bucket_views.for_each(BucketView::clear);
+    }
+}
+
+/// The bucket view of a parameter that layers cast.
+fn bucket_view(parameter: &Parameter) -> Option<BucketView> {
+    let is_cast = parameter.kind() != parameter.compute_kind();
+    is_cast.then(|| parameter.bucket_view())
 }
 
 /// Zeros for the error of a flat gradient.

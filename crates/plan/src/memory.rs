@@ -168,7 +168,7 @@ fn in_flight_microbatches(strategy: &Strategy, rank: usize) -> f64 {
 
 /// Activations of the embedding and of the head. Logits exist in the compute type, in fp32, and as a gradient; the
 /// loss is computed for one micro-batch at a time, or for a chunk of it: then the gradients of the hidden states and of the
-/// weight exist from forward on.
+/// weight exist from forward to backward.
 fn ends(
     shape: &DecoderConfig,
     strategy: &Strategy,
@@ -199,7 +199,7 @@ fn ends(
             _ => hidden * (tokens * bytes + vocab * 4.0),
         };
         let logits = tokens / chunks * vocab * (bytes + 8.0);
-        logits + gradients + tokens * 2.0 * hidden * bytes / between
+        logits + gradients * in_flight_microbatches + tokens * 2.0 * hidden * bytes / between
     } else {
         0.0
     };

@@ -166,6 +166,12 @@ impl TrainingSection {
     /// Only the model's own loss can be computed in chunks.
     fn check_loss(&self) -> Result<(), ConfigError> {
         at_least_one("training.num_loss_chunks", self.num_loss_chunks as u64)?;
+        if self.num_loss_chunks > 1 && self.compute_dtype() == Dtype::Float16 {
+            return Err(ConfigError::contradiction(
+                "training.num_loss_chunks > 1 computes gradients before they are scaled, which float16 needs",
+                "use training.mixed_precision_param = \"bfloat16\", or remove training.num_loss_chunks",
+            ));
+        }
         match &self.loss {
             Some(loss) if self.num_loss_chunks > 1 => Err(ConfigError::contradiction(
                 format!(

@@ -11,6 +11,7 @@ use trainyard_torch::{Group, TorchError, autograd, meta};
 
 use super::vocabulary::{OwnTargets, loss_and_gradient};
 use crate::loss::wide;
+use crate::recompute::is_recording;
 
 /// The sum of losses, and its gradients.
 struct Gradients {
@@ -28,7 +29,7 @@ pub(super) fn cross_entropy_sum(
     targets: &OwnTargets,
     num_chunks: usize,
 ) -> Result<Tensor, TorchError> {
-    let needs = [needs_gradient(hidden)?, needs_gradient(weight)?];
+    let needs = [is_recording(hidden)?, is_recording(weight)?];
     let (shape, kind) = (hidden.size(), weight.kind());
     let Gradients {
         loss,
@@ -56,11 +57,6 @@ pub(super) fn cross_entropy_sum(
     )
 }
 
-/// Whether autograd records operations on `tensor` now.
-fn needs_gradient(tensor: &Tensor) -> Result<bool, TorchError> {
-    Ok(tensor.f_alias()?.requires_grad())
-}
-
 fn by_chunks(
     group: Option<&Group>,
     hidden: &Tensor,
@@ -72,7 +68,9 @@ fn by_chunks(
     let (_, width) = weight.size2()?;
     let hidden = hidden.f_reshape([-1, width])?;
     let (num_tokens, _) = hidden.size2()?;
-    let d_hidden = meta::new_empty(&hidden, &[num_tokens, width])?;
+    let d_hidden = needs_hidden
+        .then(|| meta::new_empty(&hidden, &[num_tokens, width]))
+        .transpose()?;
     let (mut total, mut d_weight): (Option<Tensor>, Option<Tensor>) = (None, None);
     for index in 0..num_chunks {
         let range = chunk(num_tokens as usize, num_chunks, index);
@@ -84,7 +82,7 @@ fn by_chunks(
         let logits = own.f_linear(weight, None::<&Tensor>)?;
         let (loss, d_logits) = loss_and_gradient(group, logits, &targets.narrow(from, length)?)?;
         let d_logits = d_logits.f_to_kind(weight.kind())?;
-        if needs_hidden {
+        if let Some(d_hidden) = &d_hidden {
             let _ = d_logits.f_mm_out(&d_hidden.f_narrow(0, from, length)?, weight)?;
         }
         if needs_weight {
@@ -98,7 +96,7 @@ fn by_chunks(
     let no_tokens = || TorchError::Invalid("the loss of a batch without tokens".to_owned());
     Ok(Gradients {
         loss: total.ok_or_else(no_tokens)?,
-        d_hidden: needs_hidden.then_some(d_hidden),
+        d_hidden,
         d_weight,
     })
 }

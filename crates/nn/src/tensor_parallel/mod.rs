@@ -242,7 +242,7 @@ impl TensorParallel {
         match self.group() {
             None => cross_entropy_sum(logits, targets),
             Some(group) => {
-                let targets = OwnTargets::new(targets, &self.vocab_range(num_classes))?;
+                let targets = OwnTargets::new(targets, Some(&self.vocab_range(num_classes)))?;
                 vocabulary::cross_entropy_sum(group, logits, &targets)
             }
         }
@@ -259,8 +259,9 @@ impl TensorParallel {
         num_chunks: usize,
     ) -> Result<Tensor> {
         let hidden = self.gather_input(x)?;
-        let targets = OwnTargets::new(targets, &self.vocab_range(num_classes))?;
         let group = self.group();
+        let own = group.map(|_| self.vocab_range(num_classes));
+        let targets = OwnTargets::new(targets, own.as_ref())?;
         Ok(chunked_loss::cross_entropy_sum(
             group, &hidden, weight, &targets, num_chunks,
         )?)

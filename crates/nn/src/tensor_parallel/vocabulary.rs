@@ -39,13 +39,27 @@ pub(super) struct OwnTargets {
 }
 
 impl OwnTargets {
-    pub(super) fn new(targets: &Tensor, own: &Range<usize>) -> Result<OwnTargets, TorchError> {
+    /// Without a range, this rank has the whole vocabulary, and a target outside of it is an error.
+    pub(super) fn new(
+        targets: &Tensor,
+        own: Option<&Range<usize>>,
+    ) -> Result<OwnTargets, TorchError> {
         let targets = targets.f_reshape(-1i64)?;
-        let (class, is_outside) = within(&targets, own)?;
+        let is_counted = targets.f_ne(IGNORE_INDEX)?;
+        let (class, is_inside) = match own {
+            Some(own) => {
+                let (class, is_outside) = within(&targets, own)?;
+                (class, is_outside.f_bitwise_not()?)
+            }
+            None => {
+                let class = targets.f_masked_fill(&is_counted.f_bitwise_not()?, 0)?;
+                (class, is_counted.shallow_clone())
+            }
+        };
         Ok(OwnTargets {
             class: class.f_unsqueeze(1)?,
-            is_inside: is_outside.f_bitwise_not()?,
-            is_counted: targets.f_ne(IGNORE_INDEX)?,
+            is_inside,
+            is_counted,
         })
     }
 

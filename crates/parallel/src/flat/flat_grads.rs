@@ -87,8 +87,12 @@ impl FlatGrads {
     /// Takes over a leaf's gradient, which autograd has accumulated.
     pub(crate) fn set_ready(&mut self, number: usize) -> Result<()> {
         let member = &mut self.members[number];
-        let was_ready = std::mem::replace(&mut member.is_ready, true);
         let gradient = member.leaf.f_grad()?;
+        // The hook also runs if no gradient arrived: the flat tensor still has that of the step before.
+        if self.in_place && !gradient.defined() {
+            return Ok(());
+        }
+        let was_ready = std::mem::replace(&mut member.is_ready, true);
         if !gradient.defined() || storage::is_shared(&gradient, &member.view)? {
             return Ok(());
         }
