@@ -32,16 +32,17 @@ def python_with_torch() -> str:
     return found[1]
 
 
-def program(name: str) -> str:
-    folder = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release"
+def program(name: str, folder: Path | None = None) -> str:
+    """A program of this tree, or of another version in `folder`."""
+    folder = folder or Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release"
     if not (folder / name).exists():
         raise RunFailed(f"{name} is not in {folder}: run cargo build --release")
     return str(folder / name)
 
 
-def trainyard_run(num_ranks: int, *options: str) -> list[str]:
+def trainyard_run(num_ranks: int, *options: str, folder: Path | None = None) -> list[str]:
     """Trainyard's launcher on this host alone."""
-    return [program("trainyard"), "run", "--standalone", "--nproc-per-node", str(num_ranks), *options, "--"]
+    return [program("trainyard", folder), "run", "--standalone", "--nproc-per-node", str(num_ranks), *options, "--"]
 
 
 def torchrun(num_ranks: int) -> list[str]:
@@ -56,6 +57,12 @@ def config_options(keys: dict) -> list[str]:
 
 
 # --------------------------------------------------------------------------- running
+
+
+def in_turn(sides, number: int) -> list:
+    """The sides in the order of a round: every second one runs them in the opposite order, so that a trend of the host
+    favors no side."""
+    return list(sides) if number % 2 == 0 else list(reversed(sides))
 
 
 def run(command: list[str], timeout: float, env: dict[str, str] | None = None) -> str:

@@ -59,7 +59,7 @@ impl BucketView {
                     return Ok(vec![None]);
                 };
                 Ok(vec![Some(match view.take() {
-                    // Autograd keeps a tensor that nobody else refers to as the leaf's gradient.
+                    // Autograd keeps a tensor with no other reference as the leaf's gradient, without a copy.
                     Some(view) => written(view, gradient)?,
                     None => gradient.f_to_kind(own_kind)?,
                 })])

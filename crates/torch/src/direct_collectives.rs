@@ -232,7 +232,7 @@ impl DirectGroup {
     ) -> Result<(), Failure> {
         let mut terms = incoming;
         terms[self.index] = own.shallow_clone();
-        // The term of a peer, which nobody needs again.
+        // The term of a peer, which is not needed again.
         let partial = terms[usize::from(self.index == 0)].shallow_clone();
         add_in_rank_order(&terms, &partial, out, scale)
     }

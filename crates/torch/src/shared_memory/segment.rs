@@ -111,7 +111,7 @@ impl Segment {
     fn map(fd: &OwnedFd, data: ProtFlags) -> io::Result<Segment> {
         let map = |bytes, protection, offset: usize| {
             let offset = offset as u64;
-            // SAFETY: a new mapping of a file of this size, which nobody shrinks.
+            // SAFETY: a new mapping of a file of this size, which no process shrinks.
             unsafe {
                 mmap(
                     std::ptr::null_mut(),
@@ -176,7 +176,7 @@ impl Segment {
     ///
     /// The owner must have written the round, and must not begin the round after the next one before the slice is dropped.
     pub(super) unsafe fn slot(&self, round: u32) -> &[u8] {
-        // SAFETY: within the mapping; the caller ensures that nobody writes.
+        // SAFETY: within the mapping; the caller ensures that no process writes to it.
         unsafe { std::slice::from_raw_parts(self.slot_start(round), SLOT_BYTES) }
     }
 
@@ -184,14 +184,14 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// The segment must be this process's own; all ranks must have read the round before the last one, nobody the given
-    /// one, and there must be no other slice of it.
+    /// The segment must be this process's own; all ranks must have read the round before the last one, no rank may
+    /// have begun to read the given one, and there must be no other slice of it.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is not that of `self`, and the caller ensures that the slice is unique"
     )]
     pub(super) unsafe fn slot_mut(&self, round: u32) -> &mut [u8] {
-        // SAFETY: within the mapping; the caller ensures that nobody else uses the slot.
+        // SAFETY: within the mapping; the caller ensures that no other slice of the slot is in use.
         unsafe { std::slice::from_raw_parts_mut(self.slot_start(round), SLOT_BYTES) }
     }
 
