@@ -45,7 +45,7 @@ fn main() -> Result<()> {
             .all_reduce(&mean, ReduceOp::Mean, Purpose::Control)?
             .wait()?;
         if world.rank() == 0 {
-            println!("step {step} loss {:.4}", f64::try_from(&mean)?);
+            println!("step {step} loss {:.6}", f64::try_from(&mean)?);
         }
         if (step + 1) % 10 == 0 {
             // torch.distributed.checkpoint.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)

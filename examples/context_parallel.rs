@@ -63,7 +63,7 @@ fn main() -> Result<()> {
             .wait()?;
         losses.push(f64::try_from(&total)?);
         if world.rank() == 0 {
-            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+            println!("step {step} loss {:.6}", losses[losses.len() - 1]);
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {

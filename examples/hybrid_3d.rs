@@ -45,7 +45,7 @@ fn main() -> Result<()> {
         let outcome = trainer.step(&batches)?;
         losses.push(trainer.global_loss(&outcome.local_loss)?);
         if world.rank() == 0 {
-            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+            println!("step {step} loss {:.6}", losses[losses.len() - 1]);
         }
     }
     if losses[losses.len() - 1] > 0.9 * losses[0] {

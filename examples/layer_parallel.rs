@@ -104,7 +104,7 @@ fn main() -> Result<()> {
             .layers
             .visit(&mut |p| p.tensor().shallow_clone().zero_grad());
         if let Some(loss) = losses.last() {
-            println!("step {step} loss {loss:.4}");
+            println!("step {step} loss {loss:.6}");
         }
     }
     if stage.is_last && losses[losses.len() - 1] > 0.5 * losses[0] {

@@ -70,7 +70,7 @@ fn main() -> Result<()> {
         losses.push(f64::try_from(&total)?);
         if world.rank() == 0 && (step % 20 == 0 || step + 1 == STEPS) {
             let loss = losses[losses.len() - 1];
-            println!("step {step}  max/mean expert load: {imbalance:.2}  loss {loss:.4}");
+            println!("step {step}  max/mean expert load: {imbalance:.2}  loss {loss:.6}");
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {

@@ -97,7 +97,7 @@ fn main() -> Result<()> {
         // Only the rank with the last stage has a loss.
         if let Some(loss) = loss {
             losses.push(f64::try_from(&loss)?);
-            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+            println!("step {step} loss {:.6}", losses[losses.len() - 1]);
         }
     }
     if let [first, .., last] = losses[..]

@@ -57,7 +57,7 @@ fn main() -> Result<()> {
 
         losses.push(f64::try_from(&loss)?);
         if world.rank() == 0 {
-            println!("step {step} loss {:.4}", losses[losses.len() - 1]);
+            println!("step {step} loss {:.6}", losses[losses.len() - 1]);
         }
     }
     if losses[losses.len() - 1] > 0.8 * losses[0] {
