@@ -92,6 +92,8 @@ pub struct World {
     device: Device,
     /// Whether ranks of one node share memory instead of sending over loopback.
     shares_memory: bool,
+    /// Whether released memory stays with the device's allocator.
+    caches_memory: bool,
     /// Groups by name.
     groups: Mutex<HashMap<String, Group>>,
 }
@@ -143,7 +145,11 @@ impl World {
             },
         };
         let world = Self::with(mesh, at.rank, ledger, transport);
-        Ok(World { device, ..world })
+        Ok(World {
+            device,
+            caches_memory: device != Device::Cpu,
+            ..world
+        })
     }
 
     /// The same world, whose ranks send everything over the network, even on one node.
@@ -155,10 +161,23 @@ impl World {
         }
     }
 
-    /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs.
+    /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs. It simulates a GPU.
     pub fn fake(mesh: Mesh, rank: usize, ledger: Ledger) -> Result<World> {
         mesh.coordinates(rank)?;
-        Ok(Self::with(mesh, rank, ledger, Transport::Fake))
+        let world = Self::with(mesh, rank, ledger, Transport::Fake);
+        Ok(World {
+            caches_memory: true,
+            ..world
+        })
+    }
+
+    /// The same fake world, which simulates ranks on the device of `other`.
+    #[must_use]
+    pub fn simulating(self, other: &World) -> World {
+        World {
+            caches_memory: other.caches_memory,
+            ..self
+        }
     }
 
     /// A world of one rank.
@@ -179,8 +198,15 @@ impl World {
             transport,
             device: Device::Cpu,
             shares_memory: true,
+            caches_memory: false,
             groups: Mutex::default(),
         }
+    }
+
+    /// Whether released memory stays with the device's allocator, so that it costs nothing to allocate it again, as on GPUs.
+    /// On CPU, new memory costs page faults.
+    pub fn caches_memory(&self) -> bool {
+        self.caches_memory
     }
 
     /// The device on which this rank trains.

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use tch::Kind;
 use trainyard_cost::StateBytes;
 use trainyard_data::Batch;
-use trainyard_mesh::Mesh;
 use trainyard_nn::Device;
 use trainyard_parallel::RecomputePlan;
 use trainyard_torch::device::{self, DeviceMemory};
@@ -69,41 +68,53 @@ pub struct CollectiveRow {
     pub sent_bytes: u64,
 }
 
-/// Simulates one step of `rank` in a world of `world_size` ranks.
+/// Simulates one step of `rank` in a world of `world_size` ranks, on GPUs.
 pub fn dry_run(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<DryRun> {
+    dry_run_in(&fake_world(spec, world_size, rank)?, spec)
+}
+
+/// Simulates one step of the rank of a fake world.
+pub(crate) fn dry_run_in(world: &World, spec: &TrainSpec) -> Result<DryRun> {
     let batches = |trainer: &Trainer| empty_batches(spec, trainer, Device::Meta);
-    dry_run_with(spec, (world_size, rank), batches, |trainer, batches, _| {
+    dry_run_with(world, spec, batches, |trainer, batches, _| {
         trainer.step(batches).map(drop)
     })
 }
 
-/// As [`dry_run`], with micro-batches and a step of its own, which is given the ledger of the rank.
+/// One rank of the spec's mesh whose collectives are not sent.
+pub(crate) fn fake_world(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<World> {
+    Ok(World::fake(
+        spec.mesh(world_size)?,
+        rank,
+        Ledger::new(rank),
+    )?)
+}
+
+/// As [`dry_run_in`], with micro-batches and a step of its own, which is given the ledger of the rank.
 pub(crate) fn dry_run_with(
+    world: &World,
     spec: &TrainSpec,
-    (world_size, rank): (usize, usize),
     batches: impl FnOnce(&Trainer) -> Result<Vec<Batch>>,
     mut step: impl FnMut(&mut Trainer, &[Batch], &Ledger) -> Result<()>,
 ) -> Result<DryRun> {
     memory::observe();
-    let mesh = spec.mesh(world_size)?;
-    let ledger = Ledger::new(rank);
-    let world = World::fake(mesh, rank, ledger.clone())?;
-    let mut trainer = Trainer::new(spec, &world, Device::Meta)?;
+    let ledger = world.ledger();
+    let mut trainer = Trainer::new(spec, world, Device::Meta)?;
     let batches = batches(&trainer)?;
-    let mut step = || step(&mut trainer, &batches, &ledger);
+    let mut step = || step(&mut trainer, &batches, ledger);
     // The first step allocates the optimizer state; the second is like all later ones.
     step()?;
     memory::reset_peak();
     let before = ledger.totals();
-    let (stepped, operators) = operators::record(|| profiled(spec, &ledger, step))?;
+    let (stepped, operators) = operators::record(|| profiled(spec, ledger, step))?;
     stepped?;
     let totals = ledger.totals() - before;
     let report = memory::report()?;
 
     let by_kind = memory::KINDS.iter().zip(report.at_peak);
     Ok(DryRun {
-        world_size,
-        rank,
+        world_size: world.size(),
+        rank: world.rank(),
         mesh: world.mesh().to_string(),
         num_parameters: build::num_parameters(spec)?,
         peak_bytes: report.peak,
@@ -155,7 +166,7 @@ pub fn allocator_peak(spec: &TrainSpec, world_size: usize, rank: usize) -> Resul
     require_gpu(rank)?;
     let gpu = tch::Device::Cuda(0);
     device::set_current(gpu)?;
-    let world = World::fake(spec.mesh(world_size)?, rank, Ledger::new(rank))?;
+    let world = fake_world(spec, world_size, rank)?;
     let mut trainer = Trainer::new(spec, &world, gpu.into())?;
     let batches = empty_batches(spec, &trainer, gpu.into())?;
     let at_startup = on_gpu(gpu)?;
@@ -216,11 +227,11 @@ fn states_by_formula(trainer: &Trainer) -> StateBytes {
     }
 }
 
-/// The peak memory of a step under an activation checkpointing plan.
-pub(crate) fn peak_with_plan(spec: &TrainSpec, mesh: Mesh, plan: &RecomputePlan) -> Result<u64> {
+/// The peak memory of a step of rank 0 of a world under an activation checkpointing plan.
+pub(crate) fn peak_with_plan(spec: &TrainSpec, world: &World, plan: &RecomputePlan) -> Result<u64> {
     memory::observe();
     let before = memory::report()?.total;
-    let world = World::fake(mesh, 0, Ledger::new(0))?;
+    let world = World::fake(world.mesh().clone(), 0, Ledger::new(0))?.simulating(world);
     let mut trainer = Trainer::with_plan(spec, &world, Device::Meta, plan)?;
     let batches = empty_batches(spec, &trainer, Device::Meta)?;
     trainer.step(&batches)?;

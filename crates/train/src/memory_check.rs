@@ -5,7 +5,7 @@
 use trainyard_config::{ActivationCheckpointMode, Config};
 use trainyard_torch::World;
 
-use crate::dry_run::dry_run;
+use crate::dry_run::{dry_run_in, fake_world};
 use crate::error::{Result, TrainError};
 use crate::train_spec::TrainSpec;
 use crate::trainer::data_axes;
@@ -16,19 +16,26 @@ pub fn check(spec: &TrainSpec, world: &World) -> Result<()> {
     if limit == 0 {
         return Ok(());
     }
-    let peak = dry_run(spec, world.size(), 0)?.peak_bytes;
+    let peak = peak(spec, world.size(), world)?;
     if peak <= limit {
         return Ok(());
     }
     Err(TrainError::OverLimit {
         limit,
         peak,
-        advice: advice(spec, world.size(), limit),
+        advice: advice(spec, world, limit),
     })
 }
 
+/// The peak memory of rank 0 of `num_ranks` ranks on the device of `world`.
+fn peak(spec: &TrainSpec, num_ranks: usize, world: &World) -> Result<u64> {
+    let fake = fake_world(spec, num_ranks, 0)?.simulating(world);
+    Ok(dry_run_in(&fake, spec)?.peak_bytes)
+}
+
 /// Settings that fit, the smallest change first.
-fn advice(spec: &TrainSpec, world_size: usize, limit: u64) -> String {
+fn advice(spec: &TrainSpec, world: &World, limit: u64) -> String {
+    let world_size = world.size();
     let mut tried = Vec::new();
     for (setting, change) in changes() {
         let mut other = Config::clone(spec);
@@ -42,14 +49,11 @@ fn advice(spec: &TrainSpec, world_size: usize, limit: u64) -> String {
             if batching.is_err() || other.check().is_err() {
                 continue;
             }
-            let Ok(run) = dry_run(&other, num_ranks, 0) else {
+            let Ok(peak) = peak(&other, num_ranks, world) else {
                 continue;
             };
-            if run.peak_bytes <= limit {
-                tried.push(format!(
-                    "{setting} on {num_ranks} ranks ({} bytes)",
-                    run.peak_bytes
-                ));
+            if peak <= limit {
+                tried.push(format!("{setting} on {num_ranks} ranks ({peak} bytes)"));
                 break;
             }
         }

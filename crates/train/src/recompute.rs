@@ -31,9 +31,7 @@ pub fn plan(spec: &TrainSpec, world: &World) -> Result<RecomputePlan> {
 fn within_budget(spec: &TrainSpec, num_units: usize, world: &World) -> Result<RecomputePlan> {
     let budget = spec.activation_checkpoint.memory_budget_bytes;
     let plans = RecomputePlan::candidates(num_units);
-    let found = fit_to_budget(&plans, budget, |plan| {
-        peak_with_plan(spec, world.mesh().clone(), plan)
-    })?;
+    let found = fit_to_budget(&plans, budget, |plan| peak_with_plan(spec, world, plan))?;
     match found {
         Ok(index) => {
             if world.rank() == 0 && !world.is_fake() {

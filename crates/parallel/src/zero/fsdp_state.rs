@@ -24,6 +24,8 @@ pub(super) struct CommConfig {
     pub op: ReduceOp,
     pub shards: ShardComm,
     pub replicate_group: Group,
+    /// Whether buffers that no unit uses stay allocated.
+    pub keeps_buffers: bool,
     /// Reduces the gradient shards of replicas.
     pub replica_hook: Box<dyn GradientHook>,
 }
@@ -93,11 +95,12 @@ impl FsdpState {
     ) -> FsdpState {
         let handles = groups.iter().filter_map(|group| group.handle.as_ref());
         let longest = handles.map(FlatParamHandle::padded).max().unwrap_or(0);
+        let pool = |like| Pool::new(like, longest, comm.keeps_buffers);
         FsdpState {
+            param_pool: pool(like_param),
+            gradient_pool: pool(like_gradient),
             comm,
             groups,
-            param_pool: Pool::new(like_param, longest),
-            gradient_pool: Pool::new(like_gradient, longest),
             offload_file: None,
             reducing: VecDeque::new(),
             replicating: Vec::new(),

@@ -11,7 +11,7 @@ use trainyard_trace::MemoryKind;
 use super::exchanged_bytes::{ExchangedBytes, exchanged_for_rows, row_number_bytes};
 use super::shards::{lookup_tables, max_rows};
 use super::transfers::Transfers;
-use crate::dry_run::{DryRun, dry_run_with, empty_batch, empty_batches};
+use crate::dry_run::{DryRun, dry_run_with, empty_batch, empty_batches, fake_world};
 use crate::error::Result;
 use crate::sample_layout::SampleLayout;
 use crate::train_spec::TrainSpec;
@@ -33,10 +33,15 @@ pub fn dry_run(run: &TrainSpec, num_servers: usize, workers: Workers) -> Result<
     let global_batch = config.training.global_batch_size.unwrap_or(1);
     let mut whole = ExchangedBytes::default();
     let none = |_: &Trainer| Ok(Vec::new());
-    let server = dry_run_with(&config, (num_servers, 0), none, |trainer, _, _| {
-        whole = exchanged_for_rows(trainer.parameters(), &HashSet::new(), 0, num_servers);
-        update(trainer)
-    })?;
+    let server = dry_run_with(
+        &fake_world(&config, num_servers, 0)?,
+        &config,
+        none,
+        |trainer, _, _| {
+            whole = exchanged_for_rows(trainer.parameters(), &HashSet::new(), 0, num_servers);
+            update(trainer)
+        },
+    )?;
     let worker = if run.has_local_updates() {
         let num_shares = workers.num * run.local_updates.sync_steps as usize;
         replica(
@@ -67,8 +72,8 @@ fn replica(
     let num_ranks = workers.ranks_each;
     let worker = run.with_config(run.for_worker(batch, num_ranks)?);
     let batches = |trainer: &Trainer| empty_batches(&worker, trainer, Device::Meta);
-    let place = (num_ranks, 0);
-    dry_run_with(&worker, place, batches, |trainer, batches, ledger| {
+    let world = fake_world(&worker, num_ranks, 0)?;
+    dry_run_with(&world, &worker, batches, |trainer, batches, ledger| {
         let transfers = Transfers::new(ledger, num_servers);
         exchange(transfers, (whole, 0), || trainer.step(batches).map(drop))
     })
@@ -88,7 +93,8 @@ fn gradients(
         let batches = (0..num_microbatches).map(|_| empty_batch(&layout, local, Device::Meta));
         batches.collect()
     };
-    dry_run_with(&worker, (1, 0), batches, |trainer, batches, ledger| {
+    let world = fake_world(&worker, 1, 0)?;
+    dry_run_with(&world, &worker, batches, |trainer, batches, ledger| {
         let tables = lookup_tables(run, trainer.model());
         let num_tokens: usize = batches.iter().map(|batch| batch.inputs.numel()).sum();
         let num_rows = num_tokens.min(max_rows(trainer.parameters(), &tables));
