@@ -73,7 +73,7 @@ class Rounds(unittest.TestCase):
 class Table(unittest.TestCase):
     def test_shows_limits_and_what_is_not_zero(self):
         sides = {side: summary(*[step(pageable=1)] * 6) for side in counts.SIDES}
-        settings = {"strategy": "ddp", "ranks": 2, "arch": 80, "model": "1b", "layers": 4, "seq_len": 8, "local_batch": 1, "steps": 2}
+        settings = {"strategy": "ddp", "peer": "PyTorch", "ranks": 2, "arch": 80, "model": "1b", "layers": 4, "seq_len": 8, "local_batch": 1, "steps": 2}
         text = counts.table({**settings, **sides, "ratios_processor_time": [0.5, 0.3], "exceeded": ["num_pageable_copies"]})
         self.assertRegex(text, r"NCCL all reduce, MiB +5 +5\n")
         self.assertRegex(text, r"segments allocated +0 +0\n")

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from determinism import token_batch
 from model import GPU_PRESETS, Llama, lm_loss
 from strategies import STRATEGIES
+from torchtitan_llama import STRATEGIES as TORCHTITAN
 
 
 def add_model_arguments(p: argparse.ArgumentParser, preset: str) -> None:
@@ -34,7 +35,7 @@ def add_model_arguments(p: argparse.ArgumentParser, preset: str) -> None:
 
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--strategy", choices=["ddp", "fsdp2", "tp", "tp_sp"], required=True)
+    p.add_argument("--strategy", choices=["ddp", "fsdp2", "tp", "tp_sp", *TORCHTITAN], required=True)
     p.add_argument("--steps", type=int, default=10)
     add_model_arguments(p, preset="1b")
     return p.parse_args()
@@ -103,7 +104,7 @@ def main():
     dist.init_process_group("nccl", device_id=device)
     job = Job(args)
     batches = [job.batch(step) for step in range(args.steps)]
-    trainer = STRATEGIES[args.strategy](job)
+    trainer = (STRATEGIES | TORCHTITAN)[args.strategy](job)
     for batch in batches:
         torch.cuda.cudart().cudaProfilerStart()
         train_step(job, trainer, batch)
