@@ -164,11 +164,7 @@ impl World {
     /// One rank of a mesh of any size whose collectives are recorded but not sent, for dry runs. It simulates a GPU.
     pub fn fake(mesh: Mesh, rank: usize, ledger: Ledger) -> Result<World> {
         mesh.coordinates(rank)?;
-        let world = Self::with(mesh, rank, ledger, Transport::Fake);
-        Ok(World {
-            caches_memory: true,
-            ..world
-        })
+        Ok(Self::with(mesh, rank, ledger, Transport::Fake))
     }
 
     /// The same fake world, which simulates ranks on the device of `other`.
@@ -192,13 +188,13 @@ impl World {
 
     fn with(mesh: Mesh, rank: usize, ledger: Ledger, transport: Transport) -> World {
         World {
+            caches_memory: matches!(transport, Transport::Fake),
             mesh,
             rank,
             ledger,
             transport,
             device: Device::Cpu,
             shares_memory: true,
-            caches_memory: false,
             groups: Mutex::default(),
         }
     }
