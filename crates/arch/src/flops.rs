@@ -1,6 +1,6 @@
 //! Floating-point operations of a decoder, counted as publications do.
 
-use crate::{DecoderConfig, MoeConfig};
+use crate::{BlockKind, DecoderConfig, MoeConfig};
 
 impl DecoderConfig {
     /// FLOPs of a token in a sequence of `seq_len`: the forward pass, and twice that for the backward pass. Attention
@@ -22,6 +22,29 @@ impl DecoderConfig {
         self.num_dense_layers() as u64 * dense
             + self.num_expert_layers() as u64 * sparse
             + self.embedding()
+    }
+
+    /// The approximate cost of every unit that a pipeline places, embedding and head included, in multiplications per
+    /// token: it decides which stage holds which block.
+    pub fn unit_costs(&self, seq_len: usize) -> Vec<f64> {
+        let attention = (self.query_width() * seq_len) as f64;
+        let share = self.moe.as_ref().map_or(0.0, MoeConfig::active_fraction);
+        let block = |kind| {
+            let parameters = self.block(kind);
+            let always = parameters.sharded + parameters.replicated;
+            always as f64 + share * parameters.experts as f64 + attention
+        };
+        let (dense, sparse) = (block(BlockKind::Dense), block(BlockKind::Experts));
+        let blocks = (0..self.num_hidden_layers).map(|layer| {
+            if layer < self.num_dense_layers() {
+                dense
+            } else {
+                sparse
+            }
+        });
+        let head = (self.embedding() + self.norm_parameters()) as f64;
+        // An embedding lookup has no multiplications.
+        std::iter::once(0.0).chain(blocks).chain([head]).collect()
     }
 
     /// The weights of the projections of attention in a block.

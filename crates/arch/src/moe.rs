@@ -94,6 +94,11 @@ impl MoeConfig {
         }
     }
 
+    /// The share of the routed experts that compute a token.
+    pub fn active_fraction(&self) -> f64 {
+        self.num_experts_per_tok as f64 / self.num_experts.max(1) as f64
+    }
+
     /// Total width of all shared experts.
     pub fn shared_width(&self) -> usize {
         let each = self.shared_expert_intermediate_size;

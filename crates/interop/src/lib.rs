@@ -113,12 +113,14 @@ pub struct ParsedJob {
 }
 
 /// Values that a config may leave to the launcher or to the training script.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchInfo {
     /// The number of ranks.
     pub world: Option<usize>,
     /// The sequence length, in tokens.
     pub seq_len: Option<usize>,
+    /// Keys that replace those of a Trainyard config, as in `--training.seq_len=4096`.
+    pub overrides: Vec<String>,
 }
 
 impl Framework {

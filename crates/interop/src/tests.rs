@@ -7,7 +7,7 @@ use proptest::prelude::{
 };
 use proptest::test_runner::TestCaseError;
 use trainyard_arch::Flavor;
-use trainyard_arch::{BIAS_UPDATE_RATE, DecoderConfig, MoeConfig, QkNorm};
+use trainyard_arch::{BIAS_UPDATE_RATE, BlockKind, DecoderConfig, MoeConfig, QkNorm};
 use trainyard_schedule::ScheduleKind;
 
 use super::*;
@@ -160,6 +160,7 @@ fn jobs() -> impl Generator<Value = (DecoderConfig, Strategy)> {
                         offload,
                         precision,
                         synchronization: Synchronization::PLAIN,
+                        split_points: Vec::new(),
                     };
                     (shape.clone(), strategy)
                 },
@@ -251,7 +252,7 @@ proptest! {
             let world = strategy.degrees.world_size();
             let Ok(written) = framework.write(&shape, &strategy, world) else { continue };
             let cut = written.text.char_indices().map(|(i, _)| i).nth(at).unwrap_or(0);
-            let launch = LaunchInfo { world: Some(at), seq_len: Some(at) };
+            let launch = LaunchInfo { world: Some(at), seq_len: Some(at), ..LaunchInfo::default() };
             let _ = framework.read_with(&format!("{}{text}{}", &written.text[..cut], &written.text[cut..]), &launch);
             let huge = written.text.replace(" 1", " 18446744073709551615");
             let _ = framework.read_with(&huge, &launch);
@@ -281,6 +282,7 @@ fn plain() -> Strategy {
         offload: Offload::None,
         precision: Precision::MIXED,
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     }
 }
 
@@ -464,7 +466,7 @@ fn selective_op_recomputation_round_trips() {
             recompute,
             ..strategy.clone()
         };
-        let block = BlockActivations::of(&shape, &strategy, &Software::MODERN, false);
+        let block = BlockActivations::of(&shape, &strategy, &Software::MODERN, BlockKind::Dense);
         (block.saved(recompute), hardware_flops(&shape, &strategy))
     };
     let [none, products, full] =
@@ -492,9 +494,20 @@ fn configs_determine_the_software() {
         } else {
             4
         };
+        let base = match framework {
+            Framework::Megatron => Software {
+                overlaps_tensor: false,
+                ..Software::MEGATRON_CORE
+            },
+            // Without sequence parallelism there is nothing to gather again.
+            _ => Software {
+                gathers_sequence_again: framework == Framework::DeepSpeed,
+                ..Software::MODERN
+            },
+        };
         let priced = Software {
             gradient_on_wire: bytes,
-            ..Software::MODERN
+            ..base
         };
         assert_eq!(software, priced, "{framework}");
     }
@@ -532,7 +545,7 @@ fn launch_info_completes_a_config() {
                 [parallelism]\ntensor_parallel_degree = 2";
     let launch = LaunchInfo {
         world: Some(16),
-        seq_len: None,
+        ..LaunchInfo::default()
     };
     let read = Framework::Torchtitan.read_with(toml, &launch).unwrap();
     assert_eq!((read.strategy.degrees.dp_shard, read.world), (8, None));

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::{GIB, Report};
-use trainyard_plan::{Overheads, RankClass};
+use trainyard_plan::{Overheads, Plan, PlanRequest, RankClass, Strategy};
 
 /// The dry run of one plan.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,8 +30,28 @@ pub struct RankBytes {
     pub states: ByteCounts,
     /// Peak memory of all tensors.
     pub peak: ByteCounts,
-    /// Peak of what CUDA's caching allocator reserves, if it was measured.
-    pub reserved: Option<f64>,
+    /// The peaks of CUDA's caching allocator, if they were measured.
+    pub allocator: Option<AllocatorBytes>,
+}
+
+/// Peaks of CUDA's caching allocator on a simulated GPU.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct AllocatorBytes {
+    /// Bytes of tensors, rounded as the allocator does.
+    pub allocated: f64,
+    /// Bytes that the allocator takes from the device.
+    pub reserved: f64,
+}
+
+impl AllocatorBytes {
+    /// What the allocator reserves beyond tensors, as a fraction of their bytes.
+    pub fn fragmentation(&self) -> f64 {
+        self.reserved / self.allocated - 1.0
+    }
+
+    fn to_json(self) -> Value {
+        json!({ "allocated": self.allocated, "reserved": self.reserved, "fragmentation": self.fragmentation() })
+    }
 }
 
 /// Bytes by formula and by dry run.
@@ -56,21 +76,27 @@ impl ByteCounts {
 
 impl RankBytes {
     /// Peak memory by dry run, with overheads. Fragmentation is measured or assumed.
-    pub fn required(&self, overheads: &Overheads) -> f64 {
-        let assumed = self.peak.dry_run * (1.0 + overheads.fragmentation.value);
-        self.reserved.unwrap_or(assumed) + overheads.context.value
+    pub fn required(&self, overheads: &Overheads, strategy: &Strategy) -> f64 {
+        let overhead = overheads.of(&strategy.degrees, self.peak.dry_run);
+        // The allocator holds the workspaces, too.
+        let estimated = self.peak.dry_run + overhead.workspaces + overhead.fragmentation;
+        let reserved = self.allocator.map_or(estimated, |found| found.reserved);
+        reserved + overhead.context + overhead.communicators
     }
 }
 
 impl DryRun {
     /// Whether CUDA's caching allocator was measured.
     fn is_measured(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.reserved.is_some())
+        self.ranks.iter().any(|rank| rank.allocator.is_some())
     }
 
     /// Peak memory of the class of ranks that needs the most.
-    pub fn required(&self, overheads: &Overheads) -> f64 {
-        let required = self.ranks.iter().map(|rank| rank.required(overheads));
+    pub fn required(&self, overheads: &Overheads, strategy: &Strategy) -> f64 {
+        let required = self
+            .ranks
+            .iter()
+            .map(|rank| rank.required(overheads, strategy));
         required.fold(0.0, f64::max)
     }
 
@@ -80,7 +106,7 @@ impl DryRun {
                 "class": rank.class.name(),
                 "states": rank.states.to_json(),
                 "peak": rank.peak.to_json(),
-                "reserved": rank.reserved,
+                "allocator": rank.allocator.map(AllocatorBytes::to_json),
             })
         };
         json!({
@@ -95,81 +121,35 @@ impl Report {
     /// The dry run of the plan at `index` as JSON.
     pub(super) fn dry_run_json(&self, index: usize) -> Value {
         match self.dry_runs.get(index) {
-            Some(Ok(run)) => run.to_json(),
-            Some(Err(why)) => json!({ "error": why }),
+            Some(run) => dry_run_json(run),
             None => Value::Null,
         }
     }
 
     /// The dry runs as a table; empty if there are none.
     pub(super) fn dry_run_text(&self) -> String {
-        if self.dry_runs.is_empty() {
-            return String::new();
-        }
-        let is_measured = self.dry_runs.iter().flatten().any(DryRun::is_measured);
-        let reserved = if is_measured { "reserved" } else { "" };
-        let mut text = format!(
-            "\nTensor memory by formula and by dry run, in GiB (states: parameters and optimizer)\n\n\
-             {:<4}{:<32}{:<14}{:>15}{:>12}{:>14}{:>12}{:>9}{reserved:>10}{:>16}\n",
-            "",
-            "mesh",
-            "",
-            "states, formula",
-            "dry run",
-            "peak, formula",
-            "dry run",
-            "diff",
-            "with overhead"
-        );
-        for (index, run) in self.dry_runs.iter().enumerate() {
-            let mesh = self.result.plans.get(index);
-            let mesh = mesh.map_or(String::new(), |plan| plan.strategy.degrees.to_string());
-            match run {
-                Ok(run) => self.lines(&mut text, index, &mesh, run),
-                Err(why) => {
-                    let _ = writeln!(text, "{:<4}{mesh:<32}no dry run: {why}", index + 1);
-                }
-            }
-        }
-        if is_measured {
-            text.push_str(
-                "\nreserved: the peak of CUDA's caching allocator, measured on a simulated GPU. It includes fragmentation.\n",
-            );
-        }
-        let mut runs = self.dry_runs.iter().flatten();
-        if let Some(skew) = runs.find_map(|run| run.routing_skew) {
-            let _ = match skew {
-                0.0 => writeln!(
-                    text,
-                    "\nThe dry run routed tokens evenly to all experts; use --routing-skew for an uneven load."
-                ),
-                _ => writeln!(
-                    text,
-                    "\nThe dry run routed tokens with skew {skew} (load proportional to 1 / expert number ^ {skew}); the \
-                     formula assumes an even load."
-                ),
-            };
-        }
-        text
+        let strategies = self.result.plans.iter().map(|plan| &plan.strategy);
+        let runs: Vec<_> = strategies.zip(&self.dry_runs).collect();
+        dry_run_table(&runs, &self.request)
     }
 
     /// Whether the dry run confirms that the best plan fits.
     pub(super) fn verdict(&self) -> Option<String> {
         let capacity = self.request.cluster.accelerator.memory.value;
-        let required = |run: &Result<DryRun, String>| {
+        let required = |(run, plan): (&Result<DryRun, String>, &Plan)| {
             let run = run.as_ref().ok()?;
-            Some(run.required(&self.request.overheads))
+            Some(run.required(&self.request.overheads, &plan.strategy))
         };
-        let first = self.dry_runs.first().and_then(required)?;
+        let runs: Vec<_> = self.dry_runs.iter().zip(&self.result.plans).collect();
+        let first = runs.first().copied().and_then(required)?;
         if first <= capacity {
             return Some(format!(
                 "In a dry run the best plan needs {:.1} GiB per GPU, which fits.",
                 first / GIB
             ));
         }
-        let next = self
-            .dry_runs
-            .iter()
+        let next = runs
+            .into_iter()
             .position(|run| required(run).is_some_and(|n| n <= capacity));
         let next = match next {
             Some(index) => format!("plan {} is the first that fits", index + 1),
@@ -181,36 +161,114 @@ impl Report {
             (first - capacity) / GIB
         ))
     }
+}
 
-    fn lines(&self, text: &mut String, plan_index: usize, mesh: &str, run: &DryRun) {
-        let capacity = self.request.cluster.accelerator.memory.value;
-        for (index, rank) in run.ranks.iter().enumerate() {
-            let (number, mesh) = match index {
-                0 => ((plan_index + 1).to_string(), mesh),
-                _ => (String::new(), ""),
-            };
-            let required = rank.required(&self.request.overheads);
-            let verdict = if required > capacity {
-                "too large"
-            } else {
-                "fits"
-            };
-            let reserved = rank.reserved.map(|bytes| format!("{:.2}", bytes / GIB));
-            let reserved = reserved.unwrap_or_default();
-            let _ = writeln!(
+/// A dry run as JSON; it may say why there is none.
+pub fn dry_run_json(run: &Result<DryRun, String>) -> Value {
+    match run {
+        Ok(run) => run.to_json(),
+        Err(why) => json!({ "error": why }),
+    }
+}
+
+/// The dry runs of strategies, each with its mesh, as a table; empty if there are none.
+pub fn dry_run_table(
+    runs: &[(&Strategy, &Result<DryRun, String>)],
+    request: &PlanRequest,
+) -> String {
+    if runs.is_empty() {
+        return String::new();
+    }
+    let found = || runs.iter().filter_map(|(_, run)| run.as_ref().ok());
+    let is_measured = found().any(DryRun::is_measured);
+    let mut text = format!(
+        "\nTensor memory by formula and by dry run, in GiB (states: parameters and optimizer)\n\n\
+         {:<4}{:<32}{:<14}{:>15}{:>12}{:>14}{:>12}{:>9}{}{:>16}\n",
+        "",
+        "mesh",
+        "",
+        "states, formula",
+        "dry run",
+        "peak, formula",
+        "dry run",
+        "diff",
+        if is_measured {
+            " allocated  reserved  unused"
+        } else {
+            ""
+        },
+        "with overhead"
+    );
+    for (index, (strategy, run)) in runs.iter().enumerate() {
+        match run {
+            Ok(run) => lines(&mut text, (index + 1, strategy), run, request),
+            Err(why) => {
+                let mesh = strategy.degrees.to_string();
+                let _ = writeln!(text, "{:<4}{mesh:<32}no dry run: {why}", index + 1);
+            }
+        }
+    }
+    if is_measured {
+        text.push_str(
+            "\nallocated, reserved: the peaks of CUDA's caching allocator, measured on a simulated GPU. What it reserves and \
+             no tensor uses is fragmentation.\n",
+        );
+    }
+    if let Some(skew) = found().find_map(|run| run.routing_skew) {
+        let _ = match skew {
+            0.0 => writeln!(
                 text,
-                "{number:<4}{mesh:<32}{:<14}{:>15.3}{:>12.3}{:>14.2}{:>12.2}{:>+8.1}%{reserved:>10}{:>7.1} {verdict}",
-                rank.class.name(),
-                rank.states.formula / GIB,
-                rank.states.dry_run / GIB,
-                rank.peak.formula / GIB,
-                rank.peak.dry_run / GIB,
-                100.0 * rank.peak.relative_error(),
-                required / GIB
-            );
-        }
-        for deviation in &run.deviations {
-            let _ = writeln!(text, "    deviation from the plan: {deviation}");
-        }
+                "\nThe dry run routed tokens evenly to all experts; use --routing-skew for an uneven load."
+            ),
+            _ => writeln!(
+                text,
+                "\nThe dry run routed tokens with skew {skew} (load proportional to 1 / expert number ^ {skew}); the \
+                 formula assumes an even load."
+            ),
+        };
+    }
+    text
+}
+
+fn lines(
+    text: &mut String,
+    (number, strategy): (usize, &Strategy),
+    run: &DryRun,
+    request: &PlanRequest,
+) {
+    let capacity = request.cluster.accelerator.memory.value;
+    for (index, rank) in run.ranks.iter().enumerate() {
+        let (number, mesh) = match index {
+            0 => (number.to_string(), strategy.degrees.to_string()),
+            _ => (String::new(), String::new()),
+        };
+        let required = rank.required(&request.overheads, strategy);
+        let verdict = if required > capacity {
+            "too large"
+        } else {
+            "fits"
+        };
+        let allocator = rank.allocator.map(|found| {
+            let (allocated, reserved) = (found.allocated / GIB, found.reserved / GIB);
+            format!(
+                "{allocated:>10.2}{reserved:>10.2}{:>7.1}%",
+                100.0 * found.fragmentation()
+            )
+        });
+        let allocator = allocator.unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "{number:<4}{mesh:<32}{:<14}{:>15.3}{:>12.3}{:>14.2}{:>12.2}{:>+8.1}%{allocator}{:>7.1} {verdict}",
+            rank.class.name(),
+            rank.states.formula / GIB,
+            rank.states.dry_run / GIB,
+            rank.peak.formula / GIB,
+            rank.peak.dry_run / GIB,
+            100.0 * rank.peak.relative_error(),
+            required / GIB
+        );
+    }
+    for deviation in &run.deviations {
+        let _ = writeln!(text, "    deviation from the plan: {deviation}");
     }
 }

@@ -71,6 +71,8 @@ struct StrategyJson {
     recompute: Recompute,
     offload: Offload,
     synchronization: Synchronization,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    split_points: Vec<usize>,
 }
 
 #[derive(Deserialize)]
@@ -123,6 +125,7 @@ impl StrategyJson {
             recompute: strategy.recompute,
             offload: strategy.offload,
             synchronization: strategy.synchronization,
+            split_points: strategy.split_points.clone(),
         }
     }
 
@@ -144,6 +147,7 @@ impl StrategyJson {
             offload: self.offload,
             precision: request.precision.at(self.zero_stage),
             synchronization: self.synchronization,
+            split_points: self.split_points,
         })
     }
 }
@@ -315,10 +319,15 @@ fn memory(memory: &Memory) -> Value {
         "outer": memory.states.outer,
         "offloaded": memory.states.offloaded,
         "activations": memory.activations,
-        "recomputed": memory.recomputed,
+        "backward": memory.backward,
         "embedding": memory.embedding,
         "logits": memory.logits,
         "buffers": memory.buffers,
-        "overhead": memory.overhead,
+        "overhead": memory.overhead.total(),
+        "context": memory.overhead.context,
+        "communicators": memory.overhead.communicators,
+        "workspaces": memory.overhead.workspaces,
+        "fragmentation": memory.overhead.fragmentation,
+        "moment": memory.moment.name(),
     })
 }

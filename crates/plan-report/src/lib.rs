@@ -19,7 +19,7 @@ use trainyard_plan::{
 };
 
 pub use any_model::AnyModelReport;
-pub use dry_run::{ByteCounts, DryRun, RankBytes};
+pub use dry_run::{AllocatorBytes, ByteCounts, DryRun, RankBytes, dry_run_json, dry_run_table};
 pub use json::{PlanFile, PlanFileError};
 pub use prose::{describe, describe_term};
 pub use table::Style;

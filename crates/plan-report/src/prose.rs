@@ -121,7 +121,7 @@ format!("The best mesh changes {}.", changes.join("; "))
         } else {
             format!(
                 "Activations and logits take {:.1} GiB of it: use a shorter sequence or more GPUs.",
-                (memory.total() - states - memory.overhead) / GIB
+                (memory.tensors() - states) / GIB
             )
         };
         let factor = memory.total() / cluster.accelerator.memory.value;

@@ -164,6 +164,7 @@ mod tests {
                 offload: Offload::None,
                 precision: Precision::BF16,
                 synchronization: Synchronization::PLAIN,
+                split_points: Vec::new(),
             }
         })
     }
@@ -209,6 +210,7 @@ mod tests {
             offload: Offload::None,
             precision: Precision::BF16,
             synchronization: Synchronization::PLAIN,
+            split_points: Vec::new(),
         };
         assert_eq!(fine.check(&shape), Ok(()));
         let error = |change: fn(&mut Strategy)| {

@@ -253,6 +253,7 @@ mod tests {
                         offload: Offload::None,
                         precision: Precision::BF16,
                         synchronization: Synchronization::PLAIN,
+                        split_points: Vec::new(),
                     },
                     cluster,
                     software: Software::MEGATRON_2021,

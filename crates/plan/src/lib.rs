@@ -50,11 +50,14 @@ mod explain;
 mod fit;
 mod flops;
 mod hardware;
+mod in_flight;
 mod local_updates;
 mod memory;
+mod moments;
 mod network_model;
 mod operator;
 mod outer_step;
+mod overheads;
 mod search;
 mod sites;
 mod slow_network;
@@ -80,17 +83,19 @@ pub use fit::{Run, fit, fit_to};
 pub use flops::{hardware_flops, hardware_flops_utilization, model_flops, model_flops_utilization};
 pub use hardware::Accelerator;
 pub use local_updates::{LocalUpdateMethod, LocalUpdates};
-pub use memory::{Memory, Overheads, memory, peak};
+pub use memory::{Memory, memory, peak};
+pub use moments::Moment;
 pub use network_model::{Group, NetworkModel};
 pub use operator::{ComputeModel, Operator, Seconds, block_operators};
+pub use overheads::{Overhead, Overheads};
 pub use search::{Plan, PlanRequest, SearchResult, search, search_local_updates, search_mesh};
 pub use sites::Sites;
 pub use slow_network::{
     Estimate, MethodRow, MethodTable, ReplicaUnit, Threshold, between_nodes, between_sites,
 };
-pub use software::{AttentionKernel, Software};
+pub use software::{AttentionKernel, Operators, Software};
 pub use sourced_value::{Basis, SourcedValue};
-pub use stages::{RankClass, RankLayers, blocks_before, blocks_of_stage};
+pub use stages::{RankClass, RankLayers};
 pub use states::{LocalParameters, States};
 pub use strategy::{
     Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute, Strategy,

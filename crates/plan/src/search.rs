@@ -12,10 +12,11 @@ use trainyard_arch::DecoderConfig;
 use trainyard_schedule::ScheduleKind;
 
 use crate::flops::matrix_flops;
+use crate::stages::blocks_of_stage;
 use crate::{
     AttentionKernel, Calibration, Cluster, Compression, Degrees, LocalUpdateMethod, LocalUpdates,
     Memory, Offload, Overheads, PipelineLayout, PrecisionByStage, Recompute, Strategy,
-    Synchronization, Time, blocks_of_stage, memory, peak, time, time_simulated,
+    Synchronization, Time, memory, peak, time, time_simulated,
 };
 
 /// What to plan: a model, a cluster, a batch, and how the program runs.
@@ -232,6 +233,7 @@ impl<'a> SearchState<'a> {
                         offload,
                         precision: request.precision.at(zero_stage),
                         synchronization,
+                        split_points: Vec::new(),
                     });
                 }
             }

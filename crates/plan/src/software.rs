@@ -10,6 +10,11 @@ use std::fmt;
 pub struct Software {
     /// The attention kernel.
     pub attention: AttentionKernel,
+    /// How element-wise operators are computed.
+    pub operators: Operators,
+    /// Whether sequence parallelism gathers the inputs of matrix products again in the backward pass, instead of
+    /// keeping them unsharded.
+    pub gathers_sequence_again: bool,
     /// Whether blocks apply dropout and save its masks.
     pub dropout: bool,
     /// Whether data-parallel and pipeline-parallel communication overlaps with compute.
@@ -18,6 +23,9 @@ pub struct Software {
     pub overlaps_tensor: bool,
     /// Bytes per gradient element in the reduction.
     pub gradient_on_wire: usize,
+    /// Whether a pipeline reduces sharded gradients once per step instead of after every micro-batch, and holds them
+    /// unsharded until then.
+    pub reduces_once: bool,
     /// Chunks of a micro-batch's tokens whose logits exist one after the other; 1 if all exist at once.
     pub num_loss_chunks: usize,
 }
@@ -31,9 +39,21 @@ pub enum AttentionKernel {
     Flash,
 }
 
+/// How element-wise operators are computed.
+#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Operators {
+    /// One kernel per operator, as PyTorch without a compiler: each result that the backward pass needs is saved.
+    Eager,
+    /// Fused kernels: results inside of them are recomputed.
+    Fused,
+}
+
 impl Software {
     /// Megatron-LM of 2021.
     pub const MEGATRON_2021: Software = Software {
+        operators: Operators::Fused,
+        gathers_sequence_again: true,
+        reduces_once: false,
         attention: AttentionKernel::Materialized,
         dropout: true,
         overlaps_data: false,
@@ -44,6 +64,9 @@ impl Software {
 
     /// Current frameworks, including Trainyard.
     pub const MODERN: Software = Software {
+        operators: Operators::Eager,
+        gathers_sequence_again: true,
+        reduces_once: false,
         attention: AttentionKernel::Flash,
         dropout: false,
         overlaps_data: true,
@@ -54,6 +77,8 @@ impl Software {
 
     /// Current Megatron-Core with every overlap enabled.
     pub const MEGATRON_CORE: Software = Software {
+        operators: Operators::Fused,
+        gathers_sequence_again: true,
         overlaps_tensor: true,
         gradient_on_wire: 2,
         ..Software::MODERN

@@ -1,6 +1,9 @@
 //! How transformer blocks are divided into pipeline stages.
 
+use std::ops::Range;
+
 use trainyard_arch::DecoderConfig;
+use trainyard_cost::{TooManyStages, partition_balanced};
 use trainyard_schedule::ScheduleKind;
 
 use crate::Strategy;
@@ -82,6 +85,33 @@ impl Strategy {
         self.degrees.pp * self.pipeline.stages_per_rank
     }
 
+    /// The blocks of stage `stage` of a model with `num_blocks` blocks.
+    pub fn blocks_of(&self, num_blocks: usize, stage: usize) -> Range<usize> {
+        let num_stages = self.num_stages();
+        if self.split_points.is_empty() {
+            let begin = blocks_before(num_blocks, num_stages, stage);
+            return begin..begin + blocks_of_stage(num_blocks, num_stages, stage);
+        }
+        let point = |stage: usize| self.split_points.get(stage).copied();
+        let begin = stage.checked_sub(1).map_or(Some(0), point);
+        let (begin, end) = (
+            begin.unwrap_or(num_blocks),
+            point(stage).unwrap_or(num_blocks),
+        );
+        begin.min(num_blocks)..end.min(num_blocks)
+    }
+
+    /// The split points that the trainer chooses by itself: the slowest stage is as fast as possible.
+    pub fn balanced_split_points(
+        &self,
+        shape: &DecoderConfig,
+    ) -> Result<Vec<usize>, TooManyStages> {
+        let stages = partition_balanced(&shape.unit_costs(self.seq_len), self.num_stages())?;
+        // The embedding is the first unit.
+        let starts = stages.into_iter().skip(1);
+        Ok(starts.map(|stage| stage.start.saturating_sub(1)).collect())
+    }
+
     /// The stage that a rank holds as its `chunk`-th.
     pub const fn stage_at(&self, rank: usize, chunk: usize) -> usize {
         let pp = self.degrees.pp;
@@ -109,10 +139,16 @@ impl Strategy {
             .collect()
     }
 
+    /// The numbers of dense blocks and of blocks with experts of a stage.
+    pub(crate) fn layers_of_stage(&self, shape: &DecoderConfig, stage: usize) -> (usize, usize) {
+        let blocks = self.blocks_of(shape.num_hidden_layers, stage);
+        let first_sparse = shape.num_dense_layers();
+        let dense = first_sparse.clamp(blocks.start, blocks.end) - blocks.start;
+        (dense, blocks.len() - dense)
+    }
+
     fn layers_of_rank(&self, shape: &DecoderConfig, class: RankClass, rank: usize) -> RankLayers {
         let num_stages = self.num_stages();
-        let num_blocks = shape.num_hidden_layers;
-        let first_sparse = num_blocks - shape.num_expert_layers();
         let mut rank_layers = RankLayers {
             class,
             rank,
@@ -124,12 +160,10 @@ impl Strategy {
         };
         for chunk in 0..self.pipeline.stages_per_rank {
             let stage = self.stage_at(rank, chunk);
-            let begin = blocks_before(num_blocks, num_stages, stage);
-            let count = blocks_of_stage(num_blocks, num_stages, stage);
-            let dense = first_sparse.clamp(begin, begin + count) - begin;
+            let (dense, sparse) = self.layers_of_stage(shape, stage);
             rank_layers.num_dense += dense;
-            rank_layers.num_sparse += count - dense;
-            rank_layers.largest_stage = rank_layers.largest_stage.max(count);
+            rank_layers.num_sparse += sparse;
+            rank_layers.largest_stage = rank_layers.largest_stage.max(dense + sparse);
             rank_layers.has_embedding |= stage == 0;
             rank_layers.has_head |= stage + 1 == num_stages;
         }

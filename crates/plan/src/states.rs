@@ -28,6 +28,33 @@ impl LocalParameters {
         sum
     }
 
+    /// The parameters of a block of this kind.
+    pub(crate) fn of_block(
+        shape: &DecoderConfig,
+        strategy: &Strategy,
+        kind: BlockKind,
+    ) -> LocalParameters {
+        let (tp, ep) = (strategy.degrees.tp as f64, strategy.degrees.ep as f64);
+        let parameters: BlockParameters = shape.block(kind);
+        LocalParameters {
+            dense: parameters.sharded as f64 / tp + parameters.replicated as f64,
+            experts: parameters.experts as f64 / ep,
+        }
+    }
+
+    /// The parameters of the output head, tied or not.
+    pub(crate) fn of_head(shape: &DecoderConfig, strategy: &Strategy) -> LocalParameters {
+        LocalParameters {
+            dense: shape.embedding() as f64 / strategy.degrees.tp as f64,
+            experts: 0.0,
+        }
+    }
+
+    /// All of them.
+    pub(crate) const fn total(&self) -> f64 {
+        self.dense + self.experts
+    }
+
     /// The parameters that the rank keeps between steps: its shards, if stage 3 shards them.
     pub(crate) fn held(&self, strategy: &Strategy) -> u64 {
         let degrees = &strategy.degrees;
@@ -49,12 +76,8 @@ fn units(
     rank_layers: &RankLayers,
 ) -> [(f64, LocalParameters); 4] {
     let tp = strategy.degrees.tp as f64;
-    let ep = strategy.degrees.ep as f64;
     let vocab = shape.embedding() as f64 / tp;
-    let block = |parameters: BlockParameters| LocalParameters {
-        dense: parameters.sharded as f64 / tp + parameters.replicated as f64,
-        experts: parameters.experts as f64 / ep,
-    };
+    let block = |kind| LocalParameters::of_block(shape, strategy, kind);
     let end = |dense| LocalParameters {
         dense,
         experts: 0.0,
@@ -64,14 +87,8 @@ fn units(
     let head_vocab = if is_tied { 0.0 } else { vocab };
     let one_if = |has| if has { 1.0 } else { 0.0 };
     [
-        (
-            rank_layers.num_dense as f64,
-            block(shape.block(BlockKind::Dense)),
-        ),
-        (
-            rank_layers.num_sparse as f64,
-            block(shape.block(BlockKind::Experts)),
-        ),
+        (rank_layers.num_dense as f64, block(BlockKind::Dense)),
+        (rank_layers.num_sparse as f64, block(BlockKind::Experts)),
         (
             one_if(rank_layers.has_embedding),
             end(vocab + shape.position_table() as f64),
@@ -92,7 +109,7 @@ pub struct States {
     pub gradients: f64,
     /// Optimizer states, including master weights.
     pub optimizer: f64,
-    /// Temporarily gathered parameters and a full gradient, if they are sharded.
+    /// Parameters that are gathered for use at the moment, if they are sharded.
     pub gathered: f64,
     /// What local updates keep for their outer steps, and what compression has not sent yet.
     pub outer: f64,
@@ -106,7 +123,7 @@ impl States {
         self.parameters + self.gradients + self.optimizer + self.gathered + self.outer
     }
 
-    /// The model states of a rank with these layers.
+    /// The model states that a rank with these layers keeps between steps.
     pub fn of(shape: &DecoderConfig, strategy: &Strategy, rank_layers: &RankLayers) -> States {
         let degrees = &strategy.degrees;
         let mut sum = States::default();
@@ -123,13 +140,9 @@ impl States {
             // Servers hold the optimizer states.
             sum.optimizer = 0.0;
         }
-        let is_offloaded = strategy.offload != Offload::None;
-        if is_offloaded {
+        if strategy.offload != Offload::None {
             sum.offloaded = sum.parameters + sum.optimizer;
             (sum.parameters, sum.optimizer) = (0.0, 0.0);
-        }
-        if strategy.zero_stage == 3 || is_offloaded {
-            sum.gathered = gathered(shape, strategy, rank_layers);
         }
         sum
     }
@@ -167,15 +180,4 @@ fn outer(strategy: &Strategy, num_parameters: u64) -> f64 {
         _ => 0,
     };
     bytes as f64
-}
-
-/// One unit in use, one being prefetched, and the gradient of one: the budget of PyTorch's activation checkpointing
-/// planner.
-fn gathered(shape: &DecoderConfig, strategy: &Strategy, rank_layers: &RankLayers) -> f64 {
-    let units = units(shape, strategy, rank_layers).into_iter();
-    let local = units.filter(|(count, _)| *count > 0.0);
-    let largest = local
-        .map(|(_, unit)| unit.dense + unit.experts)
-        .fold(0.0, f64::max);
-    3.0 * largest * strategy.precision.compute as f64
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use trainyard_mesh::{Axis, Mesh, MeshError};
 use trainyard_schedule::ScheduleKind;
 
-use crate::Synchronization;
+use crate::{Software, Synchronization};
 
 /// How one training step is split over ranks: the choices that a planner makes and a framework's config states.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,8 @@ pub struct Strategy {
     pub sequence_parallel: bool,
     /// The pipeline schedule and stages per rank; ignored without pipeline parallelism.
     pub pipeline: PipelineLayout,
+    /// The first block of every pipeline stage but the first; empty if the blocks are divided evenly.
+    pub split_points: Vec<usize>,
     /// Samples in a step, over all ranks.
     pub global_batch: usize,
     /// Samples in a micro-batch of one rank.
@@ -193,6 +195,17 @@ impl Precision {
     };
 }
 
+impl Precision {
+    /// Bytes per element of a parameter's copy in the compute type: 0 if layers read the parameter itself.
+    pub(crate) const fn cast(&self) -> usize {
+        if self.parameter > self.compute {
+            self.compute
+        } else {
+            0
+        }
+    }
+}
+
 /// The precision by ZeRO stage: frameworks keep other copies beside shards than beside full parameters.
 #[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(transparent)]
@@ -232,6 +245,51 @@ impl PrecisionByStage {
 }
 
 impl Strategy {
+    /// The same strategy with these split points; they are omitted if they divide the blocks evenly.
+    #[must_use]
+    pub fn with_split_points(self, split_points: Vec<usize>, num_blocks: usize) -> Strategy {
+        let starts = |strategy: &Strategy| -> Vec<usize> {
+            let stages = 1..strategy.num_stages();
+            let blocks = stages.map(|stage| strategy.blocks_of(num_blocks, stage).start);
+            blocks.collect()
+        };
+        let even = Strategy {
+            split_points: Vec::new(),
+            ..self
+        };
+        if starts(&even) == split_points {
+            return even;
+        }
+        Strategy {
+            split_points,
+            ..even
+        }
+    }
+
+    /// Whether parameters are gathered before they are used.
+    pub fn gathers_parameters(&self) -> bool {
+        self.zero_stage == 3 || self.offload != Offload::None
+    }
+
+    /// Over how many ranks activations between matrix products are sharded.
+    pub(crate) const fn shards_between_products(&self) -> f64 {
+        if self.sequence_parallel {
+            self.degrees.tp as f64
+        } else {
+            1.0
+        }
+    }
+
+    /// Over how many ranks the saved inputs of matrix products are sharded: sequence parallelism gathers them, and
+    /// either keeps them until the backward pass or gathers them again.
+    pub(crate) fn shards_of_inputs(&self, software: &Software) -> f64 {
+        if software.gathers_sequence_again {
+            self.shards_between_products()
+        } else {
+            1.0
+        }
+    }
+
     /// Micro-batches that a rank computes in a step.
     pub const fn num_microbatches(&self) -> usize {
         self.global_batch / (self.degrees.data_parallel() * self.micro_batch)

@@ -342,7 +342,7 @@ impl<'a> StepModel<'a> {
     fn stage(&self, stage: usize) -> (f64, f64, f64) {
         let num_stages = self.strategy.num_stages();
         let num_blocks = self.shape.num_hidden_layers;
-        let count = crate::blocks_of_stage(num_blocks, num_stages, stage) as f64;
+        let count = self.strategy.blocks_of(num_blocks, stage).len() as f64;
         // Dense and expert blocks in the model's proportion.
         let sparse_share = self.shape.num_expert_layers() as f64 / num_blocks as f64;
         let mut rank = RankTime::default();

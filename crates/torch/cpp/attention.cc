@@ -1,7 +1,10 @@
 // Attention: over all keys, and over a block of keys with the log-sum-exp that merging blocks needs.
 //
-// The kernel is chosen by device and type, as libtorch's own dispatcher does: the flash kernel on CPU and meta; on a GPU
+// The kernel is chosen by device and type, as libtorch's own dispatcher does: the flash kernel on CPU; on a GPU
 // flash for half types, memory-efficient for float32, and plain products for float64, for which CUDA has no other kernel.
+// On meta, the flash kernel of CPU stands for the kernels of GPUs too.
+#include <atomic>
+
 #include <ATen/ATen.h>
 
 #include "bridge.h"
@@ -16,6 +19,8 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t groups) {
   }
   return x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)}).flatten(1, 2);
 }
+
+std::atomic<bool> simulates_gpu{true};
 
 enum class Kernel { CpuFlash, Flash, Efficient, Math };
 
@@ -69,6 +74,10 @@ std::unique_ptr<TensorList> listed(std::vector<at::Tensor> tensors) {
 
 } // namespace
 
+void simulate_gpu(bool is_on_gpu) {
+  simulates_gpu = is_on_gpu;
+}
+
 std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const AtTensor& v, bool causal) {
   int64_t heads = q.size(1), groups = k.size(1) == 0 ? 0 : heads / k.size(1);
   TORCH_CHECK(k.size(1) * groups == heads,
@@ -80,6 +89,9 @@ std::unique_ptr<AtTensor> attention(const AtTensor& q, const AtTensor& k, const 
   }
   // The other kernels need as many KV heads as query heads; the dispatcher would fall back to one that allocates s*s
   // scores.
+  if (q.is_meta() && simulates_gpu && at::isReducedFloatingType(q.scalar_type())) {
+    groups = 1; // a GPU's flash kernel reads each KV head for several query heads
+  }
   auto keys = repeat_heads(k, groups), values = repeat_heads(v, groups);
   if (kernel != Kernel::CpuFlash) {
     return std::make_unique<at::Tensor>(at::scaled_dot_product_attention(q, keys, values, {}, 0.0, causal));

@@ -190,6 +190,9 @@ void foreach_zero(Addresses tensors);
 std::unique_ptr<AtTensor> rms_norm(const AtTensor& x, const AtTensor& weight, double eps);
 
 void register_meta_kernels();
+
+// Whether meta tensors simulate the kernels of a GPU, or else of a CPU.
+void simulate_gpu(bool is_on_gpu);
 void use_deterministic_algorithms(bool on);
 
 // --- observers (observe.cc) ----------------------------------------------------------------------

@@ -286,6 +286,8 @@ pub(crate) mod ffi {
             causal: bool,
         ) -> Result<UniquePtr<TensorList>>;
         fn register_meta_kernels() -> Result<()>;
+
+        fn simulate_gpu(is_on_gpu: bool);
         fn use_deterministic_algorithms(on: bool) -> Result<()>;
 
         fn keep_freed_memory();

@@ -9,6 +9,11 @@ use crate::bridge::ffi;
 use crate::error::{Result, TorchError};
 use crate::ffi_tensor::{borrow, owned};
 
+/// Chooses whose kernels meta tensors simulate in this process, where kernels of GPUs and CPUs allocate differently.
+pub fn simulate_gpu(is_on_gpu: bool) {
+    ffi::simulate_gpu(is_on_gpu);
+}
+
 /// A new tensor on the meta device.
 pub fn empty(shape: &[i64], kind: Kind) -> Result<Tensor> {
     ffi::register_meta_kernels()?;

@@ -92,8 +92,8 @@ pub struct World {
     device: Device,
     /// Whether ranks of one node share memory instead of sending over loopback.
     shares_memory: bool,
-    /// Whether released memory stays with the device's allocator.
-    caches_memory: bool,
+    /// Whether ranks train on GPUs, or simulate that.
+    is_on_gpu: bool,
     /// Groups by name.
     groups: Mutex<HashMap<String, Group>>,
 }
@@ -147,7 +147,7 @@ impl World {
         let world = Self::with(mesh, at.rank, ledger, transport);
         Ok(World {
             device,
-            caches_memory: device != Device::Cpu,
+            is_on_gpu: device != Device::Cpu,
             ..world
         })
     }
@@ -167,13 +167,10 @@ impl World {
         Ok(Self::with(mesh, rank, ledger, Transport::Fake))
     }
 
-    /// The same fake world, which simulates ranks on the device of `other`.
+    /// The same fake world, which simulates a GPU, or else a CPU.
     #[must_use]
-    pub fn simulating(self, other: &World) -> World {
-        World {
-            caches_memory: other.caches_memory,
-            ..self
-        }
+    pub fn simulating_gpu(self, is_on_gpu: bool) -> World {
+        World { is_on_gpu, ..self }
     }
 
     /// A world of one rank.
@@ -188,7 +185,7 @@ impl World {
 
     fn with(mesh: Mesh, rank: usize, ledger: Ledger, transport: Transport) -> World {
         World {
-            caches_memory: matches!(transport, Transport::Fake),
+            is_on_gpu: matches!(transport, Transport::Fake),
             mesh,
             rank,
             ledger,
@@ -199,10 +196,10 @@ impl World {
         }
     }
 
-    /// Whether released memory stays with the device's allocator, so that it costs nothing to allocate it again, as on GPUs.
-    /// On CPU, new memory costs page faults.
-    pub fn caches_memory(&self) -> bool {
-        self.caches_memory
+    /// Whether ranks train on GPUs, or a fake world simulates that. A GPU's allocator keeps released memory, so it costs
+    /// nothing to allocate it again; on CPU, new memory costs page faults.
+    pub fn is_on_gpu(&self) -> bool {
+        self.is_on_gpu
     }
 
     /// The device on which this rank trains.

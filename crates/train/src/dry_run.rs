@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tch::Kind;
+use trainyard_config::Backend;
 use trainyard_cost::StateBytes;
 use trainyard_data::Batch;
 use trainyard_nn::Device;
 use trainyard_parallel::RecomputePlan;
 use trainyard_torch::device::{self, DeviceMemory};
 use trainyard_torch::memory::{self, MemoryReport};
-use trainyard_torch::{TorchError, World, operators, require_gpu};
+use trainyard_torch::{TorchError, World, meta, operators, require_gpu};
 use trainyard_trace::{Calls, CollectiveKind, Ledger, MemoryKind, Purpose, calls};
 
 use crate::build;
@@ -81,13 +82,10 @@ pub(crate) fn dry_run_in(world: &World, spec: &TrainSpec) -> Result<DryRun> {
     })
 }
 
-/// One rank of the spec's mesh whose collectives are not sent.
+/// One rank of the spec's mesh whose collectives are not sent. It simulates a GPU, unless the spec's backend is for CPUs.
 pub(crate) fn fake_world(spec: &TrainSpec, world_size: usize, rank: usize) -> Result<World> {
-    Ok(World::fake(
-        spec.mesh(world_size)?,
-        rank,
-        Ledger::new(rank),
-    )?)
+    let world = World::fake(spec.mesh(world_size)?, rank, Ledger::new(rank))?;
+    Ok(world.simulating_gpu(spec.comm.backend != Backend::Gloo))
 }
 
 /// As [`dry_run_in`], with micro-batches and a step of its own, which is given the ledger of the rank.
@@ -98,6 +96,7 @@ pub(crate) fn dry_run_with(
     mut step: impl FnMut(&mut Trainer, &[Batch], &Ledger) -> Result<()>,
 ) -> Result<DryRun> {
     memory::observe();
+    meta::simulate_gpu(world.is_on_gpu());
     let ledger = world.ledger();
     let mut trainer = Trainer::new(spec, world, Device::Meta)?;
     let batches = batches(&trainer)?;
@@ -230,8 +229,10 @@ fn states_by_formula(trainer: &Trainer) -> StateBytes {
 /// The peak memory of a step of rank 0 of a world under an activation checkpointing plan.
 pub(crate) fn peak_with_plan(spec: &TrainSpec, world: &World, plan: &RecomputePlan) -> Result<u64> {
     memory::observe();
+    meta::simulate_gpu(world.is_on_gpu());
     let before = memory::report()?.total;
-    let world = World::fake(world.mesh().clone(), 0, Ledger::new(0))?.simulating(world);
+    let world =
+        World::fake(world.mesh().clone(), 0, Ledger::new(0))?.simulating_gpu(world.is_on_gpu());
     let mut trainer = Trainer::with_plan(spec, &world, Device::Meta, plan)?;
     let batches = empty_batches(spec, &trainer, Device::Meta)?;
     trainer.step(&batches)?;

@@ -29,7 +29,7 @@ pub fn check(spec: &TrainSpec, world: &World) -> Result<()> {
 
 /// The peak memory of rank 0 of `num_ranks` ranks on the device of `world`.
 fn peak(spec: &TrainSpec, num_ranks: usize, world: &World) -> Result<u64> {
-    let fake = fake_world(spec, num_ranks, 0)?.simulating(world);
+    let fake = fake_world(spec, num_ranks, 0)?.simulating_gpu(world.is_on_gpu());
     Ok(dry_run_in(&fake, spec)?.peak_bytes)
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use trainyard_config::{Offload, PipelineReduce, ReshardAfterForward};
 use trainyard_cost::partition_balanced;
 use trainyard_mesh::{Axis, AxisSet};
-use trainyard_nn::{Context, Device, Model, Parameter, Router, Unit};
+use trainyard_nn::{Context, Device, Model, Parameter, Unit};
 use trainyard_parallel::{
     ActivationSpec, Pipeline, RecomputePlan, StageModel, Strategy, TiedEmbedding,
 };
@@ -187,33 +187,11 @@ fn unit_of_block(model: &dyn Model, block: usize) -> Result<usize> {
 
 /// The approximate cost of each unit, in multiplications per token.
 fn costs(spec: &TrainSpec, model: &dyn Model) -> Result<Vec<f64>> {
-    let units = model.units();
     let model_spec = spec.model.resolve()?;
-    let Some(sizes) = model_spec.decoder() else {
-        return Ok(units.iter().map(|unit| used_parameters(*unit)).collect());
-    };
-    let attention = (sizes.query_width() * spec.training.seq_len) as f64;
-    let last = units.len().saturating_sub(1);
-    let cost = |(index, unit): (usize, &&dyn Unit)| match index {
-        // An embedding lookup has no multiplications.
-        0 => 0.0,
-        index if index == last => used_parameters(*unit),
-        _ => active_parameters(*unit) + attention,
-    };
-    Ok(units.iter().enumerate().map(cost).collect())
-}
-
-/// Parameters of a unit that are used per token: those of the chosen experts, and all others.
-fn active_parameters(unit: &dyn Unit) -> f64 {
-    let share = unit.router().map_or(1.0, Router::active_fraction);
-    let active = |p: &Parameter| {
-        if p.layout().is_expert() {
-            share * p.num_elements() as f64
-        } else {
-            p.num_elements() as f64
-        }
-    };
-    unit.parameters().iter().map(active).sum()
+    Ok(match model_spec.decoder() {
+        Some(shape) => shape.unit_costs(spec.training.seq_len),
+        None => model.units().into_iter().map(used_parameters).collect(),
+    })
 }
 
 /// Parameters that a unit computes with, its own and tied ones.

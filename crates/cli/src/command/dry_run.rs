@@ -51,13 +51,15 @@ pub struct DryRun {
 /// The settings of CUDA's caching allocator that can be measured.
 pub const ALLOCATORS: [&str; 2] = ["cuda", "expandable"];
 
-/// The environment of an engine that measures allocators. Its GPU has far more memory than any: what matters is how
-/// much a job takes.
-pub fn simulated_gpu() -> Result<Vec<(&'static str, OsString)>, Failure> {
+/// Far more memory than any GPU has, to measure how much a job takes.
+pub const UNLIMITED: u64 = 4096 << 30;
+
+/// The environment of an engine that measures allocators, on a GPU with so much memory.
+pub fn simulated_gpu(memory_bytes: u64) -> Result<Vec<(&'static str, OsString)>, Failure> {
     simulate::environment(&SimulatedGpus {
         gpus: 1,
         arch: "80",
-        memory_gib: 4096,
+        memory_bytes,
     })
 }
 
@@ -71,7 +73,7 @@ impl DryRun {
         }
         match self.config.planned(overrides, world as usize) {
             Ok(chosen) if self.allocator.is_empty() => engine::hand_over_with(&chosen),
-            Ok(chosen) => match simulated_gpu() {
+            Ok(chosen) => match simulated_gpu(UNLIMITED) {
                 Ok(environment) => engine::hand_over_in(environment, &chosen),
                 Err(failure) => failure,
             },

@@ -15,8 +15,8 @@ macro_rules! examples {
 
 // All but those that name other files of the repository.
 examples! {
-    "cnn" "encoder" "llama-small" "llama-tiny" "llama-tiny-3d" "llama-tiny-cp" "llama-tiny-tp" "llama3-405b" "llama3-70b"
-    "llama3-8b" "mnist" "small_moe" "tiny_moe" "vit"
+    "cnn" "encoder" "llama-small" "llama-tiny" "llama-tiny-3d" "llama-tiny-cp" "llama-tiny-tp" "llama3.2-1b" "llama3-405b"
+    "llama3-70b" "llama3-8b" "mixtral-8x7b" "mnist" "small_moe" "tiny_moe" "vit"
 }
 
 /// The example of this name as TOML; without a name, a list of all.

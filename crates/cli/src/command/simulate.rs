@@ -67,7 +67,7 @@ impl Simulate {
             .envs(environment(&SimulatedGpus {
                 gpus: self.gpus,
                 arch: &self.arch,
-                memory_gib: self.memory,
+                memory_bytes: self.memory << 30,
             })?);
         if let Some(report) = &self.report {
             command.env("TRAINYARD_SIM_REPORT", report);
@@ -83,7 +83,7 @@ pub struct SimulatedGpus<'a> {
     /// Compute capability, such as "80".
     pub arch: &'a str,
     /// Memory of each GPU.
-    pub memory_gib: u64,
+    pub memory_bytes: u64,
 }
 
 /// The environment of a process that runs on simulated GPUs.
@@ -93,10 +93,7 @@ pub fn environment(gpus: &SimulatedGpus<'_>) -> Result<Vec<(&'static str, OsStri
         ("LD_PRELOAD", preload(&libraries)),
         ("TRAINYARD_SIM_GPUS", gpus.gpus.to_string().into()),
         ("TRAINYARD_SIM_ARCH", gpus.arch.into()),
-        (
-            "TRAINYARD_SIM_MEMORY",
-            (gpus.memory_gib << 30).to_string().into(),
-        ),
+        ("TRAINYARD_SIM_MEMORY", gpus.memory_bytes.to_string().into()),
     ])
 }
 

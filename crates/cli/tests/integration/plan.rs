@@ -214,7 +214,7 @@ fn the_best_plans_are_checked_by_a_dry_run() {
     };
     let text = dry_run(&["--dry-run", "--html", page.to_str().unwrap()]);
     assert!(
-        text.contains("needs 44.0 GiB per GPU, which fits"),
+        text.contains("needs 42.5 GiB per GPU, which fits"),
         "{text}"
     );
     let page = fs::read_to_string(page).unwrap();

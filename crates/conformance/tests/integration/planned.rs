@@ -30,6 +30,7 @@ fn strategy(degrees: Degrees, zero_stage: usize) -> Strategy {
         offload: Offload::None,
         precision: PrecisionByStage::trainyard(2, 4).at(zero_stage),
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     }
 }
 

@@ -63,6 +63,7 @@ fn read_file(file: &File, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkErr
         offload: read_offload(file, &mut unmodeled)?,
         precision: read_precision(file, zero_stage, &mut unmodeled)?,
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     };
     check(&strategy)?;
     Ok(ParsedJob {

@@ -7,7 +7,7 @@ use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob, check,
 use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
 use trainyard_plan::{
-    AttentionKernel, Degrees, Offload, PipelineLayout, Recompute, Software, Strategy,
+    AttentionKernel, Degrees, Offload, Operators, PipelineLayout, Recompute, Software, Strategy,
     Synchronization,
 };
 
@@ -122,6 +122,7 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
             (false, _) => FP32,
         },
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     };
     check(FRAMEWORK, shape.as_ref(), &strategy)?;
     adapt::check_interleaving(&strategy)?;
@@ -164,6 +165,9 @@ fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, Framewo
         },
     };
     Ok(Software {
+        operators: Operators::Fused,
+        gathers_sequence_again: true,
+        reduces_once: false,
         attention: if is_fused {
             AttentionKernel::Flash
         } else {

@@ -75,6 +75,7 @@ pub(super) fn read(
         },
         precision: read_precision(keys)?,
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     };
     let is_sharded = degrees.dp_shard * degrees.cp > 1;
     if !is_sharded && framework == Framework::Torchtitan {
@@ -267,6 +268,7 @@ fn read_software(keys: &Keys) -> Result<Software, FrameworkError> {
     };
     let reduce_dtype = keys.get("training.mixed_precision_reduce");
     Ok(Software {
+        gathers_sequence_again: false,
         overlaps_tensor: keys.flag(key, false)?,
         gradient_on_wire: if reduce_dtype == Some("bfloat16") {
             2

@@ -12,7 +12,6 @@ use super::adapt::Adapted;
 use super::arguments::torchrun;
 use super::{EmittedConfig, Framework, FrameworkError, Setting, is_same_model};
 pub(super) use read::read;
-use trainyard_plan::blocks_before;
 use trainyard_plan::{Offload, PrecisionByStage, Recompute, Strategy, Synchronization};
 
 const FRAMEWORK: Framework = Framework::Trainyard;
@@ -345,7 +344,7 @@ fn write_parallelism(out: &mut String, shape: &DecoderConfig, s: &Strategy) {
             let _ = writeln!(out, "pipeline_parallel_stages_per_rank = {stages}");
         }
         let points: Vec<String> = (1..s.num_stages())
-            .map(|stage| blocks_before(shape.num_hidden_layers, s.num_stages(), stage))
+            .map(|stage| s.blocks_of(shape.num_hidden_layers, stage).start)
             .map(|block| format!("layers.{block}"))
             .collect();
         // With fewer blocks than stages there are no such split points; the job chooses its own.

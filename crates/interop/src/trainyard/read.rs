@@ -2,7 +2,7 @@
 
 use trainyard_config::{
     ActivationCheckpointMode, Config, Dtype, ModelSpec, OffloadStates, OptimizerName,
-    SelectiveOption,
+    PipelineReduce, SelectiveOption,
 };
 use trainyard_mesh::Axis;
 
@@ -13,7 +13,7 @@ use trainyard_plan::{
 };
 
 pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJob, FrameworkError> {
-    let config = Config::parse(text, &[])?;
+    let config = Config::parse(text, &launch.overrides)?;
     let ModelSpec::Decoder(shape) = config.model.resolve()? else {
         let (why, nearest) = (
             "the planner supports decoders only",
@@ -56,7 +56,12 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         sequence_parallel: p.enable_sequence_parallel,
         pipeline: PipelineLayout {
             schedule,
-            stages_per_rank: p.pipeline_parallel_stages_per_rank,
+            stages_per_rank: match degrees.pp {
+                1 => 1,
+                _ => schedule
+                    .num_chunks()
+                    .unwrap_or(p.pipeline_parallel_stages_per_rank),
+            },
         },
         global_batch: batching.global,
         micro_batch: batching.local,
@@ -65,7 +70,16 @@ pub(in super::super) fn read(text: &str, launch: &LaunchInfo) -> Result<ParsedJo
         offload,
         precision: read_precision(&config)?.at(zero_stage),
         synchronization: synchronization::read(&config),
+        split_points: Vec::new(),
     };
+    let split_points = match p.split_points()? {
+        Some(points) => points,
+        None => strategy.balanced_split_points(&shape).map_err(|error| {
+            let points = "pipeline_parallel_degree";
+            FRAMEWORK.unsupported(points, error.to_string(), "use fewer stages")
+        })?,
+    };
+    let strategy = strategy.with_split_points(split_points, shape.num_hidden_layers);
     Ok(ParsedJob {
         software: read_software(&config),
         shape: Some(*shape),
@@ -80,7 +94,7 @@ fn is_fp16(config: &Config) -> bool {
 }
 
 fn read_software(config: &Config) -> Software {
-    let training = &config.training;
+    let (training, section) = (&config.training, &config.parallelism);
     let reduce_dtype = training.mixed_precision_reduce.unwrap_or(training.dtype);
     Software {
         dropout: config
@@ -89,6 +103,10 @@ fn read_software(config: &Config) -> Software {
             .is_some_and(|probability| probability > 0.0),
         gradient_on_wire: reduce_dtype.size(),
         num_loss_chunks: training.num_loss_chunks,
+        gathers_sequence_again: section.sequence_parallel_regather,
+        reduces_once: section.pipeline_parallel_degree > 1
+            && section.zero_stage > 1
+            && section.pipeline_parallel_reduce == PipelineReduce::Once,
         ..Software::MODERN
     }
 }

@@ -209,6 +209,7 @@ fn strategy(mesh: usize, stage: usize, has_experts: bool) -> Strategy {
             optimizer,
         },
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     }
 }
 

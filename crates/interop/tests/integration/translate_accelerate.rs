@@ -55,6 +55,7 @@ fn hybrid_shards_have_replicas() {
     let launch = LaunchInfo {
         world: Some(8),
         seq_len: Some(128),
+        ..LaunchInfo::default()
     };
     let read = Framework::Accelerate.read_with(&text, &launch).unwrap();
     let degrees = read.strategy.degrees;
@@ -99,6 +100,7 @@ fn an_estimate_names_the_batch_that_it_assumes() {
     let launch = LaunchInfo {
         world: Some(8),
         seq_len: Some(128),
+        ..LaunchInfo::default()
     };
     let read = Framework::Accelerate.read_with(FSDP, &launch).unwrap();
     assert_eq!(read.strategy.micro_batch, 8);

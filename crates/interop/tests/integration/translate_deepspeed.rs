@@ -94,6 +94,7 @@ fn fp16_scales_losses_and_names_its_warm_up() {
         &LaunchInfo {
             world: Some(4),
             seq_len: Some(128),
+            ..LaunchInfo::default()
         },
     );
     assert_eq!(read.unwrap().strategy.precision.compute, 2);

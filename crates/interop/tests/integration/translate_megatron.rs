@@ -111,7 +111,7 @@ proptest! {
     fn hostile_scripts_never_panic(at in 0usize..2500, inserted in "[$(){}\"'`\\\\;&|<>#=@\\[\\] \\nA-C0-9-]{0,16}") {
         let at = at.min(SCRIPT.len());
         let changed = format!("{}{inserted}{}", &SCRIPT[..at], &SCRIPT[at..]);
-        let launch = LaunchInfo { world: Some(at), seq_len: None };
+        let launch = LaunchInfo { world: Some(at), ..LaunchInfo::default() };
         let _ = Framework::Megatron.read_with(&changed, &launch);
         let options = TranslateOptions { world: Some(at), has_model: false };
         let _ = Framework::Megatron.translate(&changed, &options);

@@ -100,11 +100,6 @@ impl Router {
         self.layer
     }
 
-    /// The fraction of experts that each token uses.
-    pub fn active_fraction(&self) -> f64 {
-        self.config.num_experts_per_tok as f64 / self.config.num_experts as f64
-    }
-
     /// The number of rows per expert in the last step.
     pub fn load(&self) -> &ExpertLoad {
         &self.load

@@ -464,7 +464,7 @@ impl ParamGroup {
             },
             op: options.op,
             replicate_group: world.group(sharding.replica_axes)?,
-            keeps_buffers: !world.caches_memory(),
+            keeps_buffers: !world.is_on_gpu(),
             replica_hook: match &options.gradient_codec {
                 Some(codec) => Box::new(TwoHopReduction::new(Arc::clone(codec))),
                 None => Box::new(PlainReduction),

@@ -24,8 +24,8 @@ const fn terms(memory: &Memory) -> [f64; 6] {
         states.gradients,
         states.optimizer + states.outer,
         memory.activations + memory.embedding,
-        states.gathered + memory.recomputed + memory.logits + memory.buffers,
-        memory.overhead,
+        states.gathered + memory.backward + memory.logits + memory.buffers,
+        memory.overhead.total(),
     ]
 }
 

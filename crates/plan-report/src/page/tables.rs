@@ -50,7 +50,7 @@ pub(super) fn figures(page: &mut String, report: &Report) {
     section(page, "Inputs and their sources", what);
     page.push_str("<div class=\"panel scroll\"><table><thead><tr><th>input</th><th class=\"n\">value</th><th>basis</th>");
     page.push_str("<th>source</th></tr></thead><tbody>\n");
-    let rows: [(&str, &SourcedValue, f64, &str); 10] = [
+    let rows: [(&str, &SourcedValue, f64, &str); 13] = [
         ("peak, 16-bit", &accelerator.peak, 1e12, "TFLOP/s"),
         (
             "maximum matmul rate",
@@ -84,9 +84,22 @@ pub(super) fn figures(page: &mut String, report: &Report) {
             "GB/s",
         ),
         ("host memory bandwidth", &accelerator.host, 1e9, "GB/s"),
+        ("driver context", &request.overheads.context, GIB, "GiB"),
         (
-            "driver context and libraries",
-            &request.overheads.context,
+            "NCCL, each communicator",
+            &request.overheads.communicator,
+            GIB,
+            "GiB",
+        ),
+        (
+            "NCCL, each peer of an all-to-all",
+            &request.overheads.peer,
+            GIB,
+            "GiB",
+        ),
+        (
+            "workspaces of matrix products",
+            &request.overheads.workspaces,
             GIB,
             "GiB",
         ),

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use trainyard_interop::load_decoder;
 use trainyard_plan::{
-    Calibration, Cluster, Degrees, Overheads, Plan, PlanRequest, Precision, PrecisionByStage,
-    Software, search,
+    Calibration, Cluster, Degrees, Operators, Overheads, Plan, PlanRequest, Precision,
+    PrecisionByStage, Software, search,
 };
 use trainyard_plan_report::Report;
 
@@ -117,7 +117,14 @@ fn more_ranks_than_samples_use_model_parallelism() {
 /// Meta's mesh compared with the best plan: its position, and the terms that explain the difference.
 #[test]
 fn the_published_mesh_of_llama_3_is_explained() {
-    let mut report = Report::of(request("llama3-405b.toml", "16384xH100", 2048, 8192));
+    let mut request = request("llama3-405b.toml", "16384xH100", 2048, 8192);
+    // The element-wise kernels of Meta's trainer are fused.
+    let software = Software {
+        operators: Operators::Fused,
+        ..Software::MODERN
+    };
+    request.calibration = Calibration::of_cluster(&request.cluster, software);
+    let mut report = Report::of(request);
     report.compare_mesh(Degrees {
         pp: 16,
         dp_shard: 128,

@@ -6,7 +6,7 @@ use trainyard_trace::{CollectiveKind, Purpose};
 use super::price::price;
 use super::{Candidate, Layout, RankRun};
 use crate::cost_model::CollectiveCalls;
-use crate::{Calibration, Cluster, Overheads, Recompute, Time};
+use crate::{Calibration, Cluster, Degrees, Overheads, Recompute, Time};
 
 /// The error that is assumed for models of which no run has been compared with its prediction. Llama 3 8B, which has a
 /// calibrated formula to compare with, takes 1.46 times as long by dry run: all scores of causal attention count, and
@@ -62,9 +62,9 @@ impl AnyModelRequest {
     }
 
     /// The peak memory of the rank that needs the most, with overheads.
-    fn peak_bytes(&self, ranks: &[RankRun]) -> f64 {
+    fn peak_bytes(&self, degrees: &Degrees, ranks: &[RankRun]) -> f64 {
         let tensors = ranks.iter().map(|run| run.peak_bytes).max().unwrap_or(0) as f64;
-        tensors * (1.0 + self.overheads.fragmentation.value) + self.overheads.context.value
+        tensors + self.overheads.of(degrees, tensors).total()
     }
 
     fn plan(
@@ -74,7 +74,7 @@ impl AnyModelRequest {
     ) -> Result<AnyModelPlan, ScheduleError> {
         Ok(AnyModelPlan {
             time: price(self, &candidate, &ranks)?,
-            peak_bytes: self.peak_bytes(&ranks),
+            peak_bytes: self.peak_bytes(&candidate.layout.degrees, &ranks),
             candidate,
             ranks,
         })

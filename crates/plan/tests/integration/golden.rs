@@ -4,10 +4,10 @@
 
 use trainyard_arch::{BlockKind, DecoderConfig};
 use trainyard_plan::{
-    Degrees, Offload, Overheads, PipelineLayout, Precision, Recompute, Software, States, Strategy,
-    Synchronization, hardware_flops_utilization, memory, model_flops_utilization,
+    BlockActivations, Degrees, Offload, PipelineLayout, Precision, Recompute, Software, States,
+    Strategy, Synchronization, hardware_flops_utilization, model_flops_utilization,
 };
-use trainyard_schedule::{ScheduleKind, StageTime, bubble};
+use trainyard_schedule::{ScheduleKind, StageTime, bubble, in_flight};
 
 struct Case {
     name: &'static str,
@@ -141,14 +141,25 @@ impl Case {
             offload: Offload::None,
             precision: Precision::BF16,
             synchronization: Synchronization::PLAIN,
+            split_points: Vec::new(),
         }
     }
 
     /// The activation memory of rank 0.
     fn activations(&self, sequence_parallel: bool, recompute: Recompute) -> f64 {
         let strategy = self.strategy(sequence_parallel, recompute);
-        let software = Software::MEGATRON_2021;
-        memory(&self.shape(), &strategy, &software, &Overheads::default())[0].activations
+        let (shape, software) = (self.shape(), Software::MEGATRON_2021);
+        let block = BlockActivations::of(&shape, &strategy, &software, BlockKind::Dense);
+        let blocks_per_stage = (self.layers / self.pp / self.chunks) as f64;
+        let in_flight = match self.pp {
+            1 => 1,
+            pp => {
+                let (kind, num_microbatches) =
+                    (strategy.pipeline.schedule, strategy.num_microbatches());
+                in_flight(kind, pp, num_microbatches, self.chunks, 0)
+            }
+        };
+        blocks_per_stage * in_flight as f64 * block.saved(recompute)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::runs::{
 use crate::runs::{strategy, summary};
 use trainyard_plan::{
     Calibration, Cluster, Constants, Overheads, PipelineLayout, Precision, Recompute, Run,
-    Software, SourcedValue, Strategy, Time, fit, memory, model_flops, peak, time,
+    Software, Strategy, Time, fit, memory, model_flops, peak, time,
 };
 
 use trainyard_schedule::ScheduleKind;
@@ -163,12 +163,8 @@ fn zero_bubble_schedules() {
         errors.push(line(&name, &predicted, measured));
         let job = (row["model"].clone(), m);
         times.insert((job, schedule), (predicted.likely, measured));
-        let none = Overheads {
-            context: SourcedValue::assumed(0.0, "tensors only"),
-            fragmentation: SourcedValue::assumed(0.0, "tensors only"),
-        };
-        let all = memory(&shape, &strategy, &calibration.software, &none);
-        let bytes = peak(&all).unwrap().total();
+        let all = memory(&shape, &strategy, &calibration.software, &Overheads::none());
+        let bytes = peak(&all).unwrap().tensors();
         let published = noted(row, "mem_gb").unwrap();
         println!(
             "{:32} published {published} GB, predicted {:.1} GB",
@@ -429,9 +425,8 @@ fn bloom_trials_run_out_of_memory_as_predicted() {
     let overheads = Overheads::deepspeed_2022();
     let context = overheads.context.value;
     let fragmentation = |trial: &Trial| {
-        let bare = memory_of(trial, &Overheads::default());
-        let own = (bare - context) / (1.0 + Overheads::default().fragmentation.value);
-        Some((trial.gib? * GIB - context) / own - 1.0)
+        let tensors = memory_of(trial, &Overheads::none());
+        Some((trial.gib? * GIB - context) / tensors - 1.0)
     };
     let halves = trials.iter().filter(|trial| !trial.is_bf16);
     let mut shares: Vec<f64> = halves.filter_map(fragmentation).collect();

@@ -98,6 +98,7 @@ pub fn strategy(tp: usize, dp: usize, pp: usize, chunks: usize) -> Strategy {
         offload: Offload::None,
         precision: HALF,
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     }
 }
 

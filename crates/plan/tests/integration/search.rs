@@ -5,7 +5,7 @@ use trainyard_arch::DecoderConfig;
 
 use trainyard_arch::Flavor;
 use trainyard_plan::{
-    Bottleneck, Calibration, Cluster, Offload, Overheads, Plan, PlanRequest, Precision,
+    Bottleneck, Calibration, Cluster, Offload, Operators, Overheads, Plan, PlanRequest, Precision,
     PrecisionByStage, Software, explain, search,
 };
 
@@ -24,6 +24,12 @@ fn request(flavor: Flavor, cluster: &str, global_batch: usize) -> PlanRequest {
         allow_fewer_nodes: false,
     }
 }
+
+/// Meta's trainer, whose element-wise kernels are fused.
+const META: Software = Software {
+    operators: Operators::Fused,
+    ..Software::MODERN
+};
 
 fn show(plan: &Plan) {
     let strategy = &plan.strategy;
@@ -44,7 +50,8 @@ fn show(plan: &Plan) {
 /// another as faster by more than the prediction error.
 #[test]
 fn llama_3_405b_on_16384_h100() {
-    let request = request(Flavor::Llama3_405b, "16384xH100", 2048);
+    let mut request = request(Flavor::Llama3_405b, "16384xH100", 2048);
+    request.calibration = Calibration::of(&request.cluster.accelerator, META);
     let begin = Instant::now();
     let result = search(&request);
     let took = begin.elapsed();

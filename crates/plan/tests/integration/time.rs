@@ -34,6 +34,7 @@ fn make_strategy(
         offload: Offload::None,
         precision: Precision::BF16,
         synchronization: Synchronization::PLAIN,
+        split_points: Vec::new(),
     }
 }
 

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use trainyard_interop::{Framework, LaunchInfo, TranslateOptions, Translation, load_decoder_with};
 use trainyard_plan::{Calibration, Plan, PlanRequest, PrecisionByStage};
-use trainyard_plan_report::{Report, describe, describe_term};
+use trainyard_plan_report::{Report, describe, describe_term, dry_run_json, dry_run_table};
 
+use super::dry_run::{DryRunOptions, dry_run_config, dry_run_plan};
 use super::framework;
 use super::request::{cluster, request};
 use crate::command::foreign::{self, ForeignConfig};
@@ -21,6 +22,7 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     trainyard plan check configs/llama3-70b.toml --cluster 64xH100\n  \
+    trainyard plan check configs/llama3-8b.toml --cluster 8xH100 --dry-run --allocator cuda\n  \
     trainyard plan check pretrain.sh --cluster 64xH100 --json\n  \
     trainyard plan check ds_config.json --framework deepspeed --model config.json --cluster 16xA100 --seq-len 4096")]
 pub(super) struct Check {
@@ -43,13 +45,18 @@ pub(super) struct Check {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Compare the memory by formula with a dry run of the training code, for every class of ranks
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    dry_run_options: DryRunOptions,
 }
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 impl Check {
     /// Reads the config, estimates it, and compares it with the planner's choice. Exits with 1 if it does not fit.
-    pub fn execute(self) -> Result<ExitCode, Failure> {
+    pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         let cluster = cluster(&self.cluster)?;
         let file = foreign::load(&self.file, self.framework)?;
         let framework = file.framework;
@@ -57,6 +64,7 @@ impl Check {
         let launch = LaunchInfo {
             world: Some(cluster.world_size()),
             seq_len: self.seq_len,
+            overrides: overrides.to_vec(),
         };
         let found = framework
             .read_with(&file.text, &launch)
@@ -66,7 +74,7 @@ impl Check {
                 let keys = model_overrides(&translation);
                 Some(load_decoder_with(path, &keys).map_err(Failure::new)?)
             }
-            None => found.shape,
+            None => found.shape.clone(),
         };
         let shape = shape.ok_or_else(|| {
             Failure::new(format!(
@@ -75,7 +83,7 @@ impl Check {
             ))
             .hint("name one with --model")
         })?;
-        let strategy = found.strategy;
+        let strategy = found.strategy.clone();
         let (needed, there) = (strategy.degrees.world_size(), cluster.world_size());
         if needed != there {
             return Err(Failure::new(format!(
@@ -90,6 +98,22 @@ impl Check {
         let mut request = request(shape, cluster, batch, seq_len, precision);
         request.calibration = Calibration::of_cluster(&request.cluster, found.software);
         let plan = request.estimate(&strategy).map_err(Failure::new)?;
+        let dry_run = match (self.dry_run, framework) {
+            (false, _) => None,
+            (true, Framework::Trainyard) => Some(dry_run_config(
+                &self.file,
+                &found,
+                &request,
+                &self.dry_run_options,
+                overrides,
+            )?),
+            (true, _) => Some(dry_run_plan(
+                &request.shape,
+                &strategy,
+                &request,
+                &self.dry_run_options,
+            )?),
+        };
         if self.json {
             let fits = request.shortfall(&plan) <= 0.0;
             let mut checked = Report::of(request).checked_to_json(&plan);
@@ -97,6 +121,7 @@ impl Check {
             checked["estimated_for"] = found.software.to_string().into();
             checked["not_in_estimate"] = found.unmodeled.into();
             checked["keys"] = json!(translation.keys);
+            checked["dry_run"] = dry_run.as_ref().map_or(Value::Null, dry_run_json);
             println!("{checked:#}");
             return Ok(exit_code(fits));
         }
@@ -107,6 +132,9 @@ impl Check {
         }
         println!();
         let fits = print(&request, &plan);
+        if let Some(run) = &dry_run {
+            print!("{}", dry_run_table(&[(&plan.strategy, run)], &request));
+        }
         suggest(request, plan);
         if !translation.keys.is_empty() {
             print!("\n{}", file.report(&translation, &[]));

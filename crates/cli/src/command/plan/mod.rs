@@ -57,7 +57,7 @@ impl Plan {
     pub fn execute(self, overrides: &[String]) -> Result<ExitCode, Failure> {
         match (self.command, self.search) {
             (Some(Command::Calibrate(calibrate)), _) => calibrate.execute(),
-            (Some(Command::Check(check)), _) => check.execute(),
+            (Some(Command::Check(check)), _) => check.execute(overrides),
             (Some(Command::Compare(compare)), _) => compare.execute(),
             (Some(Command::Measure(measure)), _) => measure.execute(overrides),
             (Some(Command::Predict(predict)), _) => predict.execute(overrides),

@@ -48,11 +48,11 @@ pub(super) struct Search {
     /// Check the best N plans by a dry run of the training code, for every class of ranks
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3", value_parser = count)]
     dry_run: Option<usize>,
-    /// Also measure what CUDA's caching allocator reserves in the dry runs, on a simulated GPU: `cuda` for its default
-    /// settings, `expandable` for expandable_segments:True
+    // Flattened options are impossible here: clap would ignore this optional group.
+    /// Also measure CUDA's caching allocator in the dry runs, as `plan check` does
     #[arg(long, value_name = "SETTINGS", requires = "dry_run", value_parser = ALLOCATORS)]
     allocator: Option<String>,
-    /// Skew of the experts' load in a dry run: the load is proportional to 1 / expert number ^ POWER
+    /// Skew of the experts' load in a dry run, as in `plan check`
     #[arg(
         long,
         value_name = "POWER",
@@ -152,13 +152,14 @@ impl Search {
             report.compare_methods();
         }
         let options = DryRunOptions {
+            allocator: self.allocator.clone(),
             routing_skew: self.routing_skew,
-            allocator: self.allocator.as_deref(),
         };
         for plan in report.result.plans.iter().take(self.num_dry_runs()) {
             report.dry_runs.push(dry_run_plan(
                 &report.request.shape,
                 &plan.strategy,
+                &report.request,
                 &options,
             )?);
         }
