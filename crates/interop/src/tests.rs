@@ -12,8 +12,8 @@ use trainyard_schedule::ScheduleKind;
 
 use super::*;
 use trainyard_plan::{
-    BlockActivations, Degrees, Offload, PipelineLayout, Precision, PrecisionByStage, Recompute,
-    Synchronization, hardware_flops,
+    BlockActivations, Degrees, Generation, Offload, PipelineLayout, Precision, PrecisionByStage,
+    Recompute, Synchronization, hardware_flops,
 };
 
 fn llama() -> DecoderConfig {
@@ -524,6 +524,7 @@ fn configs_determine_the_software() {
         .replace("--bf16", "--bf16 --grad-reduce-in-bf16");
     let software = Framework::Megatron.read(&plain).unwrap().software;
     let expected = Software {
+        generation: Generation::Current,
         overlaps_tensor: true,
         ..Software::MEGATRON_2021
     };

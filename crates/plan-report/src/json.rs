@@ -267,6 +267,7 @@ impl Report {
         json!({
             "source": calibration.source,
             "mean_error": calibration.mean_error,
+            "spread": calibration.spread,
             "constants": constants.collect::<Named>().0,
         })
     }

@@ -31,6 +31,7 @@ impl Run<'_> {
             software: self.software,
             constants: *constants,
             mean_error: 0.0,
+            spread: 0.0,
             source: String::new(),
         };
         time(&self.shape, &self.strategy, self.cluster, &calibration).likely

@@ -93,7 +93,7 @@ pub use sites::Sites;
 pub use slow_network::{
     Estimate, MethodRow, MethodTable, ReplicaUnit, Threshold, between_nodes, between_sites,
 };
-pub use software::{AttentionKernel, Operators, Software};
+pub use software::{AttentionKernel, Generation, Operators, Software};
 pub use sourced_value::{Basis, SourcedValue};
 pub use stages::{RankClass, RankLayers};
 pub use states::{LocalParameters, States};

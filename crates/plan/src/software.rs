@@ -8,6 +8,8 @@ use std::fmt;
 /// How the training program computes and communicates.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Software {
+    /// The years whose kernels and host code the program has.
+    pub generation: Generation,
     /// The attention kernel.
     pub attention: AttentionKernel,
     /// How element-wise operators are computed.
@@ -28,6 +30,17 @@ pub struct Software {
     pub reduces_once: bool,
     /// Chunks of a micro-batch's tokens whose logits exist one after the other; 1 if all exist at once.
     pub num_loss_chunks: usize,
+}
+
+/// Software of the same years is about as efficient.
+#[derive(Copy, Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Generation {
+    /// 2021: Megatron-LM of the first papers.
+    Of2021,
+    /// 2022 and 2023: more kernels are fused, and products of 16-bit numbers are faster.
+    Of2023,
+    /// Since 2024.
+    Current,
 }
 
 /// The attention kernel.
@@ -51,6 +64,7 @@ pub enum Operators {
 impl Software {
     /// Megatron-LM of 2021.
     pub const MEGATRON_2021: Software = Software {
+        generation: Generation::Of2021,
         operators: Operators::Fused,
         gathers_sequence_again: true,
         reduces_once: false,
@@ -62,8 +76,15 @@ impl Software {
         num_loss_chunks: 1,
     };
 
+    /// Megatron-LM of 2022 and 2023, without flash attention.
+    pub const MEGATRON_2023: Software = Software {
+        generation: Generation::Of2023,
+        ..Software::MEGATRON_2021
+    };
+
     /// Current frameworks, including Trainyard.
     pub const MODERN: Software = Software {
+        generation: Generation::Current,
         operators: Operators::Eager,
         gathers_sequence_again: true,
         reduces_once: false,

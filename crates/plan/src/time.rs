@@ -77,10 +77,10 @@ impl Time {
         self.terms().iter().map(|(_, seconds)| seconds).sum()
     }
 
-    pub(crate) fn with_range(mut self, overlapped: f64, mean_error: f64) -> Time {
+    pub(crate) fn with_range(mut self, overlapped: f64, spread: f64) -> Time {
         self.likely = self.sum();
-        self.low = (self.likely - self.data - self.pipeline) / (1.0 + mean_error);
-        self.high = (self.likely + overlapped) * (1.0 + mean_error);
+        self.low = (self.likely - self.data - self.pipeline) / (1.0 + spread);
+        self.high = (self.likely + overlapped) * (1.0 + spread);
         self
     }
 }
@@ -150,7 +150,7 @@ pub fn time(
         ..Time::default()
     };
     let (outer, overlapped_outer) = model.outer(inner.sum());
-    Time { outer, ..inner }.with_range(overlapped + overlapped_outer, calibration.mean_error)
+    Time { outer, ..inner }.with_range(overlapped + overlapped_outer, calibration.spread)
 }
 
 /// The step time with the pipeline schedule simulated action by action, for the few strategies that are shown.
@@ -173,8 +173,8 @@ pub fn time_simulated(
     Ok(Time {
         bubble,
         likely: closed.likely + change,
-        low: closed.low + change / (1.0 + calibration.mean_error),
-        high: closed.high + change * (1.0 + calibration.mean_error),
+        low: closed.low + change / (1.0 + calibration.spread),
+        high: closed.high + change * (1.0 + calibration.spread),
         ..closed
     })
 }

@@ -7,8 +7,8 @@ use super::super::{FP16_UNMODELED, FrameworkError, LaunchInfo, ParsedJob, check,
 use super::flags::Flags;
 use super::{BF16, BF16_GRADIENTS, FP32, FRAMEWORK, adapt, model};
 use trainyard_plan::{
-    AttentionKernel, Degrees, Offload, Operators, PipelineLayout, Recompute, Software, Strategy,
-    Synchronization,
+    AttentionKernel, Degrees, Generation, Offload, Operators, PipelineLayout, Recompute, Software,
+    Strategy, Synchronization,
 };
 
 /// Flags that the planner does not model: the flag, why, and what to use instead.
@@ -165,6 +165,7 @@ fn read_software(flags: &Flags, strategy: &Strategy) -> Result<Software, Framewo
         },
     };
     Ok(Software {
+        generation: Generation::Current,
         operators: Operators::Fused,
         gathers_sequence_again: true,
         reduces_once: false,

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod generations;
 mod golden;
 mod measured;
+mod papers;
 mod published;
 mod runs;
 mod search;

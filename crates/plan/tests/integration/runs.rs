@@ -1,10 +1,10 @@
-//! Published measurements, from CSV files next to the workspace. If a file is absent, the tests that need it print
-//! that they are skipped, and pass.
+//! Published measurements: tables of `published`, and vTrain's runs, which belong to another repository.
 
 #![allow(dead_code)]
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fs;
+use std::path::Path;
 use trainyard_arch::DecoderConfig;
 
 use trainyard_plan::{
@@ -16,21 +16,29 @@ use trainyard_schedule::ScheduleKind;
 /// A row of a CSV file, by column name.
 pub type Row = HashMap<String, String>;
 
-/// The rows of a CSV file with a header, or `None` if the file is absent.
-pub fn rows(file: &str) -> Option<Vec<Row>> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    let path = root.join("shared/data").join(file);
-    let Ok(text) = std::fs::read_to_string(&path) else {
-        eprintln!("skipped: {} is absent", path.display());
+/// The rows of one of the tables in `published`, each of which names its source.
+pub fn published(name: &str) -> Vec<Row> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("published");
+    let text = fs::read_to_string(folder.join(name).with_extension("csv")).unwrap();
+    parsed(text.lines().filter(|line| !line.starts_with('#')))
+}
+
+/// The rows of a file of vTrain, from the folder that `TRAINYARD_VTRAIN` names; `None` without it.
+pub fn vtrain_rows(file: &str) -> Option<Vec<Row>> {
+    let Some(folder) = std::env::var_os("TRAINYARD_VTRAIN") else {
+        eprintln!("skipped: TRAINYARD_VTRAIN names no folder with {file}");
         return None;
     };
-    let mut lines = text.trim_start_matches('\u{feff}').lines();
-    let names = fields(lines.next()?);
-    Some(
-        lines
-            .map(|line| names.iter().cloned().zip(fields(line)).collect())
-            .collect(),
-    )
+    let text = fs::read_to_string(Path::new(&folder).join(file)).unwrap();
+    Some(parsed(text.trim_start_matches('\u{feff}').lines()))
+}
+
+/// The rows of a CSV file with a header.
+fn parsed<'a>(mut lines: impl Iterator<Item = &'a str>) -> Vec<Row> {
+    let names = fields(lines.next().unwrap());
+    lines
+        .map(|line| names.iter().cloned().zip(fields(line)).collect())
+        .collect()
 }
 
 /// The fields of a CSV line, some of them quoted.
@@ -50,6 +58,11 @@ fn fields(line: &str) -> Vec<String> {
 /// A whole number of a row, if the field has one.
 pub fn number(row: &Row, key: &str) -> Option<usize> {
     row.get(key)?.parse().ok()
+}
+
+/// A whole number that a row must have.
+pub fn need(row: &Row, key: &str) -> usize {
+    number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"))
 }
 
 /// A decimal number of a row, if the field has one.
@@ -104,7 +117,7 @@ pub fn strategy(tp: usize, dp: usize, pp: usize, chunks: usize) -> Strategy {
 
 /// The runs of vTrain (Megatron on A100): without recomputation on one node, with full recomputation on many.
 pub fn vtrain<'a>(file: &str, recompute: Recompute, cluster: &'a Cluster) -> Option<Vec<Run<'a>>> {
-    let rows = rows(file)?;
+    let rows = vtrain_rows(file)?;
     let run = |row: &Row| {
         let get = |key: &str| number(row, key).unwrap_or_else(|| panic!("{key} in {row:?}"));
         let base = strategy(
@@ -152,10 +165,7 @@ fn llm_foundry_rows<'a>(
     rows: &'a [Row],
     gpus: &'a GpuNames,
 ) -> impl Iterator<Item = (&'a Row, &'static str)> {
-    let known = rows.iter().filter(|row| {
-        let is_bf16 = row["note"].contains("amp_bf16");
-        row["source"].contains("llm-foundry") && is_bf16
-    });
+    let known = rows.iter().filter(|row| row["note"].contains("amp_bf16"));
     known.filter_map(|row| {
         let found = gpus.iter().find(|(theirs, _)| row["gpu"] == *theirs);
         found.map(|(_, ours)| (row, *ours))
@@ -204,6 +214,12 @@ pub fn llm_foundry<'a>(rows: &[Row], gpus: &GpuNames, clusters: &'a [Cluster]) -
     };
     let rows = llm_foundry_rows(rows, gpus).map(|(row, _)| row);
     rows.zip(clusters).map(run).collect()
+}
+
+/// The share of predictions that are at most so much too large or too small, as a factor.
+pub fn share_within(errors: &[f64], spread: f64) -> f64 {
+    let is_within = |error: &&f64| (1.0 + **error).ln().abs() <= (1.0 + spread).ln();
+    errors.iter().filter(is_within).count() as f64 / errors.len().max(1) as f64
 }
 
 /// The mean and the maximum of the absolute errors.
