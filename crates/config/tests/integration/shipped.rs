@@ -61,9 +61,11 @@ fn the_sizes_are_the_published_ones() {
         ("llama-small.toml", 27_795_968),
         ("cnn.toml", 6_442_762),
         ("small_moe.toml", 137_667_072),
+        ("llama3.2-1b.toml", 1_235_814_400),
         ("llama3-8b.toml", 8_030_261_248),
         ("llama3-70b.toml", 70_553_706_496),
         ("llama3-405b.toml", 405_853_388_800),
+        ("mixtral-8x7b.toml", 46_702_792_704),
         ("deepseek-v3.toml", 671_026_404_352),
     ] {
         let model = load(name).model.resolve().unwrap();
