@@ -37,6 +37,8 @@ const DGX: &str = "NVIDIA DGX BasePOD, core components";
 /// Figures in the units vendors quote.
 struct Row {
     name: &'static str,
+    /// The source of all figures that name no other.
+    source: &'static str,
     teraflops: f64,
     /// The highest measured matmul rate, if one is known.
     sustained: Option<f64>,
@@ -58,6 +60,7 @@ enum Network {
 const fn sxm(name: &'static str, teraflops: f64, sustained: f64) -> Row {
     Row {
         name,
+        source: ML_ENGINEERING,
         teraflops,
         sustained: Some(sustained),
         gigabytes: 80.0,
@@ -74,9 +77,24 @@ const fn sxm(name: &'static str, teraflops: f64, sustained: f64) -> Row {
 const ONE_NIC_PER_GPU: &str =
     "aiconfigurator: one 200 Gb/s NIC per GPU, not a property of the product";
 const NO_SOURCE: &str = "no source; one 400 Gb/s NIC per GPU is usual";
+const CONNECTX_8: &str = "no source; one ConnectX-8 with 800 Gb/s per GPU is usual";
+const NODE_OF_2018: &str = "no source; one 100 Gb/s NIC per GPU, half of which a DGX-1 has";
 const PCIE_NIC: &str = "no source; one 100 Gb/s NIC per GPU";
 
-fn rows() -> [Row; 8] {
+/// An accelerator of which only the data sheet is known.
+const fn specified(name: &'static str, source: &'static str) -> Row {
+    Row {
+        source,
+        sustained: None,
+        memory_source: source,
+        ..sxm(name, 0.0, 0.0)
+    }
+}
+
+const NVLINK_OF_RACK: &str = "NVIDIA data sheet of GB200 NVL72: the links of a rack join 72 GPUs";
+const BLACKWELL_ULTRA: &str = "NVIDIA data sheet of GB300 NVL72: the links of a rack join 72 GPUs";
+
+fn rows() -> [Row; 13] {
     let a100 = |name, gigabytes, memory_gb_s| Row {
         gigabytes,
         memory_gb_s,
@@ -96,6 +114,7 @@ fn rows() -> [Row; 8] {
     };
     let card = |name, teraflops, gigabytes, memory_gb_s| Row {
         name,
+        source: ML_ENGINEERING,
         teraflops,
         sustained: None,
         gigabytes,
@@ -108,9 +127,27 @@ fn rows() -> [Row; 8] {
         gpus_per_node: 8,
     };
     [
+        Row {
+            teraflops: 125.0,
+            gigabytes: 32.0,
+            memory_gb_s: 900.0,
+            link_gb_s: 150.0,
+            per_peer_gb_s: 50.0,
+            host_gb_s: 15.75,
+            network: (12.5, Network::Assumed(NODE_OF_2018)),
+            ..specified(
+                "V100-32GB",
+                "NVIDIA data sheet of V100 SXM2; fp16, as it has no bf16",
+            )
+        },
         a100("A100-40GB", 40.0, 1555.0),
         a100("A100-80GB", 80.0, 2039.0),
         hopper("H100", 80.0, 3350.0),
+        Row {
+            link_gb_s: 200.0,
+            per_peer_gb_s: 200.0,
+            ..hopper("H800", 80.0, 3350.0)
+        },
         hopper("H200", 141.0, 4800.0),
         Row {
             gigabytes: 180.0,
@@ -121,12 +158,43 @@ fn rows() -> [Row; 8] {
             ..sxm("B200", 2250.0, 1745.0)
         },
         Row {
+            teraflops: 2500.0,
+            gigabytes: 186.0,
+            memory_gb_s: 8000.0,
+            link_gb_s: 900.0,
+            per_peer_gb_s: 900.0,
+            host_gb_s: 225.0,
+            network: (50.0, Network::Assumed(NO_SOURCE)),
+            gpus_per_node: 72,
+            ..specified("GB200", NVLINK_OF_RACK)
+        },
+        Row {
+            teraflops: 2500.0,
+            gigabytes: 279.0,
+            memory_gb_s: 8000.0,
+            link_gb_s: 900.0,
+            per_peer_gb_s: 900.0,
+            host_gb_s: 225.0,
+            network: (100.0, Network::Assumed(CONNECTX_8)),
+            gpus_per_node: 72,
+            ..specified("GB300", BLACKWELL_ULTRA)
+        },
+        Row {
             gigabytes: 192.0,
             memory_gb_s: 5300.0,
             link_gb_s: 448.0,
             per_peer_gb_s: 64.0,
             network: (50.0, Network::Assumed(NO_SOURCE)),
             ..sxm("MI300X", 1307.0, 668.4)
+        },
+        Row {
+            teraflops: 2516.0,
+            gigabytes: 288.0,
+            memory_gb_s: 8000.0,
+            link_gb_s: 537.6,
+            per_peer_gb_s: 76.8,
+            network: (50.0, Network::Assumed(NO_SOURCE)),
+            ..specified("MI355X", "AMD data sheet of Instinct MI355X")
         },
         card("L40S", 362.05, 48.0, 864.0),
         card("RTX4090", 165.2, 24.0, 1008.0),
@@ -148,6 +216,7 @@ impl Accelerator {
         };
         let wanted = match plain(name).as_str() {
             "A100" => "A10080GB".to_owned(),
+            "V100" => "V10032GB".to_owned(),
             "H10080GB" => "H100".to_owned(),
             "H200141GB" => "H200".to_owned(),
             "B200180GB" => "B200".to_owned(),
@@ -164,8 +233,9 @@ impl Accelerator {
             "A100-SXM4-40GB" | "A100-PCIE-40GB" => "A100-40GB",
             "A100-SXM4-80GB" | "A100 80GB PCIe" => "A100-80GB",
             "H100 80GB HBM3" => "H100",
+            "Tesla V100-SXM2-32GB" => "V100-32GB",
             "GeForce RTX 4090" => "RTX4090",
-            other @ ("H200" | "B200" | "L40S") => other,
+            other @ ("H200" | "H800" | "B200" | "GB200" | "GB300" | "L40S") => other,
             _ => return None,
         };
         Accelerator::named(name)
@@ -188,13 +258,13 @@ impl Accelerator {
         let (network, basis) = row.network;
         Accelerator {
             name: row.name.to_owned(),
-            peak: SourcedValue::specified(row.teraflops * 1e12, ML_ENGINEERING),
+            peak: SourcedValue::specified(row.teraflops * 1e12, row.source),
             sustained,
-            memory: SourcedValue::specified(bytes, ML_ENGINEERING),
+            memory: SourcedValue::specified(bytes, row.source),
             memory_bandwidth: SourcedValue::specified(row.memory_gb_s * GIGA, row.memory_source),
-            link: SourcedValue::specified(row.link_gb_s * GIGA, ML_ENGINEERING),
-            link_per_peer: SourcedValue::specified(row.per_peer_gb_s * GIGA, ML_ENGINEERING),
-            host: SourcedValue::specified(row.host_gb_s * GIGA, ML_ENGINEERING),
+            link: SourcedValue::specified(row.link_gb_s * GIGA, row.source),
+            link_per_peer: SourcedValue::specified(row.per_peer_gb_s * GIGA, row.source),
+            host: SourcedValue::specified(row.host_gb_s * GIGA, row.source),
             network: match basis {
                 Network::Specified(source) => SourcedValue::specified(network * GIGA, source),
                 Network::Assumed(reason) => SourcedValue::assumed(network * GIGA, reason),
