@@ -36,14 +36,8 @@ pub(crate) fn held(strategy: &Strategy, rank: usize, of_stage: impl Fn(usize) ->
         let count = in_flight(kind, pp, num_microbatches, 1, rank);
         return count as f64 * of_stage(rank).activations;
     }
-    // More micro-batches repeat the same order.
-    let enough = 3 * pp + num_microbatches % pp;
-    let key = (
-        kind,
-        pp,
-        num_microbatches.min(enough),
-        pipeline.stages_per_rank,
-    );
+    let num_microbatches = num_microbatches.min(enough(kind, pp, num_microbatches));
+    let key = (kind, pp, num_microbatches, pipeline.stages_per_rank);
     let schedule = BUILT.with_borrow_mut(|built| {
         let (kind, pp, num_microbatches, stages_per_rank) = key;
         let build = || {
@@ -64,5 +58,50 @@ pub(crate) fn held(strategy: &Strategy, rank: usize, of_stage: impl Fn(usize) ->
         }
         // An impossible schedule is rejected elsewhere.
         None => f64::INFINITY,
+    }
+}
+
+/// So many micro-batches of a schedule hold as much at once as all `num_microbatches`: more of them repeat the same order,
+/// except where every one is in flight before the first backward pass.
+fn enough(kind: ScheduleKind, num_ranks: usize, num_microbatches: usize) -> usize {
+    match kind {
+        ScheduleKind::LoopedBreadthFirst => num_microbatches,
+        _ => 3 * num_ranks + num_microbatches % num_ranks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn more_microbatches_than_enough_hold_no_more(
+            kind in prop::sample::select(vec![
+                ScheduleKind::Interleaved,
+                ScheduleKind::LoopedBreadthFirst,
+                ScheduleKind::ZeroBubbleH1,
+                ScheduleKind::ZeroBubbleV,
+                ScheduleKind::DualPipeV,
+            ]),
+            pp in 2usize..6,
+            num_microbatches in 1usize..60,
+            of_stages in prop::collection::vec((0u8..9, 0u8..9), 15),
+        ) {
+            let chunks = kind.num_chunks().unwrap_or(3);
+            let of_stage = |stage: usize| StageHeld {
+                activations: f64::from(of_stages[stage].0),
+                weight_gradients: f64::from(of_stages[stage].1),
+            };
+            let capped = num_microbatches.min(enough(kind, pp, num_microbatches));
+            let (Ok(all), Ok(few)) = (kind.build(pp, num_microbatches, chunks), kind.build(pp, capped, chunks)) else {
+                return Ok(());
+            };
+            for rank in 0..pp {
+                prop_assert_eq!(few.peak_held(rank, of_stage), all.peak_held(rank, of_stage));
+            }
+        }
     }
 }
