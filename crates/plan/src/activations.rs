@@ -110,9 +110,7 @@ fn products_width(
     let hidden = shape.hidden_size as f64;
     // Inputs of attention and of the feed-forward layer, and gradients of their results.
     let outside = 4.0 * hidden / strategy.shards_of_inputs(software);
-    let heads = (shape.num_attention_heads * shape.head_dim) as f64;
-    let key_value = 2.0 * (shape.num_key_value_heads * shape.head_dim) as f64;
-    let attention = 2.0 * heads + key_value;
+    let attention = 2.0 * (shape.query_width() + shape.key_value_width()) as f64;
     let feed_forward = match (kind, &shape.moe) {
         (BlockKind::Experts, Some(experts)) => {
             let rows = experts.num_experts_per_tok as f64;
@@ -190,10 +188,8 @@ fn attention_width(shape: &DecoderConfig, strategy: &Strategy, software: &Softwa
                 Operators::Fused => 2.0 * head + 2.0 * value,
             };
     }
-    let (query, key_value) = (
-        heads * shape.head_dim as f64,
-        2.0 * (shape.num_key_value_heads * shape.head_dim) as f64,
-    );
+    let query = shape.query_width() as f64;
+    let key_value = 2.0 * shape.key_value_width() as f64;
     let normed = if shape.qk_norm.is_some() {
         query + key_value / 2.0
     } else {
@@ -210,7 +206,7 @@ fn attention_width(shape: &DecoderConfig, strategy: &Strategy, software: &Softwa
 /// reductions.
 fn selective_op_width(shape: &DecoderConfig, strategy: &Strategy) -> f64 {
     let tp = strategy.degrees.tp as f64;
-    let between = if strategy.sequence_parallel { tp } else { 1.0 };
+    let between = strategy.shards_between_products();
     let hidden = shape.hidden_size as f64;
     let query = (shape.num_attention_heads * shape.head_dim) as f64;
     let value = (shape.num_key_value_heads * shape.head_dim) as f64;

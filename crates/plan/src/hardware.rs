@@ -91,8 +91,7 @@ const fn specified(name: &'static str, source: &'static str) -> Row {
     }
 }
 
-const NVLINK_OF_RACK: &str = "NVIDIA data sheet of GB200 NVL72: the links of a rack join 72 GPUs";
-const BLACKWELL_ULTRA: &str = "NVIDIA data sheet of GB300 NVL72: the links of a rack join 72 GPUs";
+const NVL72: &str = "NVIDIA data sheets of GB200 and GB300 NVL72: the links of a rack join 72 GPUs";
 
 fn rows() -> [Row; 13] {
     let a100 = |name, gigabytes, memory_gb_s| Row {
@@ -111,6 +110,17 @@ fn rows() -> [Row; 13] {
         link_gb_s: 450.0,
         per_peer_gb_s: 450.0,
         ..sxm(name, 989.0, 794.5)
+    };
+    let rack = |name, gigabytes, network| Row {
+        teraflops: 2500.0,
+        gigabytes,
+        memory_gb_s: 8000.0,
+        link_gb_s: 900.0,
+        per_peer_gb_s: 900.0,
+        host_gb_s: 225.0,
+        network,
+        gpus_per_node: 72,
+        ..specified(name, NVL72)
     };
     let card = |name, teraflops, gigabytes, memory_gb_s| Row {
         name,
@@ -157,28 +167,8 @@ fn rows() -> [Row; 13] {
             network: (50.0, Network::Specified("NVIDIA DGX B200 user guide")),
             ..sxm("B200", 2250.0, 1745.0)
         },
-        Row {
-            teraflops: 2500.0,
-            gigabytes: 186.0,
-            memory_gb_s: 8000.0,
-            link_gb_s: 900.0,
-            per_peer_gb_s: 900.0,
-            host_gb_s: 225.0,
-            network: (50.0, Network::Assumed(NO_SOURCE)),
-            gpus_per_node: 72,
-            ..specified("GB200", NVLINK_OF_RACK)
-        },
-        Row {
-            teraflops: 2500.0,
-            gigabytes: 279.0,
-            memory_gb_s: 8000.0,
-            link_gb_s: 900.0,
-            per_peer_gb_s: 900.0,
-            host_gb_s: 225.0,
-            network: (100.0, Network::Assumed(CONNECTX_8)),
-            gpus_per_node: 72,
-            ..specified("GB300", BLACKWELL_ULTRA)
-        },
+        rack("GB200", 186.0, (50.0, Network::Assumed(NO_SOURCE))),
+        rack("GB300", 279.0, (100.0, Network::Assumed(CONNECTX_8))),
         Row {
             gigabytes: 192.0,
             memory_gb_s: 5300.0,

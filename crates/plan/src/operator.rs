@@ -312,7 +312,7 @@ fn streams(
 ) -> Operator {
     let tokens = tokens(strategy);
     let tp = strategy.degrees.tp as f64;
-    let between = if strategy.sequence_parallel { tp } else { 1.0 };
+    let between = strategy.shards_between_products();
     let scale = strategy.precision.compute as f64 / 2.0;
     let hidden = shape.hidden_size as f64;
     let width = match (&shape.moe, sparse) {

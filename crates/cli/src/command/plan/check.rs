@@ -107,12 +107,7 @@ impl Check {
                 &self.dry_run_options,
                 overrides,
             )?),
-            (true, _) => Some(dry_run_plan(
-                &request.shape,
-                &strategy,
-                &request,
-                &self.dry_run_options,
-            )?),
+            (true, _) => Some(dry_run_plan(&strategy, &request, &self.dry_run_options)?),
         };
         if self.json {
             let fits = request.shortfall(&plan) <= 0.0;

@@ -72,7 +72,6 @@ pub(super) struct DryRunOptions {
 /// # Errors
 /// The engine is not installed, or a temporary file cannot be written.
 pub(super) fn dry_run_plan(
-    shape: &DecoderConfig,
     strategy: &Strategy,
     request: &PlanRequest,
     options: &DryRunOptions,
@@ -80,7 +79,7 @@ pub(super) fn dry_run_plan(
     // Fail early: no plan can run without the engine.
     engine::program()?;
     let world = strategy.degrees.world_size();
-    let emitted = match Framework::Trainyard.write(shape, strategy, world) {
+    let emitted = match Framework::Trainyard.write(&request.shape, strategy, world) {
         Ok(emitted) => emitted,
         Err(error) => return Ok(Err(error.to_string())),
     };

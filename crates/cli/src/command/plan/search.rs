@@ -156,12 +156,9 @@ impl Search {
             routing_skew: self.routing_skew,
         };
         for plan in report.result.plans.iter().take(self.num_dry_runs()) {
-            report.dry_runs.push(dry_run_plan(
-                &report.request.shape,
-                &plan.strategy,
-                &report.request,
-                &options,
-            )?);
+            report
+                .dry_runs
+                .push(dry_run_plan(&plan.strategy, &report.request, &options)?);
         }
         if self.json {
             println!("{:#}", report.to_json(self.top))
